@@ -1,0 +1,1 @@
+"""Reports, plots, A/B comparison, time estimates."""

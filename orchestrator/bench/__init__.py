@@ -1,0 +1,1 @@
+"""Single- against multi-GPU benchmark; the advisor's cost model."""

@@ -1,0 +1,1 @@
+"""One table of every metric: name, labels, unit, help. Imports nothing."""

@@ -1,0 +1,1 @@
+"""Snapshot, commit, verify, retain, load."""

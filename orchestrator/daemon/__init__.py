@@ -1,0 +1,1 @@
+"""Bootstrap (the one place that picks implementations), the loop, the executor."""

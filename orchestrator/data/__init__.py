@@ -1,0 +1,1 @@
+"""What the wheel must carry."""

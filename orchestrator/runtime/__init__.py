@@ -1,0 +1,1 @@
+"""Ray: cluster, node agent, fork server, gang, rank actor, exporter actor, logs."""

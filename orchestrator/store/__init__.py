@@ -1,0 +1,1 @@
+"""The durable record: SQLite; the only place with SQL."""

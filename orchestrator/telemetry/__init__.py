@@ -1,0 +1,1 @@
+"""structlog set-up; the daemon's own collectors."""
