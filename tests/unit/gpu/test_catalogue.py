@@ -1,0 +1,75 @@
+"""The metric table keeps its own conventions, so that everything built on it does."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import catalogue
+from orchestrator.catalogue import METRICS, Metric
+
+UNIT_SUFFIX = {
+    "ratio": "_ratio",
+    "bytes": "_bytes",
+    "watts": "_watts",
+    "joules": "_joules",
+    "celsius": "_celsius",
+    "hertz": "_hertz",
+    "seconds": "_seconds",
+}
+# DESIGN names these without the unit in the name.
+UNIT_NOT_IN_NAME = {
+    catalogue.JOB_GPU_BALANCE_CV.name,
+    catalogue.JOB_GPU_BALANCE_MIN_PER_MEDIAN.name,
+    catalogue.GPU_SECONDS_UNCOMMITTED.name,
+}
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_name_type_and_labels_follow_the_conventions(metric: Metric) -> None:
+    assert re.fullmatch(r"orch_[a-z][a-z0-9_]*[a-z0-9]", metric.name)
+    assert metric.name.endswith("_total") == (metric.type == "counter")
+    base = metric.name.removesuffix("_total")
+    if metric.unit and metric.name not in UNIT_NOT_IN_NAME:
+        assert base.endswith(UNIT_SUFFIX[metric.unit])
+    assert not {"job", "instance", "le", "quantile"} & set(metric.labels), "Prometheus owns these labels"
+    assert len(set(metric.labels)) == len(metric.labels)
+    assert metric.help.endswith(".")
+    assert "\n" not in metric.help
+    assert bool(metric.buckets) == (metric.type == "histogram")
+    assert list(metric.buckets) == sorted(set(metric.buckets))
+
+
+def test_names_are_unique() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+
+
+def test_every_gpu_series_can_be_joined_on_its_uuid() -> None:
+    for metric in METRICS:
+        assert ("gpu_uuid" in metric.labels) == (metric.owner == "gpu" or metric is catalogue.JOB_GPU), metric.name
+
+
+def test_every_job_series_names_its_job() -> None:
+    for metric in METRICS:
+        assert ("job_id" in metric.labels) == (metric.owner == "job"), metric.name
+
+
+def test_constants_are_named_after_their_metric() -> None:
+    for constant, value in vars(catalogue).items():
+        if isinstance(value, Metric):
+            assert value.name.removeprefix("orch_").startswith(constant.lower()) or constant in {
+                "JOB_GPU_TIME",
+                "GPU_THROTTLE",
+            }
+
+
+def test_imports_nothing_of_the_project_and_no_third_party_package() -> None:
+    tree = ast.parse(Path(catalogue.__file__).read_text(encoding="utf-8"))
+    modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert set(modules) <= set(sys.stdlib_module_names)
