@@ -1,0 +1,233 @@
+"""Every error that crosses the API: one class each, with one HTTP status and one exit code.
+
+The same classes are raised by the daemon, sent as an RFC 9457 problem document, and raised again by the client, so
+that a command line and a library see what the daemon saw. A docstring says what happened and what to do next; the
+message says it for the case at hand. This module imports neither FastAPI nor dataclasses: the command line loads it
+on every start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+EXIT_OK = 0
+EXIT_JOB_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_NOT_FOUND = 3
+EXIT_UNREACHABLE = 4
+EXIT_REFUSED = 5
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+
+PROBLEM_CONTENT_TYPE = "application/problem+json"
+
+
+class Problem(NamedTuple):
+    """One thing wrong with a text: where, what, and what to write instead. Lines and columns count from 1."""
+
+    message: str
+    path: str = ""
+    line: int | None = None
+    column: int | None = None
+    hint: str = ""
+
+    def render(self, source: str = "") -> str:
+        """One line for people: ``job.yaml:3:7: resources.num_workers: must be ... (hint)``."""
+        where = source
+        if self.line is not None:
+            where += f":{self.line}" + (f":{self.column}" if self.column is not None else "")
+        parts = [part for part in (where.lstrip(":"), self.path, self.message) if part]
+        return ": ".join(parts) + (f" ({self.hint})" if self.hint else "")
+
+
+class OrchError(Exception):
+    """Something asked of orch did not happen; ``message`` says what, ``hint`` what to do next."""
+
+    code: ClassVar[str] = "error"
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = EXIT_INTERNAL
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, hint: str = "", problems: Iterable[Problem] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint or self.default_hint
+        self.problems = tuple(problems)
+
+    def to_json(self) -> dict[str, Any]:
+        """The problem document: RFC 9457's members, and ``code``, ``hint`` and ``problems``."""
+        return {
+            "type": f"urn:orch:problem:{self.code}",
+            "title": self.code.replace("_", " "),
+            "status": self.http_status,
+            "detail": self.message,
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "problems": [problem._asdict() for problem in self.problems],
+        }
+
+
+class BadRequestError(OrchError):
+    """The request itself cannot be understood. Mend the argument that the message names."""
+
+    code = "bad_request"
+    http_status = 400
+    exit_code = EXIT_BAD_INPUT
+
+
+class InvalidSpecError(OrchError):
+    """The job.yaml has errors; nothing was stored. Mend each line that ``problems`` lists and submit again."""
+
+    code = "invalid_spec"
+    http_status = 422
+    exit_code = EXIT_BAD_INPUT
+    default_hint = "mend the lines above; `orch schema` prints every key"
+
+
+class AmbiguousReferenceError(OrchError):
+    """A prefix fits several jobs, which ``problems`` lists. Give more letters of the id."""
+
+    code = "ambiguous_reference"
+    http_status = 400
+    exit_code = EXIT_BAD_INPUT
+
+
+class RequestTooLargeError(OrchError):
+    """The request body is over the bound. Make the job.yaml smaller; data belongs in files of the working directory."""
+
+    code = "request_too_large"
+    http_status = 413
+    exit_code = EXIT_BAD_INPUT
+
+
+class SecretMissingError(OrchError):
+    """A secret that the job names is not in the submitter's environment. Export it and submit again."""
+
+    code = "secret_missing"
+    http_status = 400
+    exit_code = EXIT_BAD_INPUT
+
+
+class NotFoundError(OrchError):
+    """There is no such job, node or page. `orch status` and `orch nodes` list what there is."""
+
+    code = "not_found"
+    http_status = 404
+    exit_code = EXIT_NOT_FOUND
+
+
+class NoSuchJobError(NotFoundError):
+    """No job has this id, prefix or name. `orch status --state all` lists every job."""
+
+    code = "no_such_job"
+    default_hint = "`orch status` lists the jobs"
+
+
+class NoSuchNodeError(NotFoundError):
+    """No node has this id or name. `orch nodes` lists them."""
+
+    code = "no_such_node"
+    default_hint = "`orch nodes` lists the nodes"
+
+
+class MethodNotAllowedError(OrchError):
+    """The page exists but not for this method. The OpenAPI document lists what each page takes."""
+
+    code = "method_not_allowed"
+    http_status = 405
+    exit_code = EXIT_BAD_INPUT
+
+
+class DaemonUnreachableError(OrchError):
+    """No daemon answers on the control socket. Start one with `orch up`; `orch doctor` says what is in its way."""
+
+    code = "daemon_unreachable"
+    http_status = 503
+    exit_code = EXIT_UNREACHABLE
+    default_hint = "start it with `orch up`; `orch doctor` says what is in its way"
+
+
+class DaemonStoppingError(DaemonUnreachableError):
+    """The daemon is shutting down and takes nothing new. Jobs are safe; ask again after `orch up`."""
+
+    code = "daemon_stopping"
+    default_hint = "ask again after `orch up`; accepted jobs are safe"
+
+
+class DeadlineError(OrchError):
+    """The daemon did not answer in time; it may still do what was asked. Look with `orch status`, then ask again."""
+
+    code = "deadline"
+    http_status = 504
+    exit_code = EXIT_UNREACHABLE
+    default_hint = "look with `orch status`; `orch doctor` says what slows the daemon down"
+
+
+class ProtocolMismatchError(OrchError):
+    """Client and daemon speak different versions. Restart the daemon: jobs keep running while it is away."""
+
+    code = "protocol_mismatch"
+    http_status = 426
+    exit_code = EXIT_UNREACHABLE
+    default_hint = "restart the daemon with the installed version: `orch down && orch up` (jobs keep running)"
+
+
+class UnauthenticatedError(OrchError):
+    """The token is missing or wrong. Pass the token that the daemon was started with."""
+
+    code = "unauthenticated"
+    http_status = 401
+    exit_code = EXIT_REFUSED
+    default_hint = "pass the daemon's token (ORCH_TOKEN for the command line)"
+
+
+class NotPermittedError(OrchError):
+    """The job or the daemon belongs to someone else. Ask its owner."""
+
+    code = "not_permitted"
+    http_status = 403
+    exit_code = EXIT_REFUSED
+
+
+class RefusedError(OrchError):
+    """The request is understood but the rules forbid it now: the state it meets, a full queue, a key used twice."""
+
+    code = "refused"
+    http_status = 409
+    exit_code = EXIT_REFUSED
+
+
+class DiskFullError(OrchError):
+    """The disk under ORCH_HOME is full, so no new job is accepted. Free space (`orch prune`); running jobs go on."""
+
+    code = "disk_full"
+    http_status = 507
+    exit_code = EXIT_REFUSED
+    default_hint = "free space (`orch prune` removes old jobs), then submit again; running jobs go on"
+
+
+class InternalError(OrchError):
+    """orch broke one of its own promises. Report it with the daemon's log; accepted jobs are safe."""
+
+    code = "internal"
+    default_hint = "please report it with the end of the daemon's log (`orch doctor` says where it is)"
+
+
+def _subclasses(base: type[OrchError]) -> list[type[OrchError]]:
+    return [base, *(leaf for child in base.__subclasses__() for leaf in _subclasses(child))]
+
+
+ERRORS: Mapping[str, type[OrchError]] = {cls.code: cls for cls in _subclasses(OrchError)}
+"""Every error by its code."""
+
+
+def error_from_json(body: Mapping[str, Any]) -> OrchError:
+    """The error that a problem document describes; a code of a newer daemon becomes a plain OrchError."""
+    cls = ERRORS.get(str(body.get("code")), OrchError)
+    known = Problem._fields
+    problems = [Problem(**{name: item[name] for name in known if name in item}) for item in body.get("problems") or ()]
+    return cls(str(body.get("message") or "the daemon refused"), hint=str(body.get("hint") or ""), problems=problems)

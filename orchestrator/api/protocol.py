@@ -1,0 +1,22 @@
+"""What client and daemon agree on before a word is exchanged: version, paths, bounds. Imports nothing."""
+
+from __future__ import annotations
+
+PROTOCOL_VERSION = 1
+"""Raised when an older client or daemon could misread the other; equal versions may talk, others may not."""
+
+PROTOCOL_HEADER = "X-Orch-Protocol"
+API_PREFIX = "/api/v1"
+
+MAX_YAML_BYTES = 1024 * 1024
+MAX_BODY_BYTES = 2 * 1024 * 1024
+"""Bound of a request body: a full job.yaml with room for its JSON escapes and the secrets."""
+
+MAX_WAIT_SECONDS = 60.0
+"""Longest time one long poll is held; a client that wants to wait longer asks again."""
+
+STREAM_HEARTBEAT_SECONDS = 10.0
+"""A followed log sends an empty line at least this often, so that a silent job and a dead daemon differ."""
+
+LOG_END_KEY = "end"
+"""A log stream that is complete ends with a line ``{"end": "complete"}``; without it, the connection was lost."""

@@ -1,0 +1,200 @@
+"""The port between the HTTP application and the daemon: what can be asked of orch.
+
+The application parses, checks who asks and renders; the service decides. Every method raises errors of
+``api.errors`` and nothing else for what a caller can cause. Two implementations: the daemon, and the in-memory one
+of ``api.testing``; one contract suite runs against both. Who may act on a job is checked by the application, which
+hands the caller on for the record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from orchestrator.api.views import (
+        ActionReply,
+        CheckpointView,
+        EventView,
+        HealthView,
+        JobView,
+        LogLine,
+        NodeActionReply,
+        NodeView,
+        PlanReply,
+        PruneReply,
+        ShutdownReply,
+        SubmitReply,
+    )
+    from orchestrator.core.ids import JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks: from the kernel for the Unix socket; for TCP the daemon's owner, since the token is the owner's."""
+
+    uid: int
+    gid: int
+    user: str
+    is_owner: bool
+    pid: int | None = None
+    channel: str = "unix"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitRequest:
+    """A job.yaml as text, and where it was typed.
+
+    ``source`` names the file for messages. ``overrides`` are ``key.path=value`` texts in the order of ``--set``.
+    ``cwd`` (absolute) is the base of ``working_dir``, ``path`` the submitter's PATH, ``python`` the absolute
+    interpreter that ``python`` means there (None: there is none). ``secrets`` holds values only for names that an
+    earlier reply asked for. ``resume_from`` is ``JOB`` or ``JOB@STEP``.
+    """
+
+    yaml: str
+    source: str
+    idempotency_key: str
+    cwd: str
+    path: str
+    python: str | None = None
+    overrides: tuple[str, ...] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    resume_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs: all conditions hold; empty ``states`` means every state. Newest first, ``limit`` at most."""
+
+    user: str | None = None
+    states: frozenset[str] = frozenset()
+    since: float | None = None
+    limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogQuery:
+    """Which lines of a job's log.
+
+    ``attempt`` None means the newest; ``tail`` keeps the last lines of what there is now; ``since`` keeps lines with
+    ``at >= since`` (of every attempt when ``attempt`` is None, so that a follower can pick up where it was cut off);
+    ``follow`` goes on, across restarts, until the job has ended and all its output was sent.
+    """
+
+    rank: int | None = None
+    attempt: int | None = None
+    tail: int | None = None
+    follow: bool = False
+    since: float | None = None
+
+
+class Verb(StrEnum):
+    """What can be done to a job."""
+
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    RESUME = "resume"
+    RERUN = "rerun"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionRequest:
+    """An action and its details: ``priority`` for update, ``from_checkpoint`` for rerun (begin at the old job's last)."""
+
+    verb: Verb
+    priority: int | None = None
+    from_checkpoint: bool = False
+
+
+class NodeVerb(StrEnum):
+    """What can be done to a node."""
+
+    CORDON = "cordon"
+    DRAIN = "drain"
+    UNCORDON = "uncordon"
+
+
+class JobService(Protocol):
+    """Everything the API can ask. Methods are called from one event loop and may run interleaved."""
+
+    async def submit(self, request: SubmitRequest, caller: Caller) -> SubmitReply:
+        """Accept a job; durable once this returns.
+
+        The same idempotency key of the same caller with the same text returns the first reply's job with
+        ``created=False``; with another text it raises RefusedError. A secret that the spec names and the request lacks
+        leads to ``needs_secrets``, with nothing stored. Raises InvalidSpecError, DiskFullError, RefusedError.
+        """
+        ...
+
+    async def plan(self, request: SubmitRequest, caller: Caller) -> PlanReply:
+        """Check a submission and say where and when it would run; store nothing. Raises InvalidSpecError."""
+        ...
+
+    async def jobs(self, query: JobFilter) -> Sequence[JobView]:
+        """Jobs that fit the filter, newest first."""
+        ...
+
+    async def resolve(self, ref: str) -> JobId:
+        """The id that ``ref`` means: an id, a unique prefix of one, or a name (its newest job).
+
+        Raises NoSuchJobError; AmbiguousReferenceError, with the candidates as problems.
+        """
+        ...
+
+    async def job(self, job_id: JobId) -> JobView:
+        """One job. Raises NoSuchJobError."""
+        ...
+
+    async def events(self, job_id: JobId, after: int) -> Sequence[EventView]:
+        """The job's history, oldest first, of sequence greater than ``after``."""
+        ...
+
+    async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> ActionReply:
+        """Do something to a job; durable once this returns.
+
+        An action whose goal is already reached or on its way is answered, not refused; one that the job's state rules out raises RefusedError.
+        """
+        ...
+
+    def logs(self, job_id: JobId, query: LogQuery) -> AsyncIterator[LogLine]:
+        """Lines of the job's log, oldest first. Closing the iterator releases what it holds."""
+        ...
+
+    async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[CheckpointView]:
+        """The job's checkpoints, newest first; ``verify`` reads every byte and fills ``valid`` and ``problem``."""
+        ...
+
+    async def nodes(self) -> Sequence[NodeView]:
+        """Every node of the cluster, by name."""
+        ...
+
+    async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> NodeActionReply:
+        """Cordon, drain or uncordon a node, by id or name. Raises NoSuchNodeError, RefusedError."""
+        ...
+
+    def change_version(self) -> int:
+        """The change counter: grows with every change of any job, progress included; restarts may reset it."""
+        ...
+
+    async def wait_change(self, after: int, timeout_seconds: float, job_ids: frozenset[JobId] = frozenset()) -> int:
+        """Return the counter once it differs from ``after`` by a change of one of ``job_ids`` (empty: any), or at the time-out.
+
+        A counter lower than ``after`` (another life of the daemon) returns at once. Changes of progress may be gathered to one a second for each job.
+        """
+        ...
+
+    async def health(self) -> HealthView:
+        """The daemon's own state; answers also before it is ready."""
+        ...
+
+    async def shutdown(self, *, stop_jobs: bool, caller: Caller) -> ShutdownReply:
+        """Begin to stop the daemon and return; with ``stop_jobs``, jobs save and go back to the queue first."""
+        ...
+
+    async def prune(self, *, older_than_seconds: float, dry_run: bool, caller: Caller) -> PruneReply:
+        """Remove files and rows of jobs that ended longer ago than that."""
+        ...

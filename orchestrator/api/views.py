@@ -1,0 +1,369 @@
+"""What the API answers with: frozen records and their JSON form, the same on both sides.
+
+Views carry no behaviour beyond their JSON form. ``*_at`` is seconds since the Unix epoch (UTC), ``*_seconds`` a
+duration, ``*_bytes`` a size, ratios are 0 to 1. ``from_json`` ignores keys that a newer daemon added and refuses a
+missing one. Only the standard library is imported: the command line loads this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestrator.api.errors import ProtocolMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+
+
+class View:
+    """Base of all views: to JSON-ready values and back."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The view as JSON-ready values, nested views included."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The view that ``data`` describes. Raises ProtocolMismatchError where a required key is missing."""
+        nested = _NESTED.get(cls, {})
+        values = {
+            f.name: _nest(nested.get(f.name), data[f.name])
+            for f in fields(cls)  # type: ignore[arg-type]
+            if f.name in data
+        }
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ProtocolMismatchError(f"the daemon's answer is not a {cls.__name__}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, View):
+        return value.to_json()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _nest(cls: type[View] | None, value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value if cls is None else (cls.from_json(item) for item in value))
+    return value if cls is None or value is None else cls.from_json(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView(View):
+    """One attempt of a job."""
+
+    number: int
+    state: str
+    started_at: float
+    running_at: float | None = None
+    ended_at: float | None = None
+    failure_class: str | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView(View):
+    """Where one rank runs: its node, its GPUs (empty for ``gpu: 0``) and the process id of the training process."""
+
+    rank: int
+    node: str
+    gpu_uuids: tuple[str, ...] = ()
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressView(View):
+    """The newest that the training process reported; ``eta_seconds`` and ``fraction`` where a total is known."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    phase: str | None = None
+    fraction: float | None = None
+    steps_per_second: float | None = None
+    eta_seconds: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    updated_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef(View):
+    """The newest complete checkpoint: where a restart would begin."""
+
+    step: int
+    at: float | None = None
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureView(View):
+    """Why a job failed, for people: one sentence, the first failing rank, the end of its log, what to do."""
+
+    failure_class: str
+    sentence: str
+    rank: int | None = None
+    log_tail: tuple[str, ...] = ()
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingsView(View):
+    """How long each phase took; one entry of ``recovery_seconds`` per restart that reached a new step."""
+
+    queued_seconds: float | None = None
+    submit_to_first_step_seconds: float | None = None
+    recovery_seconds: tuple[float, ...] = ()
+    steps_lost: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView(View):
+    """A job as people and programs see it. ``version`` grows with every change of its state."""
+
+    id: str
+    name: str
+    user: str
+    uid: int
+    queue: str
+    priority: int
+    state: str
+    reason: str
+    reason_code: str = ""
+    submitted_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    attempt: int = 0
+    attempts: tuple[AttemptView, ...] = ()
+    restarts: int = 0
+    restarts_by_class: dict[str, int] = field(default_factory=dict)
+    num_workers: int = 1
+    gpus: tuple[RankView, ...] = ()
+    resources: dict[str, Any] = field(default_factory=dict)
+    progress: ProgressView | None = None
+    checkpoint: CheckpointRef | None = None
+    quarantined: tuple[str, ...] = ()
+    degraded: bool = False
+    exit_code: int | None = None
+    failure: FailureView | None = None
+    timings: TimingsView = field(default_factory=TimingsView)
+    working_dir: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    log_dir: str = ""
+    balance: dict[str, Any] | None = None
+    version: int = 0
+
+    @property
+    def is_terminal(self) -> bool:
+        """The job has ended and will not change any more."""
+        return self.state in TERMINAL_STATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobList(View):
+    """Jobs, newest first, and the daemon's change counter from before they were read (for ``wait_change``)."""
+
+    version: int
+    jobs: tuple[JobView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventView(View):
+    """One line of a job's history; ``sequence`` counts up within the job, ``body`` holds the event's own fields."""
+
+    sequence: int
+    at: float
+    kind: str
+    attempt: int | None = None
+    summary: str = ""
+    cause: str = ""
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine(View):
+    """One line that a rank wrote. ``at`` never decreases within one attempt, rank and stream."""
+
+    at: float
+    attempt: int
+    rank: int
+    stream: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointView(View):
+    """A checkpoint. ``valid`` is None unless it was asked to verify; ``problem`` says what is broken."""
+
+    step: int
+    at: float
+    path: str
+    attempt: int | None = None
+    location: str = "disk"
+    size_bytes: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    valid: bool | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuView(View):
+    """One GPU of a node and who holds it."""
+
+    uuid: str
+    index: int
+    model: str = ""
+    memory_total_bytes: int | None = None
+    job_id: str | None = None
+    rank: int | None = None
+    healthy: bool = True
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView(View):
+    """A node. ``state``: READY, CORDONED (takes nothing new), DRAINING (moves its jobs away) or UNREACHABLE."""
+
+    id: str
+    name: str
+    state: str
+    reason: str = ""
+    address: str = ""
+    cpus_total: float = 0.0
+    cpus_free: float = 0.0
+    gpus_total: float = 0.0
+    gpus_free: float = 0.0
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    gpus: tuple[GpuView, ...] = ()
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthView(View):
+    """The daemon: whether it takes jobs, who it is, and what it holds. ``problems`` are sentences with a remedy."""
+
+    ready: bool
+    version: str
+    protocol: int
+    pid: int
+    owner: str
+    started_at: float
+    home: str = ""
+    ray_address: str = ""
+    simulated_gpus: int = 0
+    read_address: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+    nodes: int = 0
+    gpus_total: float = 0.0
+    gpus_free: float = 0.0
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitReply(View):
+    """An accepted job; ``created`` is false where the idempotency key was known already.
+
+    With ``needs_secrets`` nothing was stored: send the same request again with the values of those names.
+    """
+
+    job_id: str | None
+    created: bool
+    state: str | None
+    notes: tuple[str, ...] = ()
+    needs_secrets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatPlan(View):
+    """Where one rank would run."""
+
+    rank: int
+    node: str
+    gpus: float = 0.0
+    cpus: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReply(View):
+    """What a submission would do. ``starts``: ``now``, ``later`` (queued first, ``reason`` says for what) or ``never``."""
+
+    name: str
+    queue: str
+    starts: str
+    reason: str
+    num_workers: int = 1
+    seats: tuple[SeatPlan, ...] = ()
+    ahead: tuple[str, ...] = ()
+    python: str = ""
+    working_dir: str = ""
+    snapshot_files: int = 0
+    snapshot_bytes: int = 0
+    notes: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionReply(View):
+    """What an action did. ``job_id`` is the job acted on, for ``rerun`` the new one."""
+
+    job_id: str
+    state: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeActionReply(View):
+    """What an action on a node did, and which jobs it moves."""
+
+    node: str
+    state: str
+    message: str
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutdownReply(View):
+    """The daemon stops; ``running`` jobs go on without it, ``stopped`` ones saved and went back to the queue."""
+
+    running: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneReply(View):
+    """Which ended jobs' logs, working copies and checkpoints were removed (or would be), and the room they held."""
+
+    removed: tuple[str, ...] = ()
+    freed_bytes: int = 0
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetGroup(View):
+    """One entry of Prometheus's HTTP service discovery."""
+
+    targets: tuple[str, ...]
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+_NESTED: Mapping[type[View], Mapping[str, type[View]]] = {
+    JobView: {
+        "attempts": AttemptView,
+        "gpus": RankView,
+        "progress": ProgressView,
+        "checkpoint": CheckpointRef,
+        "failure": FailureView,
+        "timings": TimingsView,
+    },
+    JobList: {"jobs": JobView},
+    NodeView: {"gpus": GpuView},
+    PlanReply: {"seats": SeatPlan},
+}
