@@ -1,0 +1,48 @@
+"""Nodes and what is free on them, as the scheduler sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node. Totals are what it has; ``other_*`` is what users outside orch hold of it. Memory in bytes."""
+
+    id: str
+    name: str
+    alive: bool = True
+    cordoned: bool = False
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory_bytes: int = 0
+    other_cpus: float = 0.0
+    other_gpus: float = 0.0
+    other_memory_bytes: int = 0
+    gpu_models: tuple[str, ...] = ()
+    simulated: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def schedulable(self) -> bool:
+        """New ranks may be placed here."""
+        return self.alive and not self.cordoned
+
+
+@dataclass(slots=True)
+class Free:
+    """What is left on a node while a round of placing goes on."""
+
+    cpus: float
+    gpus: float
+    memory_bytes: int
+
+    def fits(self, cpus: float, gpus: float, memory_bytes: int) -> bool:
+        """A rank of this size can be placed."""
+        return self.cpus >= cpus - 1e-9 and self.gpus >= gpus - 1e-9 and self.memory_bytes >= memory_bytes
+
+    def take(self, cpus: float, gpus: float, memory_bytes: int) -> None:
+        """Place it."""
+        self.cpus -= cpus
+        self.gpus -= gpus
+        self.memory_bytes -= memory_bytes

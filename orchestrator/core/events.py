@@ -1,0 +1,326 @@
+"""Everything that can happen to a job, as frozen facts, and their JSON form for the store.
+
+An event is written before what it orders is carried out. Events are small and versioned by their names: a changed
+meaning gets a new name, so that old records always fold to what they meant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from orchestrator.core.errors import UnknownEventError
+from orchestrator.core.states import FailureClass, JobState, StopPurpose
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.core.ids import JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """One rank's place: node, GPUs (UUIDs in the order of its ids) and the process id of its actor."""
+
+    rank: int
+    node_id: str
+    node_name: str
+    gpu_ids: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
+    actor_pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why an attempt failed, for people: class, one sentence, the first failing rank, its last lines, advice."""
+
+    failure_class: FailureClass
+    code: str
+    sentence: str
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    log_tail: tuple[str, ...] = ()
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What all events carry: the job, the wall time in seconds since the epoch, and what caused it."""
+
+    kind: ClassVar[str] = ""
+    job_id: JobId
+    at: float
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted(Event):
+    """A job was accepted. ``spec`` is the canonical JSON form of the job.yaml."""
+
+    kind: ClassVar[str] = "job_submitted"
+    name: str
+    spec: Mapping[str, Any]
+    user: str
+    uid: int
+    idempotency_key: str
+    python: str
+    path: str
+    work_dir: str
+    snapshot: str
+    resume_from: str | None = None
+    rerun_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted(Event):
+    """An attempt was ordered: ranks on ``nodes`` (one entry per rank) in gang ``gang``."""
+
+    kind: ClassVar[str] = "attempt_started"
+    attempt: int
+    gang: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangPlaced(Event):
+    """Every actor of the gang answered and told its GPUs."""
+
+    kind: ClassVar[str] = "gang_placed"
+    gang: int
+    seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRunning(Event):
+    """Every rank's process is up; ``pids`` by rank."""
+
+    kind: ClassVar[str] = "attempt_running"
+    attempt: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExited(Event):
+    """A rank's process ended. ``at`` is when the kernel said so; ``error_at`` when its exception was raised."""
+
+    kind: ClassVar[str] = "rank_exited"
+    attempt: int
+    rank: int
+    exit_code: int | None
+    signal: int | None
+    error_type: str = ""
+    error_message: str = ""
+    error_at: float | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangLost(Event):
+    """An actor or a node of the gang is gone; the gang cannot be used again."""
+
+    kind: ClassVar[str] = "gang_lost"
+    gang: int
+    rank: int | None
+    reason: str
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailed(Event):
+    """The attempt failed: what for, whether there is another, and not before when."""
+
+    kind: ClassVar[str] = "attempt_failed"
+    attempt: int
+    failure: Failure
+    failed_at: float
+    retry: bool
+    keep_gang: bool
+    not_before: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSucceeded(Event):
+    """Every rank of the attempt ended with exit code 0."""
+
+    kind: ClassVar[str] = "attempt_succeeded"
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptGone(Event):
+    """No process of the attempt is left anywhere."""
+
+    kind: ClassVar[str] = "attempt_gone"
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangReleased(Event):
+    """The gang's actors and its placement group are gone."""
+
+    kind: ClassVar[str] = "gang_released"
+    gang: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested(Event):
+    """The job is to be stopped: SIGTERM now, SIGKILL at ``deadline``."""
+
+    kind: ClassVar[str] = "stop_requested"
+    purpose: StopPurpose
+    by: str
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequeued(Event):
+    """Back to the queue, at its old place, not before ``not_before``."""
+
+    kind: ClassVar[str] = "job_requeued"
+    reason: str
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSuspended(Event):
+    """Paused: holds nothing, waits for a resume."""
+
+    kind: ClassVar[str] = "job_suspended"
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResumed(Event):
+    """A suspended job goes back to the queue."""
+
+    kind: ClassVar[str] = "job_resumed"
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFinished(Event):
+    """Terminal."""
+
+    kind: ClassVar[str] = "job_finished"
+    state: JobState
+    reason: str
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved(Event):
+    """A checkpoint is complete on storage (or, with an empty path, in the memory of its rank actor)."""
+
+    kind: ClassVar[str] = "checkpoint_saved"
+    attempt: int
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStep(Event):
+    """The first new optimizer step of an attempt: one that no earlier attempt had reported.
+
+    ``step_at`` is when the rank did it; ``steps_lost`` is how many known steps had to be done again.
+    """
+
+    kind: ClassVar[str] = "first_step"
+    attempt: int
+    step: int
+    step_at: float
+    steps_lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobUpdated(Event):
+    """A setting of the job was changed by a person."""
+
+    kind: ClassVar[str] = "job_updated"
+    by: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNoted(Event):
+    """Something worth telling that changes no state: a quarantined checkpoint, an unreachable node."""
+
+    kind: ClassVar[str] = "job_noted"
+    code: str
+    message: str
+    degraded: bool | None = None
+
+
+EVENTS: Mapping[str, type[Event]] = {
+    cls.kind: cls
+    for cls in (
+        JobSubmitted,
+        AttemptStarted,
+        GangPlaced,
+        AttemptRunning,
+        RankExited,
+        GangLost,
+        AttemptFailed,
+        AttemptSucceeded,
+        AttemptGone,
+        GangReleased,
+        StopRequested,
+        JobRequeued,
+        JobSuspended,
+        JobResumed,
+        JobFinished,
+        CheckpointSaved,
+        FirstStep,
+        JobUpdated,
+        JobNoted,
+    )
+}
+
+
+def event_body(event: Event) -> dict[str, Any]:
+    """The event's own fields as JSON-ready values; job_id, at and cause are columns of the store."""
+    return {f.name: _plain(getattr(event, f.name)) for f in fields(event) if f.name not in ("job_id", "at", "cause")}
+
+
+def event_from(kind: str, body: Mapping[str, Any], *, job_id: JobId, at: float, cause: str) -> Event:
+    """The inverse of ``event_body``. Raises UnknownEventError for a kind of a newer version."""
+    cls = EVENTS.get(kind)
+    if cls is None:
+        raise UnknownEventError(f"event {kind!r}: upgrade orch to the version that wrote this store")
+    values = {name: _RESTORE.get((kind, name), _tuples)(value) for name, value in body.items()}
+    return cls(job_id=job_id, at=at, cause=cause, **values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Seat | Failure):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _seats(value: Any) -> tuple[Seat, ...]:
+    return tuple(Seat(**{name: _tuples(item) for name, item in seat.items()}) for seat in value)
+
+
+def failure_from(value: Mapping[str, Any]) -> Failure:
+    """A Failure from its JSON form."""
+    restored = {name: _tuples(item) for name, item in value.items()}
+    return Failure(**{**restored, "failure_class": FailureClass(value["failure_class"])})
+
+
+def _keep(value: Any) -> Any:
+    return value
+
+
+_RESTORE: Mapping[tuple[str, str], Any] = {
+    ("job_submitted", "spec"): _keep,
+    ("gang_placed", "seats"): _seats,
+    ("attempt_failed", "failure"): failure_from,
+    ("stop_requested", "purpose"): StopPurpose,
+    ("job_finished", "state"): JobState,
+}

@@ -1,0 +1,203 @@
+"""Classify a failed attempt, then decide whether it is tried again. Two pure functions; carrying out is elsewhere.
+
+Survivors of a dead rank fail too, with errors of the collective they were waiting in. They are collateral: they never
+hide the rank that failed first. When only collateral is known yet, the verdict waits a moment for the root.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.core.events import Failure
+from orchestrator.core.signatures import match_signature
+from orchestrator.core.states import FailureClass
+
+if TYPE_CHECKING:
+    from orchestrator.core.job import Exit, Job
+
+SETTLE_SECONDS = 0.25  # how long a collateral error waits for the death that caused it
+KEEP_GANG_SECONDS = 10.0  # a longer back-off gives the GPUs back meanwhile
+
+_COLLATERAL = re.compile(
+    r"Connection (?:closed|reset) by (?:remote )?peer|connection was (?:closed|reset)|recvBytes failed|Broken pipe"
+    r"|NCCL (?:communicator was aborted|error|timeout)|ncclRemoteError|ncclSystemError|remote process exited"
+    r"|DistBackendError|DistNetworkError|DistStoreError|ProcessGroup\w* .*(?:abort|timed? ?out)"
+    r"|gloo.*(?:timed? ?out|EnforceNotMet|pair\.cc)|Watchdog caught collective operation timeout"
+    r"|Rank \d+ (?:is|was) (?:gone|lost)|Socket Timeout|failed to recv",
+    re.IGNORECASE,
+)
+_SIGNAL_NAMES = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    11: "SIGSEGV",
+    13: "SIGPIPE",
+    15: "SIGTERM",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What failed, and when the failure began (seconds since the epoch)."""
+
+    failure: Failure
+    failed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Whether to try again, and not before when."""
+
+    retry: bool
+    keep_gang: bool
+    not_before: float
+    refusal: str = ""
+
+
+def is_collateral(ended: Exit) -> bool:
+    """The rank failed because another one had."""
+    if ended.ok:
+        return False
+    text = f"{ended.error_type}: {ended.error_message}" if ended.error_type else "\n".join(ended.log_tail[-15:])
+    return bool(_COLLATERAL.search(text))
+
+
+def classify(job: Job, now: float) -> Verdict | float | None:
+    """The verdict on the current attempt; a time to ask again at, when the root is not known yet; None if none failed."""
+    failed = [e for e in job.exits if not e.ok]
+    if not failed:
+        return None
+    first = min(failed, key=lambda e: (is_collateral(e), e.failed_at))
+    if is_collateral(first) and len(job.exits) < job.num_workers:
+        settled_at = min(e.at for e in failed) + SETTLE_SECONDS
+        if now < settled_at:
+            return settled_at
+    return Verdict(_failure(job, first), first.failed_at)
+
+
+def _failure(job: Job, first: Exit) -> Failure:
+    retry_codes = job.spec.retry.exit_codes.retry
+    if first.exit_code is not None and first.exit_code in retry_codes:
+        return Failure(
+            failure_class=FailureClass.INFRA,
+            code="retry_exit_code",
+            sentence=f"rank {first.rank} asked to be tried again (exit code {first.exit_code}, in retry.exit_codes)",
+            rank=first.rank,
+            exit_code=first.exit_code,
+            log_tail=first.log_tail,
+        )
+    signature = match_signature(first)
+    if signature is not None:
+        return Failure(
+            failure_class=signature.failure_class,
+            code=signature.code,
+            sentence=f"rank {first.rank}: {signature.sentence}",
+            rank=first.rank,
+            exit_code=first.exit_code,
+            signal=first.signal,
+            log_tail=first.log_tail,
+            advice=signature.advice,
+        )
+    if first.signal is not None:
+        return _signalled(first)
+    if first.error_type:
+        message = first.error_message.strip().splitlines()
+        sentence = f"rank {first.rank} raised {first.error_type}" + (f": {message[0][:200]}" if message else "")
+        code, advice = "exception", f"read the traceback: orch logs {job.id} --rank {first.rank}"
+    else:
+        sentence = f"rank {first.rank} ended with exit code {first.exit_code}"
+        code, advice = "exit_code", f"read its last lines: orch logs {job.id} --rank {first.rank}"
+    return Failure(
+        failure_class=FailureClass.INFRA if is_collateral(first) else FailureClass.USER,
+        code=code,
+        sentence=sentence,
+        rank=first.rank,
+        exit_code=first.exit_code,
+        log_tail=first.log_tail,
+        advice=advice,
+    )
+
+
+def _signalled(first: Exit) -> Failure:
+    name = _SIGNAL_NAMES.get(first.signal or 0, f"signal {first.signal}")
+    advice = {
+        9: "somebody or the kernel killed it; if memory ran out, `dmesg` says so: ask for more with resources_per_worker.memory",
+        11: "a native library crashed; the last lines of its log may say where",
+    }.get(first.signal or 0, "")
+    return Failure(
+        failure_class=FailureClass.INFRA,
+        code="signal",
+        sentence=f"rank {first.rank} was killed by {name}",
+        rank=first.rank,
+        signal=first.signal,
+        log_tail=first.log_tail,
+        advice=advice,
+    )
+
+
+def gang_failure(reason: str, rank: int | None) -> Failure:
+    """An actor or a node went away under the job."""
+    return Failure(failure_class=FailureClass.INFRA, code="gang_lost", sentence=reason, rank=rank)
+
+
+def decide_retry(job: Job, failure: Failure, now: float) -> Retry:
+    """Whether the job is tried again: log policies, then the class's budget, then progress."""
+    policy = _log_policy(job, failure)
+    if policy == "fail":
+        return Retry(retry=False, keep_gang=False, not_before=now, refusal="a log policy says fail")
+    budget = _budget(job, failure.failure_class)
+    used = job.restarts.get(failure.failure_class.value, 0)
+    if policy != "retry" and budget is not None and used >= budget:
+        refusal = f"{used} of {budget} {failure.failure_class} restarts used" if budget else ""
+        return Retry(retry=False, keep_gang=False, not_before=now, refusal=refusal)
+    progressed = job.checkpoint_step > job.attempts[-1].start_step
+    without_progress = 0 if progressed else job.no_progress
+    if without_progress >= job.spec.retry.max_no_progress:
+        return Retry(
+            retry=False,
+            keep_gang=False,
+            not_before=now,
+            refusal=f"{without_progress} restarts in a row brought no newer checkpoint (retry.max_no_progress)",
+        )
+    delay = backoff_seconds(job, without_progress)
+    return Retry(retry=True, keep_gang=delay <= KEEP_GANG_SECONDS and not job.gang_lost, not_before=now + delay)
+
+
+def backoff_seconds(job: Job, without_progress: int) -> float:
+    """Seconds to wait: none after progress, then doubling; jitter of up to 10 % that depends on job and attempt only."""
+    if without_progress == 0:
+        return 0.0
+    backoff = job.spec.retry.backoff
+    delay = min(backoff.max.total_seconds(), backoff.initial.total_seconds() * 2.0 ** (without_progress - 1))
+    jitter = zlib.crc32(f"{job.id}/{job.attempt_number}".encode()) / 0xFFFFFFFF
+    return delay * (1.0 + 0.1 * jitter)
+
+
+def _budget(job: Job, failure_class: FailureClass) -> int | None:
+    limits = job.spec.retry.max_restarts
+    match failure_class:
+        case FailureClass.USER:
+            return limits.user
+        case FailureClass.INFRA:
+            return limits.infra
+        case FailureClass.HANG:
+            return limits.hang
+        case FailureClass.PREEMPTION:
+            return limits.preemption
+        case FailureClass.TIMEOUT | FailureClass.SPEC:
+            return 0
+
+
+def _log_policy(job: Job, failure: Failure) -> str | None:
+    text = "\n".join((failure.sentence, *failure.log_tail))
+    for policy in job.spec.retry.log_policies:
+        if re.search(policy.pattern, text):
+            return policy.action
+    return None

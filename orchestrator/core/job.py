@@ -1,0 +1,473 @@
+"""A job as the fold of its events.
+
+``fold`` is the only way a job's record changes; the store's rows are this record, written in the same transaction
+as the event. Facts may arrive twice (a restarted daemon asks the actors again): folding one again changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from functools import singledispatch
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core import events as ev
+from orchestrator.core.errors import CoreError
+from orchestrator.core.ids import JobId
+from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
+from orchestrator.spec.job import JobSpec, from_dict, to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STORY_LENGTH = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How one rank of the current attempt ended."""
+
+    rank: int
+    exit_code: int | None
+    signal: int | None
+    at: float
+    error_type: str = ""
+    error_message: str = ""
+    error_at: float | None = None
+    log_tail: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """The rank ended with exit code 0."""
+        return self.exit_code == 0
+
+    @property
+    def failed_at(self) -> float:
+        """When the failure began: the exception if there was one, else the death."""
+        return self.error_at if self.error_at is not None else self.at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt, current or past."""
+
+    number: int
+    gang: int
+    state: AttemptState
+    started_at: float
+    running_at: float | None = None
+    ended_at: float | None = None
+    first_step_at: float | None = None
+    first_step: int | None = None
+    steps_lost: int = 0
+    start_step: int = 0
+    checkpoint_step: int = 0
+    failure: ev.Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """A requested stop."""
+
+    purpose: StopPurpose
+    by: str
+    at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job's whole record. ``sequence`` is its place of arrival; ``version`` counts its events."""
+
+    id: JobId
+    sequence: int
+    version: int
+    name: str
+    spec: JobSpec
+    user: str
+    uid: int
+    submitted_at: float
+    idempotency_key: str
+    python: str
+    path: str
+    work_dir: str
+    snapshot: str
+    resume_from: str | None
+    rerun_of: str | None
+    priority: int
+    state: JobState
+    state_since: float
+    reason: str
+    attempts: tuple[Attempt, ...] = ()
+    gang: int = 0
+    gang_open: bool = False
+    gang_lost: bool = False
+    nodes: tuple[str, ...] = ()
+    seats: tuple[ev.Seat, ...] = ()
+    attempt_live: bool = False
+    pids: tuple[int, ...] = ()
+    exits: tuple[Exit, ...] = ()
+    succeeded: bool = False
+    retry: bool = False
+    keep_gang: bool = False
+    not_before: float = 0.0
+    stop: Stop | None = None
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    no_progress: int = 0
+    checkpoint_step: int = 0
+    checkpoint_at: float | None = None
+    checkpoint_path: str = ""
+    failure: ev.Failure | None = None
+    degraded: bool = False
+    notes: tuple[str, ...] = ()
+    ended_at: float | None = None
+    exit_code: int | None = None
+    story: tuple[str, ...] = ()
+
+    @property
+    def num_workers(self) -> int:
+        """Ranks of the job."""
+        workers = self.spec.resources.num_workers
+        if not isinstance(workers, int):
+            raise CoreError(f"job {self.id}: an elastic size must be resolved before it is scheduled")
+        return workers
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The current or last attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def attempt_number(self) -> int:
+        """Number of the current or last attempt; 0 before the first."""
+        return self.attempts[-1].number if self.attempts else 0
+
+    @property
+    def started_at(self) -> float | None:
+        """When every rank of the first attempt was up."""
+        return next((a.running_at for a in self.attempts if a.running_at is not None), None)
+
+
+def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
+    """The record that a submission begins."""
+    spec = from_dict(dict(event.spec))
+    return Job(
+        id=event.job_id,
+        sequence=sequence,
+        version=1,
+        name=event.name,
+        spec=spec,
+        user=event.user,
+        uid=event.uid,
+        submitted_at=event.at,
+        idempotency_key=event.idempotency_key,
+        python=event.python,
+        path=event.path,
+        work_dir=event.work_dir,
+        snapshot=event.snapshot,
+        resume_from=event.resume_from,
+        rerun_of=event.rerun_of,
+        priority=spec.priority,
+        state=JobState.PENDING,
+        state_since=event.at,
+        reason="waiting to be placed",
+        story=(f"{event.at:.3f} job_submitted",),
+    )
+
+
+def fold(job: Job, event: ev.Event) -> Job:
+    """The record after ``event``. Raises IllegalTransitionError for what the state table lacks."""
+    if job.state.is_terminal and not isinstance(event, ev.JobNoted):
+        return job  # terminal is absorbing: a late fact of a dead rank changes nothing
+    after = _fold(event, job)
+    if after is job:
+        return job
+    story = (
+        *job.story[-STORY_LENGTH + 1 :],
+        f"{event.at:.3f} {event.kind}" + (f" [{event.cause}]" if event.cause else ""),
+    )
+    return replace(after, version=job.version + 1, story=story)
+
+
+@singledispatch
+def _fold(event: ev.Event, job: Job) -> Job:
+    raise CoreError(f"{type(event).__name__} cannot happen to job {job.id}, which exists")
+
+
+def _to(job: Job, state: JobState, at: float, reason: str) -> Job:
+    if state is job.state:
+        return replace(job, reason=reason)
+    check_transition(job.state, state, job.story)
+    return replace(job, state=state, state_since=at, reason=reason)
+
+
+def _with_attempt(job: Job, **changes: Any) -> Job:
+    return replace(job, attempts=(*job.attempts[:-1], replace(job.attempts[-1], **changes)))
+
+
+def _current(job: Job, attempt: int) -> bool:
+    return job.attempt_number == attempt
+
+
+@_fold.register
+def _(event: ev.AttemptStarted, job: Job) -> Job:
+    if event.attempt <= job.attempt_number:
+        return job
+    fresh = event.gang != job.gang
+    attempt = Attempt(
+        number=event.attempt,
+        gang=event.gang,
+        state=AttemptState.STARTING,
+        started_at=event.at,
+        start_step=job.checkpoint_step,
+        checkpoint_step=job.checkpoint_step,
+    )
+    job = _to(job, JobState.STARTING, event.at, "placing the gang" if fresh else "starting the ranks again")
+    return replace(
+        job,
+        attempts=(*job.attempts, attempt),
+        gang=event.gang,
+        gang_open=True,
+        gang_lost=False,
+        nodes=event.nodes,
+        seats=() if fresh else job.seats,
+        attempt_live=True,
+        pids=(),
+        exits=(),
+        succeeded=False,
+        retry=False,
+        not_before=0.0,
+        stop=None,
+    )
+
+
+@_fold.register
+def _(event: ev.GangPlaced, job: Job) -> Job:
+    if event.gang != job.gang or job.seats == event.seats:
+        return job
+    return replace(
+        job, seats=event.seats, reason="starting the ranks" if job.state is JobState.STARTING else job.reason
+    )
+
+
+@_fold.register
+def _(event: ev.AttemptRunning, job: Job) -> Job:
+    if not _current(job, event.attempt) or job.state is not JobState.STARTING:
+        return job
+    job = _with_attempt(job, state=AttemptState.RUNNING, running_at=event.at)
+    return replace(_to(job, JobState.RUNNING, event.at, "every rank is up"), pids=event.pids)
+
+
+@_fold.register
+def _(event: ev.RankExited, job: Job) -> Job:
+    if not _current(job, event.attempt) or any(e.rank == event.rank for e in job.exits):
+        return job
+    ended = Exit(
+        rank=event.rank,
+        exit_code=event.exit_code,
+        signal=event.signal,
+        at=event.at,
+        error_type=event.error_type,
+        error_message=event.error_message,
+        error_at=event.error_at,
+        log_tail=event.log_tail,
+    )
+    return replace(job, exits=(*job.exits, ended))
+
+
+@_fold.register
+def _(event: ev.GangLost, job: Job) -> Job:
+    if event.gang != job.gang or not job.gang_open or job.gang_lost:
+        return job
+    return replace(
+        job, gang_lost=True, keep_gang=False, not_before=max(job.not_before, event.not_before), reason=event.reason
+    )
+
+
+@_fold.register
+def _(event: ev.AttemptFailed, job: Job) -> Job:
+    if not _current(job, event.attempt) or job.state not in (JobState.STARTING, JobState.RUNNING):
+        return job
+    failure_class = event.failure.failure_class
+    lost_gang = failure_class is FailureClass.INFRA and job.gang_lost
+    job = _with_attempt(
+        job,
+        state=AttemptState.LOST if lost_gang else AttemptState.FAILED,
+        ended_at=event.failed_at,
+        failure=event.failure,
+    )
+    attempt = job.attempts[-1]
+    restarts = dict(job.restarts)
+    if event.retry:
+        restarts[failure_class.value] = restarts.get(failure_class.value, 0) + 1
+    progressed = job.checkpoint_step > attempt.start_step
+    job = _to(job, JobState.RECOVERING, event.at, event.failure.sentence)
+    return replace(
+        job,
+        retry=event.retry,
+        keep_gang=event.keep_gang and not job.gang_lost,
+        not_before=max(event.not_before, job.not_before),
+        restarts=restarts,
+        no_progress=(0 if progressed else job.no_progress) + int(event.retry),
+        failure=event.failure,
+    )
+
+
+@_fold.register
+def _(event: ev.AttemptSucceeded, job: Job) -> Job:
+    if not _current(job, event.attempt) or job.succeeded:
+        return job
+    job = _with_attempt(job, state=AttemptState.SUCCEEDED, ended_at=event.at)
+    return replace(job, succeeded=True, attempt_live=False, reason="every rank ended with 0; releasing the GPUs")
+
+
+@_fold.register
+def _(event: ev.AttemptGone, job: Job) -> Job:
+    if not _current(job, event.attempt) or not job.attempt_live:
+        return job
+    if job.attempts[-1].ended_at is None:
+        job = _with_attempt(job, ended_at=event.at, state=_drained_attempt(job))
+    return replace(job, attempt_live=False, pids=())
+
+
+def _drained_attempt(job: Job) -> AttemptState:
+    if job.stop is not None and job.stop.purpose is StopPurpose.PREEMPT:
+        return AttemptState.PREEMPTED
+    return AttemptState.ABORTED
+
+
+@_fold.register
+def _(event: ev.GangReleased, job: Job) -> Job:
+    if event.gang != job.gang or not job.gang_open:
+        return job
+    if job.attempt_live:
+        job = _fold(ev.AttemptGone(job_id=job.id, at=event.at, attempt=job.attempt_number), job)
+    return replace(job, gang_open=False, gang_lost=False, keep_gang=False, seats=(), nodes=(), pids=())
+
+
+@_fold.register
+def _(event: ev.StopRequested, job: Job) -> Job:
+    stop = Stop(purpose=event.purpose, by=event.by, at=event.at, deadline=event.deadline)
+    reason = _STOP_REASONS[event.purpose].format(by=event.by)
+    if job.state is JobState.DRAINING:
+        # A cancel overrides whatever the job was drained for; nothing overrides a cancel.
+        if job.stop is not None and job.stop.purpose is StopPurpose.CANCEL:
+            return job
+        return replace(job, stop=stop, reason=reason)
+    if job.attempt_live:
+        job = _with_attempt(job, state=AttemptState.DRAINING) if job.attempts[-1].ended_at is None else job
+    return replace(_to(job, JobState.DRAINING, event.at, reason), stop=stop)
+
+
+_STOP_REASONS: Mapping[StopPurpose, str] = {
+    StopPurpose.CANCEL: "cancelled by {by}; its processes have time to save",
+    StopPurpose.PAUSE: "paused by {by}; its processes have time to save",
+    StopPurpose.PREEMPT: "making room ({by}); its processes have time to save",
+    StopPurpose.TIMEOUT: "ran longer than max_duration; its processes have time to save",
+    StopPurpose.RESIZE: "changing its number of ranks",
+}
+
+
+@_fold.register
+def _(event: ev.JobRequeued, job: Job) -> Job:
+    job = _to(job, JobState.PENDING, event.at, event.reason)
+    return replace(job, not_before=event.not_before, stop=None, retry=False, exits=(), succeeded=False)
+
+
+@_fold.register
+def _(event: ev.JobSuspended, job: Job) -> Job:
+    return replace(_to(job, JobState.SUSPENDED, event.at, f"paused by {event.by}"), stop=None, exits=())
+
+
+@_fold.register
+def _(event: ev.JobResumed, job: Job) -> Job:
+    return replace(_to(job, JobState.PENDING, event.at, f"resumed by {event.by}"), not_before=0.0)
+
+
+@_fold.register
+def _(event: ev.JobFinished, job: Job) -> Job:
+    job = _to(job, event.state, event.at, event.reason)
+    keep = event.state is JobState.FAILED
+    return replace(job, ended_at=event.at, exit_code=event.exit_code, failure=job.failure if keep else None, stop=None)
+
+
+@_fold.register
+def _(event: ev.CheckpointSaved, job: Job) -> Job:
+    if event.step <= job.checkpoint_step and job.checkpoint_at is not None:
+        return job
+    if _current(job, event.attempt):
+        job = _with_attempt(job, checkpoint_step=event.step)
+    return replace(job, checkpoint_step=event.step, checkpoint_at=event.at, checkpoint_path=event.path)
+
+
+@_fold.register
+def _(event: ev.FirstStep, job: Job) -> Job:
+    if not _current(job, event.attempt) or job.attempts[-1].first_step_at is not None:
+        return job
+    return _with_attempt(job, first_step_at=event.step_at, first_step=event.step, steps_lost=event.steps_lost)
+
+
+@_fold.register
+def _(event: ev.JobUpdated, job: Job) -> Job:
+    return replace(job, priority=event.priority)
+
+
+@_fold.register
+def _(event: ev.JobNoted, job: Job) -> Job:
+    degraded = job.degraded if event.degraded is None else event.degraded
+    return replace(job, degraded=degraded, notes=(*job.notes[-9:], event.message))
+
+
+def job_to_dict(job: Job) -> dict[str, Any]:
+    """The record as JSON-ready values, for the store's row."""
+    plain: dict[str, Any] = {}
+    for f in fields(job):
+        value = getattr(job, f.name)
+        plain[f.name] = to_dict(value) if f.name == "spec" else _plain(value)
+    return plain
+
+
+def job_from_dict(row: Mapping[str, Any]) -> Job:
+    """The inverse of ``job_to_dict``."""
+    stop = row["stop"]
+    return Job(
+        **{
+            **row,
+            "id": JobId(row["id"]),
+            "spec": from_dict(row["spec"]),
+            "state": JobState(row["state"]),
+            "attempts": tuple(_attempt_from(a) for a in row["attempts"]),
+            "nodes": tuple(row["nodes"]),
+            "seats": tuple(_seat_from(s) for s in row["seats"]),
+            "pids": tuple(row["pids"]),
+            "exits": tuple(Exit(**{**e, "log_tail": tuple(e["log_tail"])}) for e in row["exits"]),
+            "stop": None if stop is None else Stop(**{**stop, "purpose": StopPurpose(stop["purpose"])}),
+            "failure": None if row["failure"] is None else ev.failure_from(row["failure"]),
+            "notes": tuple(row["notes"]),
+            "story": tuple(row["story"]),
+        }
+    )
+
+
+def _attempt_from(value: Mapping[str, Any]) -> Attempt:
+    failure = value["failure"]
+    return Attempt(
+        **{
+            **value,
+            "state": AttemptState(value["state"]),
+            "failure": None if failure is None else ev.failure_from(failure),
+        }
+    )
+
+
+def _seat_from(value: Mapping[str, Any]) -> ev.Seat:
+    return ev.Seat(**{**value, "gpu_ids": tuple(value["gpu_ids"]), "gpu_uuids": tuple(value["gpu_uuids"])})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return dict(value)
+    return value

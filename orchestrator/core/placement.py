@@ -1,0 +1,118 @@
+"""Where a gang's ranks go: all or nothing, by the job's placement strategy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from orchestrator.core.cluster import Free, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from orchestrator.core.job import Job
+
+
+def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
+    """What is left on every schedulable node beside the gangs that are open and other users of the cluster."""
+    free = {
+        n.id: Free(
+            cpus=n.cpus - n.other_cpus, gpus=n.gpus - n.other_gpus, memory_bytes=n.memory_bytes - n.other_memory_bytes
+        )
+        for n in nodes
+        if n.schedulable
+    }
+    for job in jobs:
+        if job.gang_open:
+            size = rank_size(job)
+            for node_id in job.nodes:
+                if node_id in free:
+                    free[node_id].take(*size)
+    return free
+
+
+def rank_size(job: Job) -> tuple[float, float, int]:
+    """CPUs, GPUs and memory (bytes) of one rank."""
+    worker = job.spec.resources.resources_per_worker
+    return worker.cpu, worker.gpu, worker.memory_bytes or 0
+
+
+def place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...] | None:
+    """A node for every rank, in rank order and grouped by node, or None when the gang does not fit now."""
+    slots = {node_id: _slots(job, left) for node_id, left in free.items() if _suits(job, nodes[node_id])}
+    slots = {node_id: count for node_id, count in slots.items() if count > 0}
+    return _by_strategy(job.spec.resources.placement_strategy, job.num_workers, slots)
+
+
+def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
+    """Whether the gang would fit if nothing else ran on the nodes that are known."""
+    empty = {n.id: Free(cpus=n.cpus, gpus=n.gpus, memory_bytes=n.memory_bytes) for n in nodes.values() if n.alive}
+    return place(job, empty, nodes) is not None
+
+
+def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> None:
+    """Set aside what is free for a gang that does not fit yet, so that nothing behind it takes it away."""
+    size = rank_size(job)
+    left = job.num_workers
+    for node_id in sorted(free, key=lambda n: -_slots(job, free[n])):
+        if not _suits(job, nodes[node_id]):
+            continue
+        while left and free[node_id].fits(*size):
+            free[node_id].take(*size)
+            left -= 1
+    if left:  # the rest of its demand claims the GPUs that are left in pieces too small for a rank
+        for node_id, node_free in free.items():
+            if _suits(job, nodes[node_id]) and size[1] > 0:
+                node_free.gpus = 0.0
+
+
+def _suits(job: Job, node: Node) -> bool:
+    model = job.spec.resources.resources_per_worker.gpu_model
+    if model is None:
+        return True
+    return any(model.lower() in known.lower() for known in node.gpu_models)
+
+
+def _slots(job: Job, left: Free) -> int:
+    cpus, gpus, memory = rank_size(job)
+    limits = [job.num_workers]
+    if cpus > 0:
+        limits.append(int((left.cpus + 1e-9) / cpus))
+    if gpus > 0:
+        limits.append(int((left.gpus + 1e-9) / gpus))
+    if memory > 0:
+        limits.append(left.memory_bytes // memory)
+    return max(0, min(limits))
+
+
+def _by_strategy(strategy: str, ranks: int, slots: Mapping[str, int]) -> tuple[str, ...] | None:
+    order = sorted(slots, key=lambda n: (-slots[n], n))
+    if strategy in ("PACK", "STRICT_PACK"):
+        whole = [n for n in order if slots[n] >= ranks]
+        if whole:  # the fullest node that holds all of it, so that big holes stay for big jobs
+            return (whole[-1],) * ranks
+        if strategy == "STRICT_PACK":
+            return None
+        return _fill(order, ranks, slots)
+    if strategy == "STRICT_SPREAD":
+        return tuple(order[:ranks]) if len(order) >= ranks else None
+    return _round_robin(order, ranks, slots)
+
+
+def _fill(order: Sequence[str], ranks: int, slots: Mapping[str, int]) -> tuple[str, ...] | None:
+    placed: list[str] = []
+    for node_id in order:
+        placed.extend([node_id] * min(slots[node_id], ranks - len(placed)))
+    return tuple(placed) if len(placed) == ranks else None
+
+
+def _round_robin(order: Sequence[str], ranks: int, slots: Mapping[str, int]) -> tuple[str, ...] | None:
+    counts: Counter[str] = Counter()
+    while sum(counts.values()) < ranks:
+        before = sum(counts.values())
+        for node_id in order:
+            if counts[node_id] < slots[node_id] and sum(counts.values()) < ranks:
+                counts[node_id] += 1
+        if sum(counts.values()) == before:
+            return None
+    return tuple(node_id for node_id in order for _ in range(counts[node_id]))

@@ -1,0 +1,128 @@
+"""The states of jobs and attempts, and the one table of legal transitions.
+
+Everything that decides which state may follow which lives in this file. What the table lacks is an error that
+carries the job's recent story. Whether a state is terminal, or holds GPUs, is a property of the state, not an
+``if`` somewhere else. The diagram in docs/architecture.md is generated from the table.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from orchestrator.core.errors import IllegalTransitionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class JobState(StrEnum):
+    """Where a job stands. All else is a reason."""
+
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    DRAINING = "DRAINING"
+    SUSPENDED = "SUSPENDED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_terminal(self) -> bool:
+        """No event may change the state any more."""
+        return not TRANSITIONS[self]
+
+    @property
+    def may_hold_gang(self) -> bool:
+        """Actors and GPUs may be held in this state."""
+        return self in _HOLDING
+
+
+class AttemptState(StrEnum):
+    """Where one attempt of a job stands."""
+
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    DRAINING = "DRAINING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    PREEMPTED = "PREEMPTED"
+    LOST = "LOST"
+    ABORTED = "ABORTED"
+
+
+class FailureClass(StrEnum):
+    """Why an attempt ended; each has its own restart budget."""
+
+    USER = "user"
+    INFRA = "infra"
+    HANG = "hang"
+    PREEMPTION = "preemption"
+    TIMEOUT = "timeout"
+    SPEC = "spec"
+
+
+class StopPurpose(StrEnum):
+    """Why a job is drained; decides the state that follows."""
+
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    PREEMPT = "preempt"
+    TIMEOUT = "timeout"
+    RESIZE = "resize"
+
+
+_S = JobState
+TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
+    _S.PENDING: frozenset({_S.STARTING, _S.SUSPENDED, _S.CANCELLED, _S.FAILED}),
+    _S.STARTING: frozenset({_S.RUNNING, _S.RECOVERING, _S.DRAINING, _S.FAILED}),
+    _S.RUNNING: frozenset({_S.SUCCEEDED, _S.FAILED, _S.RECOVERING, _S.DRAINING}),
+    _S.RECOVERING: frozenset({_S.STARTING, _S.PENDING, _S.DRAINING, _S.FAILED}),
+    _S.DRAINING: frozenset(
+        {_S.PENDING, _S.SUSPENDED, _S.STARTING, _S.RECOVERING, _S.CANCELLED, _S.FAILED, _S.SUCCEEDED}
+    ),
+    _S.SUSPENDED: frozenset({_S.PENDING, _S.CANCELLED}),
+    _S.SUCCEEDED: frozenset(),
+    _S.FAILED: frozenset(),
+    _S.CANCELLED: frozenset(),
+}
+_HOLDING = frozenset({_S.STARTING, _S.RUNNING, _S.RECOVERING, _S.DRAINING})
+
+TRANSITION_LABELS: Mapping[tuple[JobState, JobState], str] = {
+    (_S.PENDING, _S.STARTING): "placed",
+    (_S.PENDING, _S.SUSPENDED): "pause",
+    (_S.PENDING, _S.CANCELLED): "cancel",
+    (_S.PENDING, _S.FAILED): "can never fit",
+    (_S.STARTING, _S.RUNNING): "every rank is up",
+    (_S.RUNNING, _S.SUCCEEDED): "every rank ended with 0",
+    (_S.RECOVERING, _S.STARTING): "processes forked again",
+    (_S.RECOVERING, _S.PENDING): "gang lost: placed anew",
+    (_S.RECOVERING, _S.FAILED): "budget spent",
+    (_S.DRAINING, _S.PENDING): "preempted",
+    (_S.DRAINING, _S.SUSPENDED): "paused",
+    (_S.DRAINING, _S.STARTING): "resized",
+    (_S.DRAINING, _S.CANCELLED): "cancelled",
+    (_S.DRAINING, _S.FAILED): "timed out",
+    (_S.DRAINING, _S.SUCCEEDED): "ended by itself",
+    (_S.SUSPENDED, _S.PENDING): "resume",
+    (_S.SUSPENDED, _S.CANCELLED): "cancel",
+}
+
+
+def check_transition(current: JobState, target: JobState, story: Sequence[str]) -> None:
+    """Raise IllegalTransitionError, with the job's recent ``story``, unless ``current -> target`` is in the table."""
+    if target not in TRANSITIONS[current]:
+        raise IllegalTransitionError(current, target, tuple(story))
+
+
+def mermaid() -> str:
+    """The transition table as a Mermaid state diagram, for the documentation."""
+    lines = ["stateDiagram-v2", "    [*] --> PENDING"]
+    for source, targets in TRANSITIONS.items():
+        for target in sorted(targets):
+            label = TRANSITION_LABELS.get((source, target))
+            lines.append(f"    {source} --> {target}" + (f": {label}" if label else ""))
+    lines.extend(f"    {state} --> [*]" for state in JobState if state.is_terminal)
+    return "\n".join(lines)
