@@ -9,8 +9,8 @@ PROTOCOL_HEADER = "X-Orch-Protocol"
 API_PREFIX = "/api/v1"
 
 MAX_YAML_BYTES = 1024 * 1024
-MAX_BODY_BYTES = 2 * 1024 * 1024
-"""Bound of a request body: a full job.yaml with room for its JSON escapes and the secrets."""
+MAX_BODY_BYTES = 4 * 1024 * 1024
+"""Bound of a request body: a full job.yaml with room for its JSON escapes (a line break takes two bytes) and the secrets."""
 
 MAX_WAIT_SECONDS = 60.0
 """Longest time one long poll is held; a client that wants to wait longer asks again."""

@@ -1,0 +1,317 @@
+"""The Python client of the daemon: one method for each thing that can be asked, typed views back.
+
+Synchronous, on the standard library, one connection for each call, a deadline on every one. Safe to share between
+threads. Views are imported where they are used, so that a command which needs none does not pay for them.
+
+    client = Client()                       # the daemon of this environment
+    reply = client.submit("job.yaml")
+    job = client.wait(reply.job_id)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.api import submission, wire
+from orchestrator.api.endpoint import Endpoint, endpoint_from
+from orchestrator.api.errors import BadRequestError, ProtocolMismatchError
+from orchestrator.api.protocol import API_PREFIX, LOG_END_KEY, MAX_WAIT_SECONDS, STREAM_HEARTBEAT_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from orchestrator.api.following import Patience
+    from orchestrator.api.views import (
+        ActionReply,
+        CheckpointView,
+        EventView,
+        HealthView,
+        JobList,
+        JobView,
+        LogLine,
+        NodeActionReply,
+        NodeView,
+        PlanReply,
+        PruneReply,
+        ShutdownReply,
+        SubmitReply,
+        View,
+    )
+
+DEADLINE_SECONDS = 10.0
+SLOW_DEADLINE_SECONDS = 600.0
+"""For what reads or writes every byte of something large: verifying checkpoints, pruning, stopping jobs."""
+
+
+class Client:
+    """The daemon at ``endpoint``, by default the one that the environment points at."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._environ: Mapping[str, str] = os.environ if environ is None else environ
+        self.endpoint = endpoint or endpoint_from(self._environ)
+        self._deadline_seconds = deadline_seconds
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: object = None,
+        seconds: float = 0.0,
+    ) -> Any:
+        return wire.call(
+            self.endpoint,
+            method,
+            API_PREFIX + path + _query(query or {}),
+            body=body,
+            deadline_seconds=seconds or self._deadline_seconds,
+        )
+
+    # -- submitting
+
+    def submit(
+        self,
+        path: str,
+        *,
+        overrides: Sequence[str] = (),
+        resume_from: str | None = None,
+        cwd: str | None = None,
+        key: str = "",
+    ) -> SubmitReply:
+        """Submit the job.yaml at ``path``; ``working_dir`` is relative to the file's directory.
+
+        Sends again, with the same key, when an answer is lost. Raises the daemon's errors, BadRequestError for an
+        unreadable file, SecretMissingError.
+        """
+        text = submission.read_job_file(path)
+        base = cwd or os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
+        return self.submit_text(text, source=path, overrides=overrides, resume_from=resume_from, cwd=base, key=key)
+
+    def submit_text(
+        self,
+        text: str,
+        *,
+        source: str = "job.yaml",
+        overrides: Sequence[str] = (),
+        resume_from: str | None = None,
+        cwd: str | None = None,
+        key: str = "",
+    ) -> SubmitReply:
+        """Submit a job.yaml given as text; ``cwd`` (default: the current directory) is the base of ``working_dir``."""
+        from orchestrator.api.views import SubmitReply
+
+        body = self._body(text, source, cwd, overrides=overrides, resume_from=resume_from, key=key)
+        return SubmitReply.from_json(submission.submit(self.endpoint, body, environ=self._environ))
+
+    def plan(
+        self,
+        text: str,
+        *,
+        source: str = "job.yaml",
+        overrides: Sequence[str] = (),
+        resume_from: str | None = None,
+        cwd: str | None = None,
+    ) -> PlanReply:
+        """What a submission would do; nothing is stored."""
+        from orchestrator.api.views import PlanReply
+
+        body = self._body(text, source, cwd, overrides=overrides, resume_from=resume_from)
+        return PlanReply.from_json(self._call("POST", "/plan", body=body))
+
+    def _body(
+        self,
+        text: str,
+        source: str,
+        cwd: str | None,
+        *,
+        overrides: Sequence[str],
+        resume_from: str | None,
+        key: str = "",
+    ) -> dict[str, Any]:
+        return submission.request_body(
+            text,
+            source,
+            environ=self._environ,
+            cwd=cwd or os.getcwd(),  # noqa: PTH109
+            overrides=overrides,
+            resume_from=resume_from,
+            key=key,
+        )
+
+    # -- reading
+
+    def jobs(
+        self,
+        *,
+        user: str | None = None,
+        states: Sequence[str] = (),
+        since: float | None = None,
+        limit: int | None = None,
+    ) -> JobList:
+        """Jobs, newest first; ``since`` is seconds since the epoch."""
+        from orchestrator.api.views import JobList
+
+        query = {"user": user, "state": list(states), "since": since, "limit": limit}
+        return JobList.from_json(self._call("GET", "/jobs", query=query))
+
+    def job(self, ref: str) -> JobView:
+        """One job, by id, unique prefix or name (the newest of it)."""
+        from orchestrator.api.views import JobView
+
+        return JobView.from_json(self._call("GET", _job_path(ref)))
+
+    def events(self, ref: str, *, after: int = 0) -> list[EventView]:
+        """The job's history, oldest first."""
+        from orchestrator.api.views import EventView
+
+        return _many(EventView, self._call("GET", _job_path(ref, "/events"), query={"after": after}), "events")
+
+    def checkpoints(self, ref: str, *, verify: bool = False) -> list[CheckpointView]:
+        """The job's checkpoints, newest first; ``verify`` reads every byte."""
+        from orchestrator.api.views import CheckpointView
+
+        seconds = SLOW_DEADLINE_SECONDS if verify else 0.0
+        query = {"verify": "true"} if verify else {}
+        reply = self._call("GET", _job_path(ref, "/checkpoints"), query=query, seconds=seconds)
+        return _many(CheckpointView, reply, "checkpoints")
+
+    def nodes(self) -> list[NodeView]:
+        """Every node of the cluster."""
+        from orchestrator.api.views import NodeView
+
+        return _many(NodeView, self._call("GET", "/nodes"), "nodes")
+
+    def health(self) -> HealthView:
+        """The daemon's own state."""
+        from orchestrator.api.views import HealthView
+
+        return HealthView.from_json(self._call("GET", "/health"))
+
+    # -- acting
+
+    def cancel(self, ref: str) -> ActionReply:
+        """Stop the job for good: SIGTERM, time to save, SIGKILL."""
+        return self._act(ref, "cancel")
+
+    def pause(self, ref: str) -> ActionReply:
+        """Stop the job and keep it; ``resume`` goes on from its last checkpoint."""
+        return self._act(ref, "pause")
+
+    def resume(self, ref: str) -> ActionReply:
+        """Put a paused job back into the queue."""
+        return self._act(ref, "resume")
+
+    def rerun(self, ref: str, *, from_checkpoint: bool = False) -> ActionReply:
+        """Submit the same job again, from the start or from the old job's last checkpoint."""
+        return self._act(ref, "rerun", {"from_checkpoint": from_checkpoint})
+
+    def update(self, ref: str, *, priority: int) -> ActionReply:
+        """Change the job's priority (0 to 100)."""
+        return self._act(ref, "update", {"priority": priority})
+
+    def _act(self, ref: str, verb: str, body: Mapping[str, Any] | None = None) -> ActionReply:
+        from orchestrator.api.views import ActionReply
+
+        return ActionReply.from_json(self._call("POST", _job_path(ref, f"/{verb}"), body=body or {}))
+
+    def node_action(self, node: str, verb: str) -> NodeActionReply:
+        """``cordon``, ``drain`` or ``uncordon`` a node."""
+        from orchestrator.api.views import NodeActionReply
+
+        return NodeActionReply.from_json(self._call("POST", f"/nodes/{_quoted(node)}/{verb}", body={}))
+
+    def shutdown(self, *, stop_jobs: bool = False) -> ShutdownReply:
+        """Stop the daemon; jobs go on unless ``stop_jobs``."""
+        from orchestrator.api.views import ShutdownReply
+
+        seconds = SLOW_DEADLINE_SECONDS if stop_jobs else 0.0
+        return ShutdownReply.from_json(self._call("POST", "/shutdown", body={"stop_jobs": stop_jobs}, seconds=seconds))
+
+    def prune(self, *, older_than_seconds: float, dry_run: bool = False) -> PruneReply:
+        """Remove what is left of jobs that ended longer ago than that."""
+        from orchestrator.api.views import PruneReply
+
+        body = {"older_than_seconds": older_than_seconds, "dry_run": dry_run}
+        return PruneReply.from_json(self._call("POST", "/prune", body=body, seconds=SLOW_DEADLINE_SECONDS))
+
+    # -- waiting
+
+    def wait_change(
+        self, after: int | None, *, job_ids: Sequence[str] = (), timeout_seconds: float = MAX_WAIT_SECONDS
+    ) -> int:
+        """The change counter, once it is not ``after`` any more or the time is up; at once for ``after`` None."""
+        held = 0.0 if after is None else min(timeout_seconds, MAX_WAIT_SECONDS)
+        query = {"after": after, "timeout": held, "job": list(job_ids)}
+        reply = self._call("GET", "/changes", query=query, seconds=held + self._deadline_seconds)
+        if not isinstance(reply, dict) or not isinstance(reply.get("version"), int):
+            raise ProtocolMismatchError("the daemon's answer holds no change counter")
+        return int(reply["version"])
+
+    def wait(self, ref: str, *, timeout_seconds: float | None = None, patience: Patience | None = None) -> JobView:
+        """The job, once it has ended; waits for a daemon that restarts. Raises DeadlineError after ``timeout_seconds``."""
+        from orchestrator.api import following
+
+        return following.wait(self, ref, timeout_seconds=timeout_seconds, patience=patience)
+
+    def logs(
+        self,
+        ref: str,
+        *,
+        rank: int | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+        since: float | None = None,
+        follow: bool = False,
+    ) -> Iterator[LogLine]:
+        """Lines of the job's log, oldest first; with ``follow`` until the job has ended or the connection is lost.
+
+        ``following.follow_logs`` goes on after a loss. Raises ConnectionLostError where the log was cut.
+        """
+        from orchestrator.api.views import LogLine
+
+        query = {"rank": rank, "attempt": attempt, "tail": tail, "since": since, "follow": "true" if follow else None}
+        path = API_PREFIX + _job_path(ref, "/logs") + _query(query)
+        idle = 3 * STREAM_HEARTBEAT_SECONDS
+        complete = False
+        for item in wire.json_lines(self.endpoint, path, deadline_seconds=self._deadline_seconds, idle_seconds=idle):
+            if LOG_END_KEY in item:
+                complete = True
+            else:
+                yield LogLine.from_json(item)
+        if not complete:
+            raise wire.ConnectionLostError("the daemon stopped in the middle of the log")
+
+
+def _many(cls: type[Any], reply: Any, key: str) -> list[Any]:
+    if not isinstance(reply, dict) or not isinstance(reply.get(key), list):
+        raise ProtocolMismatchError(f"the daemon's answer holds no {key}")
+    view: type[View] = cls
+    return [view.from_json(item) for item in reply[key]]
+
+
+def _quoted(text: str) -> str:
+    from urllib.parse import quote
+
+    return quote(text, safe="")
+
+
+def _job_path(ref: str, rest: str = "") -> str:
+    if not ref or ref in {".", ".."} or "/" in ref:
+        raise BadRequestError(f"{ref!r} names no job", hint="give an id, the beginning of one, or a job's name")
+    return f"/jobs/{_quoted(ref)}{rest}"
+
+
+def _query(values: Mapping[str, Any]) -> str:
+    if not any(value is not None and value != [] for value in values.values()):
+        return ""
+    from urllib.parse import urlencode
+
+    return "?" + urlencode({name: value for name, value in values.items() if value is not None}, doseq=True)

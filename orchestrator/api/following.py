@@ -1,0 +1,172 @@
+"""Waiting for a daemon that may go away and come back: watch, wait, and logs that are followed.
+
+All of it is long polls and streams; nothing is asked while nothing happens. What is lost is asked for again until a
+``Patience`` runs out, and nothing is given twice.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from orchestrator.api.errors import DaemonUnreachableError, DeadlineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from orchestrator.api.client import Client
+    from orchestrator.api.views import JobView, LogLine
+
+    LogKey = tuple[int, int, str]
+
+Seen = TypeVar("Seen")
+
+RECONNECT_SECONDS = 60.0
+POLL_SECONDS = 25.0
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 1.0
+
+Absence = (DaemonUnreachableError, DeadlineError)
+
+
+class Patience:
+    """How long an absent daemon is waited for. ``notice`` hears once of each absence."""
+
+    def __init__(
+        self,
+        reconnect_seconds: float = RECONNECT_SECONDS,
+        notice: Callable[[DaemonUnreachableError | DeadlineError], None] | None = None,
+    ) -> None:
+        self._reconnect_seconds = reconnect_seconds
+        self._notice = notice
+        self._until: float | None = None
+        self._pause = FIRST_PAUSE_SECONDS
+
+    def present(self) -> None:
+        """The daemon answered: the next absence is a new one."""
+        self._until = None
+        self._pause = FIRST_PAUSE_SECONDS
+
+    def absent(self, error: DaemonUnreachableError | DeadlineError) -> None:
+        """The daemon is away: return after a pause, or raise ``error`` when the patience is spent."""
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + self._reconnect_seconds
+            if self._notice is not None and self._reconnect_seconds > 0:
+                self._notice(error)
+        if now + self._pause > self._until:
+            raise error
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+
+
+def watch(
+    client: Client,
+    read: Callable[[], Seen],
+    *,
+    job_ids: Sequence[str] = (),
+    patience: Patience | None = None,
+    deadline: float | None = None,
+) -> Iterator[Seen]:
+    """What ``read`` returns now, and again after each change of ``job_ids`` (none: of any job), for ever.
+
+    Also every ``POLL_SECONDS`` without a change, and at ``deadline`` (monotonic), so that a caller can look at the clock.
+    """
+    patience = patience or Patience()
+    version: int | None = None
+    while True:
+        held = POLL_SECONDS if deadline is None else min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))
+        try:
+            version = client.wait_change(version, job_ids=job_ids, timeout_seconds=held)
+            value = read()
+        except Absence as error:
+            version = None  # whatever changed meanwhile: the next answer comes at once
+            patience.absent(error)
+            continue
+        patience.present()
+        yield value
+
+
+def wait(
+    client: Client, ref: str, *, timeout_seconds: float | None = None, patience: Patience | None = None
+) -> JobView:
+    """The job, once it has ended. Raises DeadlineError after ``timeout_seconds``, NoSuchJobError."""
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    patience = patience or Patience()
+    first = _first(client, ref, patience)
+    if first.is_terminal:
+        return first
+
+    def read() -> JobView:
+        return client.job(first.id)
+
+    for job in watch(client, read, job_ids=[first.id], patience=patience, deadline=deadline):
+        if job.is_terminal:
+            return job
+        if deadline is not None and time.monotonic() >= deadline:
+            raise DeadlineError(
+                f"job {job.id} has not ended yet: {job.state} ({job.reason})", hint=f"`orch wait {job.id}` waits on"
+            )
+    raise AssertionError("a watch has no end")
+
+
+def _first(client: Client, ref: str, patience: Patience) -> JobView:
+    while True:
+        try:
+            return client.job(ref)
+        except Absence as error:
+            patience.absent(error)
+
+
+def follow_logs(
+    client: Client,
+    ref: str,
+    *,
+    rank: int | None = None,
+    attempt: int | None = None,
+    tail: int | None = None,
+    since: float | None = None,
+    patience: Patience | None = None,
+) -> Iterator[LogLine]:
+    """Lines of the job's log until the job has ended; each line once, also when the daemon restarts in between."""
+    patience = patience or Patience()
+    job_id = _first(client, ref, patience).id  # a name must not come to mean a newer job after a reconnect
+    given = _Given()
+    while True:
+        try:
+            for line in client.logs(job_id, rank=rank, attempt=attempt, tail=tail, since=since, follow=True):
+                patience.present()
+                if given.is_new(line):
+                    yield line
+        except Absence as error:
+            patience.absent(error)
+            since, tail = given.resume(since, tail)
+        else:
+            return
+
+
+class _Given:
+    """Which lines were given: per attempt, rank and stream the newest time, and how many lines carried it."""
+
+    def __init__(self) -> None:
+        self._newest: dict[LogKey, tuple[float, int]] = {}
+        self._repeats: dict[LogKey, int] = {}
+
+    def is_new(self, line: LogLine) -> bool:
+        """Take note of ``line``; False for one that was given before the last reconnect."""
+        key = (line.attempt, line.rank, line.stream)
+        at, count = self._newest.get(key, (float("-inf"), 0))
+        if line.at < at:
+            return False
+        if line.at == at and self._repeats.get(key, 0) > 0:
+            self._repeats[key] -= 1
+            return False
+        self._newest[key] = (line.at, count + 1 if line.at == at else 1)
+        return True
+
+    def resume(self, since: float | None, tail: int | None) -> tuple[float | None, int | None]:
+        """What to ask for after a cut: everything since the newest line of the rank that is furthest behind."""
+        self._repeats = {key: count for key, (_, count) in self._newest.items()}
+        if not self._newest:
+            return since, tail
+        return min(at for at, _ in self._newest.values()), None
