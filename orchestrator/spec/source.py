@@ -1,0 +1,62 @@
+"""The one place of the package that reads a file: a job file's bytes become text, or one clear error.
+
+Must not parse: the command line reads here and sends the text on; the daemon parses it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from orchestrator.spec.problems import Problem, SpecError
+
+MAX_JOB_BYTES = 1 << 20
+"""Largest job file, in bytes (1 MiB). A long one has two thousand; what is larger is not a job file."""
+
+
+def read_job_file(path: str | os.PathLike[str]) -> str:
+    """Read a job file from disk.
+
+    Raises:
+        SpecError: no such file, not a regular file, unreadable, larger than MAX_JOB_BYTES, or not UTF-8.
+
+    """
+    source = os.fspath(path)
+    try:
+        # Without O_NONBLOCK the open of a named pipe waits for a writer that may never come.
+        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise _refused(source, "is not a regular file", "give the path of a job.yaml")
+            data = file.read(MAX_JOB_BYTES + 1)
+    except FileNotFoundError as error:
+        raise _refused(source, "no such file", "`orch init SCRIPT` writes one") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise _refused(source, f"cannot be read: {reason}", "check the path and its permissions") from error
+    return decode_job(data, source=source)
+
+
+def decode_job(data: bytes, *, source: str = "job.yaml") -> str:
+    """Turn the bytes of a job file into text.
+
+    Raises:
+        SpecError: larger than MAX_JOB_BYTES, or not UTF-8; the line and column are those of the first bad byte.
+
+    """
+    if len(data) > MAX_JOB_BYTES:
+        raise _refused(source, f"is larger than {MAX_JOB_BYTES} bytes", "a job file holds settings, not data")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8", errors="replace")
+        line = before.count("\n") + 1
+        column = len(before) - (before.rfind("\n") + 1) + 1
+        problem = Problem(
+            line=line, column=column, path="", message="is not UTF-8 text", hint="save the file as UTF-8", source=source
+        )
+        raise SpecError((problem,)) from error
+
+
+def _refused(source: str, message: str, hint: str) -> SpecError:
+    return SpecError((Problem(line=0, column=0, path="", message=message, hint=hint, source=source),))
