@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import submission, wire
 from orchestrator.api.endpoint import Endpoint, endpoint_from
-from orchestrator.api.errors import BadRequestError, ProtocolMismatchError
-from orchestrator.api.protocol import API_PREFIX, LOG_END_KEY, MAX_WAIT_SECONDS, STREAM_HEARTBEAT_SECONDS
+from orchestrator.api.errors import BadRequestError, ProtocolMismatchError, error_from_json
+from orchestrator.api.protocol import API_PREFIX, LOG_END_KEY, LOG_ERROR_KEY, MAX_WAIT_SECONDS, STREAM_HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -284,6 +284,8 @@ class Client:
         for item in wire.json_lines(self.endpoint, path, deadline_seconds=self._deadline_seconds, idle_seconds=idle):
             if LOG_END_KEY in item:
                 complete = True
+            elif LOG_ERROR_KEY in item:
+                raise error_from_json(item[LOG_ERROR_KEY])
             else:
                 yield LogLine.from_json(item)
         if not complete:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from orchestrator.spec.problems import SpecError
+
 EXIT_OK = 0
 EXIT_JOB_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -33,10 +35,11 @@ class Problem(NamedTuple):
     line: int | None = None
     column: int | None = None
     hint: str = ""
+    source: str = ""
 
-    def render(self, source: str = "") -> str:
+    def render(self) -> str:
         """One line for people: ``job.yaml:3:7: resources.num_workers: must be ... (hint)``."""
-        where = source
+        where = self.source
         if self.line is not None:
             where += f":{self.line}" + (f":{self.column}" if self.column is not None else "")
         parts = [part for part in (where.lstrip(":"), self.path, self.message) if part]
@@ -110,6 +113,15 @@ class SecretMissingError(OrchError):
     code = "secret_missing"
     http_status = 400
     exit_code = EXIT_BAD_INPUT
+
+
+class MediaTypeError(OrchError):
+    """The request body is not declared as JSON. Send ``Content-Type: application/json``."""
+
+    code = "media_type"
+    http_status = 415
+    exit_code = EXIT_BAD_INPUT
+    default_hint = "send `Content-Type: application/json`"
 
 
 class NotFoundError(OrchError):
@@ -201,6 +213,15 @@ class RefusedError(OrchError):
     exit_code = EXIT_REFUSED
 
 
+class ForeignOriginError(OrchError):
+    """The request's Host or Origin is not this daemon's: a web page of another site asks. Use the daemon's own address."""
+
+    code = "foreign_origin"
+    http_status = 403
+    exit_code = EXIT_REFUSED
+    default_hint = "use the address that the daemon was started with"
+
+
 class DiskFullError(OrchError):
     """The disk under ORCH_HOME is full, so no new job is accepted. Free space (`orch prune`); running jobs go on."""
 
@@ -215,6 +236,23 @@ class InternalError(OrchError):
 
     code = "internal"
     default_hint = "please report it with the end of the daemon's log (`orch doctor` says where it is)"
+
+
+def invalid_spec(error: SpecError) -> InvalidSpecError:
+    """The API's form of what ``spec`` found wrong with a text."""
+    problems = [
+        Problem(
+            message=found.message,
+            path=found.path,
+            line=found.line or None,
+            column=found.column or None,
+            hint=found.hint,
+            source=found.source,
+        )
+        for found in error.problems
+    ]
+    count = "one error" if len(problems) == 1 else f"{len(problems)} errors"
+    return InvalidSpecError(f"{problems[0].source or 'the job file'} has {count}", problems=problems)
 
 
 def _subclasses(base: type[OrchError]) -> list[type[OrchError]]:

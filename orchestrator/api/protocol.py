@@ -20,3 +20,9 @@ STREAM_HEARTBEAT_SECONDS = 10.0
 
 LOG_END_KEY = "end"
 """A log stream that is complete ends with a line ``{"end": "complete"}``; without it, the connection was lost."""
+
+LOG_ERROR_KEY = "error"
+"""A log stream that fails half-way ends with ``{"error": PROBLEM}``; its status was sent long before."""
+
+BODY_SECONDS = 30.0
+"""Time a client has to send its request's body."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from orchestrator.api.views import (
         ActionReply,
@@ -160,8 +160,11 @@ class JobService(Protocol):
         """
         ...
 
-    def logs(self, job_id: JobId, query: LogQuery) -> AsyncIterator[LogLine]:
-        """Lines of the job's log, oldest first. Closing the iterator releases what it holds."""
+    def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[LogLine], None]:
+        """Lines of the job's log, oldest first, in batches of at most about a thousand as they become known.
+
+        Closing the generator releases what it holds. It must cope with being cancelled between two batches.
+        """
         ...
 
     async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[CheckpointView]:

@@ -8,6 +8,7 @@ missing one. Only the standard library is imported: the command line loads this 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.api.errors import ProtocolMismatchError
@@ -47,7 +48,11 @@ def _plain(value: Any) -> Any:
         return value.to_json()
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return dict(value) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, float) and not isfinite(value):
+        return None  # JSON has no NaN, and a diverged loss is exactly when people look
+    return value
 
 
 def _nest(cls: type[View] | None, value: Any) -> Any:
@@ -81,7 +86,10 @@ class RankView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressView(View):
-    """The newest that the training process reported; ``eta_seconds`` and ``fraction`` where a total is known."""
+    """The newest that the training process reported; ``eta_seconds`` and ``fraction`` where a total is known.
+
+    A metric that is not a finite number is None.
+    """
 
     step: int | None = None
     total_steps: int | None = None
@@ -90,7 +98,7 @@ class ProgressView(View):
     fraction: float | None = None
     steps_per_second: float | None = None
     eta_seconds: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
     updated_at: float | None = None
 
 
@@ -208,7 +216,7 @@ class CheckpointView(View):
     attempt: int | None = None
     location: str = "disk"
     size_bytes: int | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
     valid: bool | None = None
     problem: str = ""
 

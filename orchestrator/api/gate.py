@@ -1,0 +1,223 @@
+"""The gate in front of every listener: who asks, from where, with how much.
+
+Pure ASGI, so that streams stay streams. A request passes when its Host and Origin are this daemon's own, its caller
+is known (the kernel's word on a Unix socket, a token on TCP), its protocol is ours, and its body is JSON within the
+bound. Only then is a route looked up: an endpoint cannot forget a check. It must not decide who may touch which job;
+that needs the job and lives in ``app``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pwd
+from dataclasses import dataclass
+from hmac import compare_digest
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestrator.api.errors import (
+    PROBLEM_CONTENT_TYPE,
+    DeadlineError,
+    ForeignOriginError,
+    InternalError,
+    MediaTypeError,
+    MethodNotAllowedError,
+    OrchError,
+    ProtocolMismatchError,
+    RequestTooLargeError,
+    UnauthenticatedError,
+)
+from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PROTOCOL_HEADER, PROTOCOL_VERSION
+from orchestrator.api.service import Caller
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = structlog.get_logger("orch.api")
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_NO_BODY = frozenset({"GET", "HEAD"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """The process at the other end of a Unix socket, as the kernel names it."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatePolicy:
+    """What a listener asks for.
+
+    ``owner_uid`` owns the daemon. ``token`` is wanted from callers that are not on a Unix socket; with ``open_to_all``
+    (reading on the loopback address) nobody is asked. ``hosts`` are the names, without port, that Host may carry;
+    None accepts any, which only a listener with a token may do. ``methods`` are all that the listener knows.
+    """
+
+    owner_uid: int
+    token: str = ""
+    open_to_all: bool = False
+    hosts: frozenset[str] | None = LOOPBACK_NAMES
+    methods: frozenset[str] = frozenset({"GET", "POST"})
+    max_body_bytes: int = MAX_BODY_BYTES
+    body_seconds: float = BODY_SECONDS
+
+
+class Gate:
+    """ASGI middleware that lets through what ``policy`` allows; the caller is left in ``scope["state"]["caller"]``."""
+
+    def __init__(self, app: ASGIApp, policy: GatePolicy) -> None:
+        self._app = app
+        self._policy = policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; answers refusals itself."""
+        if scope["type"] != "http":
+            return
+        started = False
+
+        async def marked_send(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                version = (PROTOCOL_HEADER.lower().encode(), str(PROTOCOL_VERSION).encode())
+                message = {**message, "headers": [*message.get("headers", ()), version]}
+            await send(message)
+
+        try:
+            scope.setdefault("state", {})["caller"] = self._admit(scope)
+            await self._app(scope, await self._bounded(scope, receive), marked_send)
+        except OrchError as error:
+            if started:
+                raise
+            await send_problem(error, marked_send)
+        except Exception:
+            log.exception("api.request_failed", method=scope["method"], path=scope["path"])
+            if started:
+                raise
+            await send_problem(InternalError("the daemon failed to answer"), marked_send)
+
+    def _admit(self, scope: Scope) -> Caller | None:
+        policy = self._policy
+        headers = _Headers(scope)
+        if scope["method"] not in policy.methods:
+            raise MethodNotAllowedError(f"{scope['method']} is not a method of this listener")
+        self._check_origin(headers)
+        caller = self._caller(scope, headers)
+        spoken = headers.one("x-orch-protocol")
+        if spoken not in {None, str(PROTOCOL_VERSION)}:
+            raise ProtocolMismatchError(f"this daemon speaks protocol {PROTOCOL_VERSION}, the client {spoken}")
+        return caller
+
+    def _check_origin(self, headers: _Headers) -> None:
+        host = headers.one("host") or ""
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        if self._policy.hosts is not None and name.lower() not in self._policy.hosts:
+            raise ForeignOriginError(f"this daemon is not called {host!r}")
+        origin = headers.one("origin")
+        if origin is not None and origin.lower() != f"http://{host.lower()}":
+            raise ForeignOriginError(f"requests from pages of {origin!r} are refused")
+        if headers.one("sec-fetch-site") in {"cross-site", "same-site"}:
+            raise ForeignOriginError("requests from pages of another site are refused")
+
+    def _caller(self, scope: Scope, headers: _Headers) -> Caller | None:
+        policy = self._policy
+        peer = scope.get("state", {}).get("peer")
+        if isinstance(peer, Peer):
+            return Caller(
+                uid=peer.uid,
+                gid=peer.gid,
+                pid=peer.pid,
+                user=user_name(peer.uid),
+                is_owner=peer.uid == policy.owner_uid,
+            )
+        if policy.open_to_all:
+            return None
+        scheme, _, token = (headers.one("authorization") or "").partition(" ")
+        given = token.strip().encode("utf-8", "surrogateescape")
+        if not policy.token or scheme.lower() != "bearer" or not compare_digest(given, policy.token.encode()):
+            raise UnauthenticatedError("this listener wants the daemon's token")
+        return Caller(uid=policy.owner_uid, gid=-1, user=user_name(policy.owner_uid), is_owner=True, channel="tcp")
+
+    async def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+        """The body read here, whole, within the bounds of size and time; then what follows it (a disconnect)."""
+        if scope["method"] in _NO_BODY:
+            return receive
+        headers = _Headers(scope)
+        media_type = (headers.one("content-type") or "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            raise MediaTypeError(f"a body of type {media_type or 'unknown'} is refused")
+        limit = self._policy.max_body_bytes
+        declared = headers.one("content-length")
+        if declared is not None and (not declared.isdecimal() or int(declared) > limit):
+            raise RequestTooLargeError(f"a request of {declared} bytes is over the bound of {limit}")
+        try:
+            async with asyncio.timeout(self._policy.body_seconds):
+                body = await _read_body(receive, limit)
+        except TimeoutError as error:
+            raise DeadlineError("the request's body did not arrive in time", hint="send it again") from error
+        return _replay(body, receive)
+
+
+async def _read_body(receive: Receive, limit: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise DeadlineError("the client went away before its request was complete")
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise RequestTooLargeError(f"the request is over the bound of {limit} bytes")
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay
+
+
+class _Headers:
+    """Read access to a scope's headers; one that is given twice counts as neither value."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._values: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            self._values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+
+    def one(self, name: str) -> str | None:
+        values = self._values.get(name)
+        if values is None:
+            return None
+        return values[0] if len(values) == 1 else "\0".join(values)
+
+
+def user_name(uid: int) -> str:
+    """The account's name, or the number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+async def send_problem(error: OrchError, send: Send) -> None:
+    """Answer with the error's problem document."""
+    body = json.dumps(error.to_json()).encode()
+    headers = [
+        (b"content-type", PROBLEM_CONTENT_TYPE.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),  # the rest of a refused body is not read
+    ]
+    if isinstance(error, UnauthenticatedError):
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
