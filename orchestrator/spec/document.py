@@ -37,6 +37,8 @@ _KINDS: dict[str, ScalarKind] = {
     "tag:yaml.org,2002:null": "null",
     "tag:yaml.org,2002:timestamp": "date",
 }
+# YAML 1.1 reads 1e-3 as text, YAML 1.2 and everybody's eyes as a number.
+_EXPONENT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SURROGATE = re.compile("[\ud800-\udfff\x00]")
 
@@ -215,9 +217,11 @@ class _Builder:
         if _SURROGATE.search(text):
             self._note(mark, "an escape stands for NUL or half a character", "remove it")
             text = _SURROGATE.sub("?", text)
-        plain = not event.style and event.tag is None
-        tag = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False)) if plain else ""
-        return ScalarNode(text=text, kind=_KINDS.get(tag, "text"), mark=mark)
+        kind: ScalarKind = "text"
+        if not event.style and event.tag is None:
+            tag = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))
+            kind = "number" if _EXPONENT.fullmatch(text) else _KINDS.get(tag, "text")
+        return ScalarNode(text=text, kind=kind, mark=mark)
 
     def _open(self, event: Any) -> None:
         self._refuse_tag(event)

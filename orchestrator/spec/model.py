@@ -6,10 +6,12 @@ it from these classes. Mappings are plain dictionaries underneath, typed read-on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 JsonValue = bool | int | float | str | None | list["JsonValue"] | dict[str, "JsonValue"]
 """What JSON can hold. Numbers are finite."""

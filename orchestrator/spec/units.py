@@ -27,7 +27,11 @@ _UNIT_SECONDS = {
 # Largest unit first, each at most once: `30m1h` is more likely a slip than a wish. Also the schema's pattern, hence
 # nothing that only Python's `re` knows.
 DURATION_PATTERN = (
-    r"^(?:" + _NUMBER + "|" + "".join(f"(?:{_NUMBER}{unit} ?)?" for unit in ("w", "d", "h", "m", "s")) + f"(?:{_NUMBER}ms)?)$"
+    r"^(?:"
+    + _NUMBER
+    + "|"
+    + "".join(f"(?:{_NUMBER}{unit} ?)?" for unit in ("w", "d", "h", "m", "s"))
+    + f"(?:{_NUMBER}ms)?)$"
 )
 MEMORY_PATTERN = r"^(" + _NUMBER + r") ?([KMGTPkmgtp]?)(i?)([bB]?)$"
 

@@ -1,0 +1,270 @@
+"""The entry point: one line of job.yaml becomes the command of one rank.
+
+Decides what is forked (a Python script or module) and what is started as a plain process (everything else), and
+refuses what would not do what it looks like: launchers, because orch starts the ranks, and shell syntax, because
+no shell reads the line. Every refusal carries the line to write instead. Pure; standard library only, and quick to
+import: the command line uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from orchestrator.spec.launchers import WORDS, Translation, find_launcher, translate
+from orchestrator.spec.problems import BadValueError, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EntrypointKind = Literal["script", "module", "command"]
+
+CHECKPOINT = "${checkpoint}"
+"""Stands for the newest good checkpoint; the only `$` that orch itself replaces."""
+
+_PYTHON = re.compile(r"python[0-9]*(?:\.[0-9]+)?")
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_EXPANSION = re.compile(r"\$[A-Za-z_0-9{(@*#?!-]")
+_OPERATOR = re.compile(r"&&|\|\||[|&;<>()`\n]")
+_PLAIN_YAML = re.compile(r"[A-Za-z0-9_./$][^\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]*")
+_NOT_AS_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
+_SEPARATOR = re.compile(r"&&|\|\||[;|\n]")
+
+_COLD_PREFIXES = (
+    *("LD_", "PYTHON", "MALLOC_", "GLIBC_", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_"),
+    *("ATEN_", "TORCH_", "PYTORCH_", "NUMEXPR_"),
+)
+
+
+class EntrypointError(BadValueError):
+    """The entry point cannot be run as written; `hint` has the line to write instead."""
+
+    def __init__(self, message: str, hint: str, *, suggestion: str = "") -> None:
+        self.suggestion = suggestion
+        """The entry point to write instead, when there is one."""
+        super().__init__(message, hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrypoint:
+    """One rank's command.
+
+    script: `target` is the path as written, `module`: the dotted name, `command`: the program. `python` is the
+    interpreter as written, None where the command is not one. `argv` is the whole command, in words.
+    """
+
+    kind: EntrypointKind
+    python: str | None
+    python_options: tuple[str, ...]
+    target: str
+    args: tuple[str, ...]
+    argv: tuple[str, ...]
+
+
+def parse_entrypoint(text: str) -> Entrypoint:
+    """Read an entry point.
+
+    `python [-u] FILE ...` is a script, `python [-u] -m NAME ...` a module; any other interpreter option, and any
+    other program, makes it a command.
+
+    Raises:
+        EntrypointError: empty, unbalanced quotation marks, a launcher, or shell syntax outside quotation marks.
+
+    """
+    text = text.replace("\\\n", " ").strip()
+    if "\x00" in text:
+        raise EntrypointError("the entry point holds a NUL character", "remove it")
+    _refuse_shell_syntax(text)
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise EntrypointError("a quotation mark is not closed", "close it, or write it as \\' or \\\"") from error
+    if not words or not words[0]:
+        raise EntrypointError("the entry point is empty", "write the command of one rank: python train.py")
+    _refuse_assignments(words)
+    entrypoint = _recognize(words)
+    _refuse_launcher(entrypoint)
+    if entrypoint.kind == "command" and entrypoint.target.endswith(".py") and "/" not in entrypoint.target:
+        suggestion = shlex.join(("python", *words))
+        hint = f"write {_key_line('entrypoint', suggestion)}"
+        raise EntrypointError(f"{quoted(words[0])} is a script, not a program", hint, suggestion=suggestion)
+    return entrypoint
+
+
+def cold_start_variables(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Name the variables that libraries or the interpreter read before any line of the script runs, sorted.
+
+    One of them means a plain process: a fork of a process that has imported torch would come too late for it.
+    `OMP_NUM_THREADS` is not among them, because torch takes it afterwards as well.
+    """
+    return tuple(sorted(name for name in env if name.startswith(_COLD_PREFIXES) and name != "OMP_NUM_THREADS"))
+
+
+def _recognize(words: tuple[str, ...]) -> Entrypoint:
+    program = words[0].rsplit("/", 1)[-1]
+    if not _PYTHON.fullmatch(program):
+        return Entrypoint(kind="command", python=None, python_options=(), target=words[0], args=words[1:], argv=words)
+    position = 1
+    while words[position : position + 1] == ("-u",):
+        position += 1
+    options, rest = words[1:position], words[position:]
+    if not rest or rest[0] == "-" or rest == ("-m",):
+        raise EntrypointError("Python is given nothing to run", "write python FILE, or python -m MODULE")
+    kind: EntrypointKind = "script"
+    if rest[0].startswith("-m"):
+        kind = "module"
+        rest = rest[1:] if rest[0] == "-m" else (rest[0][2:], *rest[1:])
+    elif rest[0].startswith("-"):
+        return Entrypoint(
+            kind="command", python=words[0], python_options=(), target=words[0], args=words[1:], argv=words
+        )
+    return Entrypoint(kind=kind, python=words[0], python_options=options, target=rest[0], args=rest[1:], argv=words)
+
+
+def _refuse_launcher(entrypoint: Entrypoint) -> None:
+    translation = _without_launchers(entrypoint)
+    if translation is None:
+        return
+    raise _instead(f"orch starts the ranks itself; within each, {translation.launcher} would start more", translation)
+
+
+def _without_launchers(entrypoint: Entrypoint) -> Translation | None:
+    """Translate launchers until none is left (`ray job submit -- torchrun ...`); None when there was none."""
+    found: Translation | None = None
+    keys: dict[str, str] = {}
+    while True:
+        module = entrypoint.target if entrypoint.kind == "module" else None
+        words = (entrypoint.target, *entrypoint.args)
+        if entrypoint.kind == "command" and entrypoint.python is not None and "-m" in words[:-1]:
+            words = words[words.index("-m") + 1 :]
+            module = words[0]
+        launcher = find_launcher(words, python=entrypoint.python, module=module)
+        if launcher is None:
+            return found
+        kind, length = launcher
+        step = translate(kind, words[length:], python=entrypoint.python or "python")
+        keys = {**keys, **dict(step.keys)}
+        found = Translation(launcher=kind.name, words=step.words, keys=tuple(keys.items()))
+        try:
+            entrypoint = _recognize(step.words)
+        except EntrypointError:
+            return found
+
+
+def _refuse_assignments(words: tuple[str, ...]) -> None:
+    env: dict[str, str] = {}
+    rest = words
+    while rest and (match := _ASSIGNMENT.fullmatch(rest[0])):
+        env[match[1]] = match[2]
+        rest = rest[1:]
+    if not env:
+        return
+    first = next(iter(env))
+    devices = env.pop("CUDA_VISIBLE_DEVICES", "").split(",")
+    keys = {f"env.{name}": _yaml_string(value) for name, value in env.items()}
+    words = rest or ("python", "train.py")
+    try:
+        launched = _without_launchers(_recognize(words))
+    except EntrypointError:
+        launched = None
+    if launched is not None:
+        words, keys = launched.words, {**keys, **dict(launched.keys)}
+    elif len(devices) > 1:
+        keys["resources.resources_per_worker.gpu"] = str(len(devices))
+    message = f"no shell reads this line, so {quoted(first + '=...')} would be taken for a program"
+    raise _instead(message, Translation(launcher="", words=words, keys=tuple(keys.items())))
+
+
+def _instead(message: str, translation: Translation) -> EntrypointError:
+    suggestion = shlex.join(translation.words).replace(shlex.quote(CHECKPOINT), CHECKPOINT)
+    keys = ", ".join(f"{key}: {value}" for key, value in translation.keys)
+    hint = f"write {_key_line('entrypoint', suggestion)}" + (f" with {keys}" if keys else "")
+    return EntrypointError(message, hint, suggestion=suggestion)
+
+
+def _key_line(key: str, text: str) -> str:
+    """Write one line of YAML that reads back as the text."""
+    # A single word may be one that YAML takes for a number or a boolean.
+    plain = (
+        _PLAIN_YAML.fullmatch(text) and " " in text and ": " not in text and " #" not in text and text[-1] not in ": "
+    )
+    return f"{key}: {text if plain else _yaml_string(text)}"
+
+
+def _yaml_string(text: str) -> str:
+    """Quote for YAML: as JSON does, but for the characters that YAML takes for line breaks or refuses."""
+    return _NOT_AS_JSON.sub(lambda match: f"\\u{ord(match.group()):04x}", json.dumps(text, ensure_ascii=False))
+
+
+def _refuse_shell_syntax(text: str) -> None:
+    found = _shell_syntax(text)
+    if found is None:
+        return
+    message = f"no shell reads this line, so {quoted(found)} would reach the script as it stands"
+    advice = f"or put {quoted(found)} in single quotation marks when the script is to see it"
+    if found == "\n":
+        message = "the entry point is one command, this text has several lines"
+        advice = "or, when it is one long command, begin the YAML text with > instead of |"
+    if WORDS.search(text):
+        raise _launcher_in_shell(text, message)
+    suggestion = f"bash -c {shlex.quote(text)}"
+    hint = f"write {_key_line('entrypoint', suggestion)}, {advice}"
+    if found in ("<", ">"):
+        hint += "; output needs no file: `orch logs` shows it"
+    raise EntrypointError(message, hint, suggestion=suggestion)
+
+
+def _launcher_in_shell(text: str, message: str) -> EntrypointError:
+    """A launcher between shell operators: `bash -c` would only hide it, so its own translation is the advice."""
+    for part in _SEPARATOR.split(text):
+        command = re.split(r"[0-9]*[<>&]", part)[0].strip()
+        if not WORDS.search(command) or _shell_syntax(command) is not None:
+            continue
+        try:
+            parse_entrypoint(command)
+        except EntrypointError as error:
+            hint = f"{error.hint}; put what else the line does into a script, and start that with bash"
+            return EntrypointError(message, hint, suggestion=error.suggestion)
+    return EntrypointError(message, "write the command of one rank alone, without the launcher: python train.py")
+
+
+def _shell_syntax(text: str) -> str | None:
+    """Return the first piece of the text that a shell would act on, or None."""
+    quote = ""
+    position = 0
+    while position < len(text):
+        character = text[position]
+        if character == "\\" and quote != "'":
+            position += 1
+        elif quote and character == quote:
+            quote = ""
+        elif not quote and character in "'\"":
+            quote = character
+        elif quote != "'" and (found := _active(text, position, quoted_part=bool(quote))):
+            return found
+        position += 1
+    return None
+
+
+def _active(text: str, position: int, *, quoted_part: bool) -> str | None:
+    """Name what a shell would act on at one place; single-quoted text never comes here."""
+    if text.startswith(CHECKPOINT, position):
+        return None
+    expansion = _EXPANSION.match(text, position)
+    if expansion is not None:
+        return text[position : position + 2] if text[position + 1] in "({" else _variable(text, position)
+    if quoted_part:
+        return "`" if text[position] == "`" else None
+    operator = _OPERATOR.match(text, position)
+    if operator is not None:
+        return operator.group()
+    starts_word = position == 0 or text[position - 1].isspace()
+    return "~/" if starts_word and text.startswith("~/", position) else None
+
+
+def _variable(text: str, position: int) -> str:
+    name = re.match(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|.)", text[position:])
+    return name.group() if name is not None else "$"
