@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import submission, wire
 from orchestrator.api.endpoint import Endpoint, endpoint_from
-from orchestrator.api.errors import BadRequestError, ProtocolMismatchError, error_from_json
+from orchestrator.api.errors import BadRequestError, error_from_json
 from orchestrator.api.protocol import API_PREFIX, LOG_END_KEY, LOG_ERROR_KEY, MAX_WAIT_SECONDS, STREAM_HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         PruneReply,
         ShutdownReply,
         SubmitReply,
-        View,
     )
 
 DEADLINE_SECONDS = 10.0
@@ -168,26 +167,26 @@ class Client:
 
         return JobView.from_json(self._call("GET", _job_path(ref)))
 
-    def events(self, ref: str, *, after: int = 0) -> list[EventView]:
+    def events(self, ref: str, *, after: int = 0) -> Sequence[EventView]:
         """The job's history, oldest first."""
-        from orchestrator.api.views import EventView
+        from orchestrator.api.views import EventList
 
-        return _many(EventView, self._call("GET", _job_path(ref, "/events"), query={"after": after}), "events")
+        return EventList.from_json(self._call("GET", _job_path(ref, "/events"), query={"after": after})).events
 
-    def checkpoints(self, ref: str, *, verify: bool = False) -> list[CheckpointView]:
+    def checkpoints(self, ref: str, *, verify: bool = False) -> Sequence[CheckpointView]:
         """The job's checkpoints, newest first; ``verify`` reads every byte."""
-        from orchestrator.api.views import CheckpointView
+        from orchestrator.api.views import CheckpointList
 
         seconds = SLOW_DEADLINE_SECONDS if verify else 0.0
         query = {"verify": "true"} if verify else {}
         reply = self._call("GET", _job_path(ref, "/checkpoints"), query=query, seconds=seconds)
-        return _many(CheckpointView, reply, "checkpoints")
+        return CheckpointList.from_json(reply).checkpoints
 
-    def nodes(self) -> list[NodeView]:
+    def nodes(self) -> Sequence[NodeView]:
         """Every node of the cluster."""
-        from orchestrator.api.views import NodeView
+        from orchestrator.api.views import NodeList
 
-        return _many(NodeView, self._call("GET", "/nodes"), "nodes")
+        return NodeList.from_json(self._call("GET", "/nodes")).nodes
 
     def health(self) -> HealthView:
         """The daemon's own state."""
@@ -248,12 +247,12 @@ class Client:
         self, after: int | None, *, job_ids: Sequence[str] = (), timeout_seconds: float = MAX_WAIT_SECONDS
     ) -> int:
         """The change counter, once it is not ``after`` any more or the time is up; at once for ``after`` None."""
+        from orchestrator.api.views import ChangeReply
+
         held = 0.0 if after is None else min(timeout_seconds, MAX_WAIT_SECONDS)
         query = {"after": after, "timeout": held, "job": list(job_ids)}
         reply = self._call("GET", "/changes", query=query, seconds=held + self._deadline_seconds)
-        if not isinstance(reply, dict) or not isinstance(reply.get("version"), int):
-            raise ProtocolMismatchError("the daemon's answer holds no change counter")
-        return int(reply["version"])
+        return ChangeReply.from_json(reply).version
 
     def wait(self, ref: str, *, timeout_seconds: float | None = None, patience: Patience | None = None) -> JobView:
         """The job, once it has ended; waits for a daemon that restarts. Raises DeadlineError after ``timeout_seconds``."""
@@ -290,13 +289,6 @@ class Client:
                 yield LogLine.from_json(item)
         if not complete:
             raise wire.ConnectionLostError("the daemon stopped in the middle of the log")
-
-
-def _many(cls: type[Any], reply: Any, key: str) -> list[Any]:
-    if not isinstance(reply, dict) or not isinstance(reply.get(key), list):
-        raise ProtocolMismatchError(f"the daemon's answer holds no {key}")
-    view: type[View] = cls
-    return [view.from_json(item) for item in reply[key]]
 
 
 def _quoted(text: str) -> str:

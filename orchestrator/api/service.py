@@ -2,8 +2,7 @@
 
 The application parses, checks who asks and renders; the service decides. Every method raises errors of
 ``api.errors`` and nothing else for what a caller can cause. Two implementations: the daemon, and the in-memory one
-of ``api.testing``; one contract suite runs against both. Who may act on a job is checked by the application, which
-hands the caller on for the record.
+of ``api.testing``. Who may act on a job is checked by the application, which hands the caller on for the record.
 """
 
 from __future__ import annotations

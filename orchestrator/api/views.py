@@ -29,8 +29,10 @@ class View:
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: Any) -> Self:
         """The view that ``data`` describes. Raises ProtocolMismatchError where a required key is missing."""
+        if not isinstance(data, dict):
+            raise ProtocolMismatchError(f"the daemon's answer is not a {cls.__name__}")
         nested = _NESTED.get(cls, {})
         values = {
             f.name: _nest(nested.get(f.name), data[f.name])
@@ -196,6 +198,20 @@ class EventView(View):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EventList(View):
+    """A job's history, oldest first."""
+
+    events: tuple[EventView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeReply(View):
+    """The daemon's change counter."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine(View):
     """One line that a rank wrote. ``at`` never decreases within one attempt, rank and stream."""
 
@@ -219,6 +235,13 @@ class CheckpointView(View):
     metrics: dict[str, float | None] = field(default_factory=dict)
     valid: bool | None = None
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointList(View):
+    """A job's checkpoints, newest first."""
+
+    checkpoints: tuple[CheckpointView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +275,13 @@ class NodeView(View):
     memory_free_bytes: int | None = None
     gpus: tuple[GpuView, ...] = ()
     jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeList(View):
+    """Every node of the cluster, by name."""
+
+    nodes: tuple[NodeView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +402,9 @@ _NESTED: Mapping[type[View], Mapping[str, type[View]]] = {
         "timings": TimingsView,
     },
     JobList: {"jobs": JobView},
+    EventList: {"events": EventView},
+    CheckpointList: {"checkpoints": CheckpointView},
+    NodeList: {"nodes": NodeView},
     NodeView: {"gpus": GpuView},
     PlanReply: {"seats": SeatPlan},
 }

@@ -1,0 +1,277 @@
+"""Listeners: sockets with the right owner and mode, and the uvicorn servers behind them.
+
+Owns the control socket's file: at most one daemon listens on it, what a dead one left behind is replaced, and at no
+moment is it open to more people than it should be. The daemon owns signals and decides when to stop; the servers here
+install no handlers and wake up for nothing but requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import grp
+import os
+import socket
+import stat
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from orchestrator.api.errors import BadRequestError, RefusedError
+from orchestrator.api.gate import LOOPBACK_NAMES, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from starlette.types import ASGIApp
+
+FIRST_REQUEST_SECONDS = 10.0
+"""A connection that has not sent a whole request head by then is closed."""
+
+KEEP_ALIVE_SECONDS = 5
+STOP_SECONDS = 2
+_CREDENTIALS = struct.Struct("3i")
+
+
+class OrchProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1, which also learns from the kernel who is at the other end of a Unix socket."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Note the peer before the first request, for the gate."""
+        super().connection_made(transport)
+        peer = _peer(transport.get_extra_info("socket"))
+        self.app_state = {**self.app_state, "peer": peer}
+        self._first_request = self.loop.call_later(FIRST_REQUEST_SECONDS, self._close_if_silent, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of the timer."""
+        self._first_request.cancel()
+        super().connection_lost(exc)
+
+    def _close_if_silent(self, transport: asyncio.Transport) -> None:
+        if self.scope is None:
+            transport.close()  # type: ignore[unreachable]  # uvicorn declares it set from the start
+
+
+def _peer(sock: socket.socket | None) -> Peer | None:
+    if sock is None or sock.family != socket.AF_UNIX:
+        return None
+    pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return Peer(pid=pid, uid=uid, gid=gid)
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server without signal handlers and without its ten wake-ups a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+        self.stop = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        self.ready.set()
+        await self.stop.wait()
+
+
+class ApiServer:
+    """Serves one application on sockets that are bound already, and closes them at the end."""
+
+    def __init__(self, app: ASGIApp, sockets: Sequence[socket.socket]) -> None:
+        self._sockets = list(sockets)
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=OrchProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=STOP_SECONDS,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Return once requests are answered."""
+        self._task = asyncio.create_task(self._server.serve(sockets=self._sockets), name="orch-api")
+        ready = asyncio.create_task(self._server.ready.wait())
+        await asyncio.wait([self._task, ready], return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._task.done():
+            self._task.result()
+
+    async def stop(self) -> None:
+        """Stop accepting, let what is under way end (held requests end by ``closing``), close the sockets."""
+        if self._task is not None:
+            self._server.stop.set()
+            await self._task
+        for sock in self._sockets:
+            sock.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSocket:
+    """The bound control socket. ``lock`` is held as long as it is ours; ``release`` removes the file."""
+
+    sock: socket.socket
+    path: Path
+    lock: int
+    inode: int
+
+    def release(self) -> None:
+        """Remove the file, if it is still ours, and let the next daemon in."""
+        self.sock.close()
+        with contextlib.suppress(FileNotFoundError):
+            if self.path.stat().st_ino == self.inode:
+                self.path.unlink()
+        os.close(self.lock)
+
+
+def bind_control_socket(path: Path, *, group: str | None = None) -> ControlSocket:
+    """Listen on ``path`` with mode 0600, or 0660 for ``group``.
+
+    A socket that a dead daemon left is replaced. Raises RefusedError where a live daemon listens, where the path holds
+    something else than a socket, or where its directory is open to others; BadRequestError for an unknown group.
+    """
+    gid = None if group is None else _group_id(group)
+    _private_directory(path.parent)
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        _take(lock, path)
+        _clear(path)
+        sock = _bind(path)
+        if gid is not None:
+            os.chown(path, -1, gid)
+            path.chmod(0o660)
+        return ControlSocket(sock=sock, path=path, lock=lock, inode=path.stat().st_ino)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _group_id(group: str) -> int:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError as error:
+        raise BadRequestError(
+            f"there is no group {group!r} on this machine", hint="`getent group` lists them"
+        ) from error
+
+
+def _private_directory(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid not in {os.getuid(), 0} or (status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX):
+        raise RefusedError(
+            f"{directory} can be changed by other users, who could put a false daemon there",
+            hint="set ORCH_HOME to a directory of your own",
+        )
+
+
+def _take(lock: int, path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _in_use(path) from error
+
+
+def _in_use(path: Path) -> RefusedError:
+    return RefusedError(
+        f"another daemon listens on {path}",
+        hint="`orch down` stops it (jobs go on); a second daemon needs an ORCH_HOME of its own",
+    )
+
+
+def _clear(path: Path) -> None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise RefusedError(f"{path} is in the way: it is not a socket", hint="move it away and start again")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise _in_use(path) from error
+    raise _in_use(path)
+
+
+def _bind(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    previous = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+        sock.listen(512)
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.umask(previous)
+    return sock
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; port 0 picks one.
+
+    Raises BadRequestError for a host that is no address, RefusedError for a port that is taken.
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise BadRequestError(f"{host!r} is no address: {error.strerror}", hint="write one like 127.0.0.1") from error
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(512)
+    except OSError as error:
+        sock.close()
+        raise RefusedError(
+            f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another port, or 0 for any free one"
+        ) from error
+    return sock
+
+
+def host_names(host: str) -> frozenset[str]:
+    """The names that the Host header of a request to a listener on ``host`` may carry."""
+    return LOOPBACK_NAMES | {f"[{host.lower()}]" if ":" in host else host.lower()}
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine can reach a listener on ``host``."""
+    import ipaddress
+
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def address_of(sock: socket.socket) -> str:
+    """``host:port`` that a bound TCP socket listens on."""
+    name: Any = sock.getsockname()
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{host}:{name[1]}"

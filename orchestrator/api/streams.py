@@ -1,0 +1,82 @@
+"""What takes long: held requests and streamed logs, which must end when the client or the daemon goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from orchestrator.api.errors import DaemonStoppingError, OrchError
+from orchestrator.api.protocol import LOG_END_KEY, LOG_ERROR_KEY, STREAM_HEARTBEAT_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Coroutine, Sequence
+
+    from starlette.requests import Request
+
+    from orchestrator.api.views import LogLine
+
+Result = TypeVar("Result")
+
+
+async def until_closing(work: Coroutine[Any, Any, Result], closing: asyncio.Event, request: Request) -> Result:
+    """What ``work`` returns, unless the daemon stops or the client leaves first: then DaemonStoppingError."""
+    task = asyncio.ensure_future(work)
+    others = [asyncio.ensure_future(closing.wait()), asyncio.ensure_future(_disconnect(request))]
+    try:
+        await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise DaemonStoppingError("the daemon is stopping")
+        return task.result()
+    finally:
+        await _cancel(task, *others)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def log_stream(
+    batches: AsyncGenerator[Sequence[LogLine], None],
+    closing: asyncio.Event,
+    heartbeat_seconds: float = STREAM_HEARTBEAT_SECONDS,
+) -> AsyncGenerator[bytes, None]:
+    """The lines as JSON lines; empty lines while there is nothing to say; a last line that says it is complete.
+
+    When the daemon stops, the stream ends without that last line, and the client asks again later.
+    """
+    stopped: asyncio.Future[Any] = asyncio.ensure_future(closing.wait())
+    following: asyncio.Future[Any] = asyncio.ensure_future(anext(batches))
+    try:
+        async with aclosing(batches):
+            try:
+                while not stopped.done():
+                    done, _ = await asyncio.wait(
+                        [following, stopped], timeout=heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if following in done:
+                        yield b"".join(_line(line.to_json()) for line in following.result())
+                        following = asyncio.ensure_future(anext(batches))
+                    elif not done:
+                        yield b"\n"
+            except StopAsyncIteration:
+                yield _line({LOG_END_KEY: "complete"})
+            except OrchError as error:
+                yield _line({LOG_ERROR_KEY: error.to_json()})
+            finally:
+                await _cancel(following)  # a generator cannot be closed while it runs
+    finally:
+        with suppress(asyncio.CancelledError):
+            await _cancel(stopped)
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
