@@ -1,0 +1,83 @@
+"""Copies of the store: written while it is in use, checked and put back while it is not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from typing import TYPE_CHECKING
+
+from orchestrator.store import verification
+from orchestrator.store.errors import BackupExistsError, DiskFullError, StoreError, StoreUnreadableError
+from orchestrator.store.lock import StoreLock
+from orchestrator.store.schema import check, connect, known_migrations, sync_directory
+from orchestrator.store.writer import is_disk_full
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(source: sqlite3.Connection, target: Path) -> None:
+    """Copy the store behind ``source`` to ``target``, whole or not at all, while others write.
+
+    Raises BackupExistsError and DiskFullError.
+    """
+    if target.exists():
+        raise BackupExistsError(target)
+    draft = target.with_name(target.name + ".new")
+    draft.unlink(missing_ok=True)
+    try:
+        _copy(source, draft)
+    except sqlite3.Error as error:
+        draft.unlink(missing_ok=True)
+        if is_disk_full(error):
+            raise DiskFullError(target, "so there is no backup") from error
+        raise StoreError(
+            f"no backup was written to {target} ({error}): choose a directory that can be written"
+        ) from error
+    draft.replace(target)
+    sync_directory(target.parent)
+
+
+def check_backup(backup: Path) -> list[str]:
+    """What is wrong with a backup, one sentence each; it is not changed.
+
+    Raises StoreUnreadableError and StoreTooNewError when it is no store for this version at all.
+    """
+    version = check(backup, known=len(known_migrations()))
+    if version < len(known_migrations()):
+        return []  # an older schema: it is brought up to date when it is opened
+    with contextlib.closing(connect(backup, read_only=True)) as connection:
+        return verification.problems(connection)
+
+
+def restore(backup: Path, path: Path) -> None:
+    """Put a checked copy of ``backup`` at ``path``, where no store lies and no daemon waits.
+
+    Raises StoreUnreadableError, StoreTooNewError, StoreInUseError and BackupExistsError, having changed nothing.
+    """
+    found = check_backup(backup)
+    if found:
+        raise StoreUnreadableError(backup, found[0])
+    lock = StoreLock(path)
+    try:
+        taken = [p for p in (path, path.with_name(path.name + "-wal")) if p.exists()]
+        if taken:
+            raise BackupExistsError(taken[0])
+        with contextlib.closing(connect(backup, read_only=True)) as source:
+            write(source, path)
+    finally:
+        lock.release()
+
+
+def _copy(source: sqlite3.Connection, draft: Path) -> None:
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    with contextlib.closing(connect(draft)) as copy:
+        source.backup(copy)
+        # One file without a log beside it, so that it can be moved and copied by hand.
+        copy.execute("PRAGMA journal_mode = DELETE")
+    fd = os.open(draft, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,94 @@
+"""The disk under the store: how much is free, and a reserve that is given up when a running job's record needs it.
+
+The reserve is a file of real blocks. When a transition meets a full disk, its blocks are handed to the write-ahead log
+in one step, so that a job which fills the disk does not take them first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from orchestrator.store.port import DiskStatus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RESERVE_BYTES = 4 * 1024 * 1024  # some hundred transitions, or thousands when they are committed in groups
+MIN_FREE_BYTES = 64 * 1024 * 1024  # below this new work is refused: a job needs room for logs and checkpoints as well
+
+
+class Disk:
+    """Free space and the reserve. ``reserve`` None means none is kept. Used by the writer's thread, and ``status``."""
+
+    def __init__(self, path: Path, *, reserve: Path | None, reserve_bytes: int, min_free_bytes: int) -> None:
+        self._path = path
+        self._reserve = reserve
+        self.reserve_bytes = reserve_bytes
+        self._min_free_bytes = min_free_bytes
+        self._lock = threading.Lock()
+        self.restore()
+
+    def free_bytes(self) -> int:
+        """Bytes that this user may still write."""
+        stat = os.statvfs(self._path.parent)
+        return stat.f_bavail * stat.f_frsize
+
+    def status(self) -> DiskStatus:
+        """How the disk stands, after the reserve was made again if there is room."""
+        present = self.restore()
+        free = self.free_bytes()
+        return DiskStatus(
+            free_bytes=free, reserve_present=present, accepts_submissions=present and free >= self._min_free_bytes
+        )
+
+    def restore(self) -> bool:
+        """Make the reserve if it is missing and space is ample; whether it is there now (or none is wanted)."""
+        with self._lock:
+            return self._reserve is None or self._restore(self._reserve)
+
+    def _restore(self, reserve: Path) -> bool:
+        if _size(reserve) >= self.reserve_bytes:
+            return True
+        if self.free_bytes() < self._min_free_bytes + self.reserve_bytes:
+            return False
+        draft = reserve.with_name(reserve.name + ".new")
+        try:
+            _allocate(draft, self.reserve_bytes)
+            draft.replace(reserve)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            return False
+        return True
+
+    def give_up_reserve(self, log: Path) -> bool:
+        """Hand the reserve's blocks to the write-ahead log ``log``; False when there is no reserve left."""
+        if self._reserve is None or _size(self._reserve) < 0:
+            return False
+        self._reserve.unlink()
+        # Zeros behind the last frame are the end of the log to SQLite: no frame has a salt of zeros.
+        with contextlib.suppress(OSError):
+            fd = os.open(log, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fallocate(fd, os.fstat(fd).st_size, self.reserve_bytes)
+            finally:
+                os.close(fd)
+        return True
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _allocate(path: Path, size_bytes: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,110 @@
+"""Every error of the store. A docstring says what happened and what to do next; the message says it for the case."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+class StoreError(Exception):
+    """The store could not do what was asked. The message says why; nothing that was acknowledged is lost."""
+
+
+class StoreInUseError(StoreError):
+    """Another daemon holds this store. Stop it with `orch down`, or use another ORCH_HOME."""
+
+    def __init__(self, path: Path, pid: int | None) -> None:
+        self.path, self.pid = path, pid
+        holder = f"process {pid}" if pid is not None else "another process"
+        super().__init__(f"{path} is held by {holder}: stop that daemon (`orch down`) or choose another ORCH_HOME")
+
+
+class StoreTooNewError(StoreError):
+    """A newer version of orch wrote this store; nothing was changed. Install that version, or use another ORCH_HOME."""
+
+    def __init__(self, path: Path, found: int, known: int) -> None:
+        self.path, self.found, self.known = path, found, known
+        super().__init__(
+            f"{path} has schema version {found}, this orch knows up to {known}: install the version that wrote it, or "
+            "choose another ORCH_HOME; nothing was changed"
+        )
+
+
+class StoreUnreadableError(StoreError):
+    """The store's file is damaged or no store at all; nothing was overwritten. Move it away or restore a backup."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(
+            f"{path} cannot be read as a store ({reason}): put back a backup of it, or move {path.name}* away to begin "
+            "with an empty store; nothing was overwritten"
+        )
+
+
+class StoreClosedError(StoreError):
+    """The store was closed while something was asked of it. Open it again; what was acknowledged is there."""
+
+
+class DiskFullError(StoreError):
+    """The disk under the store is full; nothing of the request was stored. Free space (`orch prune`), ask again."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        super().__init__(
+            f"the disk under {path.parent} is full, {what}: free space (`orch prune` removes old jobs), then ask again"
+        )
+
+
+class JobNotFoundError(StoreError):
+    """No job has this id, prefix or name. `orch status` lists the jobs."""
+
+    def __init__(self, reference: str) -> None:
+        self.reference = reference
+        super().__init__(f"no job has the id, prefix or name {reference!r}: `orch status` lists the jobs")
+
+
+class AmbiguousJobError(StoreError):
+    """A prefix fits several jobs. Give more letters of the id."""
+
+    def __init__(self, reference: str, candidates: Sequence[str]) -> None:
+        self.reference, self.candidates = reference, tuple(candidates)
+        shown = ", ".join(self.candidates[:5]) + (", …" if len(self.candidates) > 5 else "")
+        super().__init__(f"{reference!r} fits several jobs ({shown}): give more letters of the id")
+
+
+class JobExistsError(StoreError):
+    """The new job's id is taken; nothing was stored. Draw another id and submit again."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        super().__init__(f"the id {job_id} is taken: draw another one and submit again")
+
+
+class IdempotencyConflictError(StoreError):
+    """An idempotency key was used again for a different job; nothing was stored. Use a new key for a new job."""
+
+    def __init__(self, key: str, job_id: str) -> None:
+        self.key, self.job_id = key, job_id
+        super().__init__(f"the key {key!r} already stands for job {job_id}, which differs: use a new key for a new job")
+
+
+class VersionConflictError(StoreError):
+    """A row is not at the version that was read; somebody else wrote the file. Stop every daemon, run `orch doctor`."""
+
+    def __init__(self, job_id: str, version: int) -> None:
+        self.job_id, self.version = job_id, version
+        super().__init__(
+            f"job {job_id} is no longer at version {version}: another program writes this store; stop it, then run "
+            "`orch doctor`"
+        )
+
+
+class BackupExistsError(StoreError):
+    """The target of a backup or a restore exists already; it was left alone. Name a path that does not exist."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        super().__init__(f"{path} exists and was left alone: name a path that does not exist, or move it away")

@@ -1,0 +1,49 @@
+"""One process at a time holds a store: an flock on a file beside it, which also says whose it is."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+from orchestrator.store.errors import StoreInUseError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class StoreLock:
+    """Held from construction until ``release`` or the end of the process. Raises StoreInUseError.
+
+    The file stays: removing it would let two processes hold two files of the same name.
+    """
+
+    def __init__(self, store_path: Path) -> None:
+        self._path = store_path.with_name(store_path.name + ".lock")
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid = self._holder()
+            os.close(self._fd)
+            self._fd = -1
+            raise StoreInUseError(store_path, pid) from error
+        self._sign()
+
+    def release(self) -> None:
+        """Let go. May be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _holder(self) -> int | None:
+        text = os.pread(self._fd, 32, 0).split(b"\n", 1)[0].strip()
+        return int(text) if text.isdigit() else None
+
+    def _sign(self) -> None:
+        # In place and padded, so that a full disk does not keep a daemon from starting: the block is there already
+        # after the first time. Only people read it.
+        try:
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode().ljust(32), 0)
+        except OSError:
+            return

@@ -1,0 +1,156 @@
+"""The record in memory: for tests, and for simulating a schedule. The contract of ``port.Store``, but for the disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from orchestrator.core.job import submitted
+from orchestrator.core.states import JobState
+from orchestrator.store.errors import (
+    AmbiguousJobError,
+    IdempotencyConflictError,
+    JobExistsError,
+    JobNotFoundError,
+    StoreClosedError,
+)
+from orchestrator.store.folding import finished_class, fold_batch, same_submission
+from orchestrator.store.port import DiskStatus, FinishedCount, Found, JobFilter, StoredEvent
+from orchestrator.store.verification import difference, replay
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.core import events as ev
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+
+
+class MemoryStore:
+    """``port.Store`` in dictionaries. A call either happens as a whole, before it returns, or raises."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobId, Job] = {}
+        self._events: dict[JobId, list[StoredEvent]] = {}
+        self._finished: Counter[tuple[str, JobState, str]] = Counter()
+        self._sequence = 0
+        self._closed = False
+
+    async def submit(self, event: ev.JobSubmitted) -> tuple[Job, bool]:
+        """Accept a job; see ``port.Store.submit``."""
+        self._check_open()
+        key = (event.uid, event.idempotency_key)
+        if event.idempotency_key:
+            known = next((j for j in self._jobs.values() if (j.uid, j.idempotency_key) == key), None)
+            if known is not None:
+                if not same_submission(known, event):
+                    raise IdempotencyConflictError(event.idempotency_key, known.id)
+                return known, False
+        if event.job_id in self._jobs:
+            raise JobExistsError(event.job_id)
+        job = submitted(event, self._sequence + 1)
+        self._sequence += 1
+        self._jobs[job.id] = job
+        self._events[job.id] = [StoredEvent(job.version, event)]
+        return job, True
+
+    async def append(self, events: Sequence[ev.Event]) -> list[Job]:
+        """Fold events onto their jobs; see ``port.Store.append``."""
+        self._check_open()
+        batch = fold_batch(self._get, events)
+        for before, after in batch.changed():
+            self._jobs[after.id] = after
+            if after.state.is_terminal and not before.state.is_terminal:
+                self._finished[after.spec.queue, after.state, finished_class(after)] += 1
+        for written in batch.written:
+            self._events[written.event.job_id].append(StoredEvent(written.number, written.event))
+        return list(batch.after.values())
+
+    async def load_live(self) -> list[Job]:
+        """Every job that is not terminal, in order of arrival."""
+        self._check_open()
+        return [job for job in self._jobs.values() if not job.state.is_terminal]
+
+    async def job(self, job_id: JobId) -> Job:
+        """One job. Raises JobNotFoundError."""
+        self._check_open()
+        return self._get(job_id)
+
+    async def jobs(self, query: JobFilter) -> list[Job]:
+        """Jobs that match, newest first."""
+        self._check_open()
+        found = [
+            job
+            for job in reversed(self._jobs.values())
+            if (query.user is None or job.user == query.user)
+            and (not query.states or job.state.value in query.states)
+            and (query.since is None or job.submitted_at >= query.since)
+            and (query.before is None or job.sequence < query.before)
+        ]
+        return found[: query.limit]
+
+    async def events(self, job_id: JobId, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
+        """Events of a job with numbers above ``after``, oldest first. Raises JobNotFoundError."""
+        self._check_open()
+        self._get(job_id)
+        return [e for e in self._events[job_id] if e.number > after][:limit]
+
+    async def find(self, reference: str) -> Found:
+        """The job that a reference means; see ``port.Store.find``."""
+        self._check_open()
+        by_id = next((j for j in self._jobs.values() if j.id == reference), None)
+        if by_id is not None:
+            return Found(by_id, "id")
+        named = [j for j in self._jobs.values() if j.name == reference]
+        if named:
+            return Found(named[-1], "name", len(named) - 1)
+        ids = sorted(i for i in self._jobs if reference and i.startswith(reference))
+        if len(ids) > 1:
+            raise AmbiguousJobError(reference, ids)
+        if not ids:
+            raise JobNotFoundError(reference)
+        return Found(self._jobs[ids[0]], "prefix")
+
+    async def state_counts(self) -> Mapping[JobState, int]:
+        """Jobs by state, every state present."""
+        self._check_open()
+        found = Counter(job.state for job in self._jobs.values())
+        return {state: found[state] for state in JobState}
+
+    async def finished_counts(self) -> list[FinishedCount]:
+        """Jobs that ended since the store was made; pruning does not lower them."""
+        self._check_open()
+        return [FinishedCount(*key, count) for key, count in sorted(self._finished.items())]
+
+    async def prune(self, older_than: float) -> list[JobId]:
+        """Forget terminal jobs that ended before ``older_than``; their ids."""
+        self._check_open()
+        old = [
+            j for j in self._jobs.values() if j.state.is_terminal and j.ended_at is not None and j.ended_at < older_than
+        ]
+        for job in old:
+            del self._jobs[job.id], self._events[job.id]
+        return [job.id for job in sorted(old, key=lambda j: (j.ended_at, j.sequence))]
+
+    async def verify(self) -> list[str]:
+        """Records that differ from the fold of their events."""
+        self._check_open()
+        wrong = {i: difference(j, replay(self._events[i], j.sequence)) for i, j in self._jobs.items()}
+        return [f"job {i}: its row differs from the fold of its events in {text}" for i, text in wrong.items() if text]
+
+    def disk(self) -> DiskStatus:
+        """Memory is never short here."""
+        return DiskStatus(free_bytes=2**62, reserve_present=True, accepts_submissions=True)
+
+    def close(self) -> None:
+        """Refuse what comes after. May be called twice."""
+        self._closed = True
+
+    def _get(self, job_id: JobId) -> Job:
+        if job_id not in self._jobs:
+            raise JobNotFoundError(job_id)
+        return self._jobs[job_id]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the store is closed: open it again")

@@ -1,0 +1,142 @@
+"""The port of the durable record: what the daemon may ask of a store, and what it may rely on.
+
+Two implementations: ``sqlite.SqliteStore``, and ``memory.MemoryStore`` for tests and simulation; one contract suite
+runs against both. A store decides nothing: the core folds, the store keeps. Everything is asynchronous but opening
+and closing; one process at a time holds a store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.core import events as ev
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.core.states import JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs: all conditions hold. Empty ``states`` means every state; ``since`` is a wall time of submission.
+
+    ``before`` is a sequence: only jobs that arrived earlier, for reading page by page.
+    """
+
+    user: str | None = None
+    states: frozenset[str] = frozenset()
+    since: float | None = None
+    before: int | None = None
+    limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event and its number within its job: 1 is the submission; the number is the job's version after it."""
+
+    number: int
+    event: ev.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a reference led to. ``others`` counts older jobs of the same name, when it was a name."""
+
+    job: Job
+    by: Literal["id", "name", "prefix"]
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCount:
+    """How many jobs of a queue ended in a state, and of which failure class ("" for none). Never goes down."""
+
+    queue: str
+    state: JobState
+    failure_class: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStatus:
+    """The disk under the store: bytes free for this user, whether the reserve is there, whether submissions are taken."""
+
+    free_bytes: int
+    reserve_present: bool
+    accepts_submissions: bool
+
+
+class Store(Protocol):
+    """The durable record of jobs. What a call returned is on the disk; what it raised for is not, in no part.
+
+    A caller that is cancelled while it waits does not know whether its write was done: ask again, both writing calls
+    are idempotent.
+    """
+
+    async def submit(self, event: ev.JobSubmitted) -> tuple[Job, bool]:
+        """Accept a job: its record and whether it is new.
+
+        The same uid with the same non-empty ``idempotency_key`` gets the first job and False. Raises
+        IdempotencyConflictError when that job differs in spec, snapshot or origin, JobExistsError when the id is
+        taken, DiskFullError when space is short.
+        """
+        ...
+
+    async def append(self, events: Sequence[ev.Event]) -> list[Job]:
+        """Fold events onto their jobs, all or none; the record of every job named, in order of first mention.
+
+        Events whose fold changes nothing (duplicates, late facts) are not written. Raises JobNotFoundError, the core's
+        IllegalTransitionError and CoreError for what the fold refuses (the record had moved on: read and decide
+        again), DiskFullError when not even the reserve is left.
+        """
+        ...
+
+    async def load_live(self) -> list[Job]:
+        """Every job that is not terminal, in order of arrival."""
+        ...
+
+    async def job(self, job_id: JobId) -> Job:
+        """One job. Raises JobNotFoundError."""
+        ...
+
+    async def jobs(self, query: JobFilter) -> list[Job]:
+        """Jobs that match, newest first."""
+        ...
+
+    async def events(self, job_id: JobId, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
+        """Events of a job with numbers above ``after``, oldest first. Raises JobNotFoundError."""
+        ...
+
+    async def find(self, reference: str) -> Found:
+        """The job with this id, else the newest with this name, else the only one whose id begins so.
+
+        Raises JobNotFoundError and AmbiguousJobError.
+        """
+        ...
+
+    async def state_counts(self) -> Mapping[JobState, int]:
+        """Jobs by state, every state present; finished ones until they are pruned."""
+        ...
+
+    async def finished_counts(self) -> list[FinishedCount]:
+        """Jobs that ended since the store was made; pruning does not lower them."""
+        ...
+
+    async def prune(self, older_than: float) -> list[JobId]:
+        """Forget terminal jobs that ended before this wall time, with their events; never a live one. Their ids."""
+        ...
+
+    async def verify(self) -> list[str]:
+        """What is wrong with the record, one sentence each: damage, or rows that differ from the fold of their events."""
+        ...
+
+    def disk(self) -> DiskStatus:
+        """How the disk stands; makes the reserve again when there is space for it."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was asked, then let go of the store. May be called twice."""
+        ...

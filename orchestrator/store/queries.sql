@@ -1,0 +1,100 @@
+-- Every statement of the store. One name, one sentence, one statement.
+
+-- name: insert_job
+-- Accept a job.
+INSERT INTO jobs (sequence, id, version, name, user, uid, idempotency_key, state, submitted_at, ended_at, record)
+VALUES (:sequence, :id, :version, :name, :user, :uid, :idempotency_key, :state, :submitted_at, :ended_at, :record);
+
+-- name: update_job
+-- Replace a job's record, if it is still at the version that was read.
+UPDATE jobs SET version = :version, state = :state, ended_at = :ended_at, record = :record
+WHERE id = :id AND version = :read_version;
+
+-- name: insert_event
+-- Write down what happened.
+INSERT INTO events (job, number, kind, at, cause, body) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: count_finished
+-- One more job ended.
+INSERT INTO finished (queue, state, failure_class, count) VALUES (?, ?, ?, 1)
+ON CONFLICT (queue, state, failure_class) DO UPDATE SET count = count + 1;
+
+-- name: last_sequence
+-- The place of the newest arrival, pruned ones included.
+SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'jobs';
+
+-- name: job_by_id
+-- One job.
+SELECT record FROM jobs WHERE id = ?;
+
+-- name: job_by_key
+-- The job that an idempotency key stands for.
+SELECT record FROM jobs WHERE uid = ? AND idempotency_key = ? AND idempotency_key <> '';
+
+-- name: newest_by_name
+-- The newest job of a name.
+SELECT record FROM jobs WHERE name = ? ORDER BY sequence DESC LIMIT 1;
+
+-- name: count_by_name
+-- How many jobs bear a name.
+SELECT count(*) FROM jobs WHERE name = ?;
+
+-- name: ids_by_prefix
+-- Ids from a prefix up to an end that no id with the prefix reaches.
+SELECT id FROM jobs WHERE id >= ? AND id < ? ORDER BY id LIMIT 20;
+
+-- name: live_jobs
+-- Every job that is not terminal, in order of arrival.
+SELECT record FROM jobs WHERE ended_at IS NULL ORDER BY sequence;
+
+-- name: first_since
+-- The earliest place among jobs submitted since a time.
+SELECT min(sequence) FROM jobs WHERE submitted_at >= ?;
+
+-- name: select_jobs
+-- Jobs in a range of places, newest first.
+SELECT sequence, record FROM jobs
+WHERE sequence >= :first AND sequence < :before AND submitted_at >= :since
+ORDER BY sequence DESC LIMIT :limit;
+
+-- name: select_jobs_of_user
+-- The same for one user, through its index.
+SELECT sequence, record FROM jobs
+WHERE user = :user AND sequence >= :first AND sequence < :before AND submitted_at >= :since
+ORDER BY sequence DESC LIMIT :limit;
+
+-- name: select_jobs_in_state
+-- The same for one state and perhaps one user, through the state's index.
+SELECT sequence, record FROM jobs
+WHERE state = :state AND sequence >= :first AND sequence < :before AND submitted_at >= :since
+  AND (:user IS NULL OR user = :user)
+ORDER BY sequence DESC LIMIT :limit;
+
+-- name: events_of
+-- What happened to a job after a number, oldest first.
+SELECT number, kind, at, cause, body FROM events WHERE job = ? AND number > ? ORDER BY number LIMIT ?;
+
+-- name: sequence_of
+-- A job's place, by its id.
+SELECT sequence FROM jobs WHERE id = ?;
+
+-- name: count_states
+-- Jobs by state.
+SELECT state, count(*) FROM jobs GROUP BY state;
+
+-- name: finished_counts
+-- Totals of jobs that ended.
+SELECT queue, state, failure_class, count FROM finished ORDER BY queue, state, failure_class;
+
+-- name: ended_before
+-- Some terminal jobs that ended before a time.
+SELECT sequence, id FROM jobs WHERE ended_at IS NOT NULL AND ended_at < ? ORDER BY ended_at LIMIT ?;
+
+-- name: delete_job
+-- Forget a terminal job; its events go with it.
+DELETE FROM jobs WHERE sequence = ? AND ended_at IS NOT NULL;
+
+-- name: all_jobs
+-- Every row, for verification.
+SELECT sequence, id, version, name, user, uid, idempotency_key, state, submitted_at, ended_at, record
+FROM jobs WHERE sequence > ? ORDER BY sequence LIMIT ?;

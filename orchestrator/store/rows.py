@@ -1,0 +1,53 @@
+"""Jobs and events as rows of the SQLite store, and back."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.events import event_body, event_from
+from orchestrator.core.job import job_from_dict, job_to_dict
+from orchestrator.store.port import StoredEvent
+
+if TYPE_CHECKING:
+    from orchestrator.core import events as ev
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+
+
+def job_row(job: Job) -> dict[str, Any]:
+    """The columns of a job's row. ``ended_at`` is set exactly when the state is terminal."""
+    return {
+        "sequence": job.sequence,
+        "id": job.id,
+        "version": job.version,
+        "name": job.name,
+        "user": job.user,
+        "uid": job.uid,
+        "idempotency_key": job.idempotency_key,
+        "state": job.state.value,
+        "submitted_at": job.submitted_at,
+        "ended_at": job.ended_at if job.state.is_terminal else None,
+        "record": _dumps(job_to_dict(job)),
+    }
+
+
+def job_of(record: str) -> Job:
+    """The job of a row's ``record``."""
+    return job_from_dict(json.loads(record))
+
+
+def event_row(sequence: int, number: int, event: ev.Event) -> tuple[int, int, str, float, str, str]:
+    """The columns of an event's row."""
+    return sequence, number, event.kind, event.at, event.cause, _dumps(event_body(event))
+
+
+def event_of(job_id: JobId, row: tuple[int, str, float, str, str]) -> StoredEvent:
+    """The event of a row of ``events_of``."""
+    number, kind, at, cause, body = row
+    return StoredEvent(number, event_from(kind, json.loads(body), job_id=job_id, at=at, cause=cause))
+
+
+def _dumps(value: Any) -> str:
+    # ASCII only: a log line may hold half of a surrogate pair, which UTF-8 cannot.
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,179 @@
+"""Opening the store's file: checked before it is touched, made in one step, brought up to date by numbered migrations.
+
+A file that is damaged, foreign or newer is refused as it lies. A fresh store is built beside its place and renamed, so
+that an empty or half-made file in that place is always a loss, never a beginning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from orchestrator.store.errors import StoreTooNewError, StoreUnreadableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+APPLICATION_ID = 0x6F726368  # "orch", in the file's header
+BUSY_TIMEOUT_MS = 5000  # the lock keeps other daemons away; somebody's sqlite3 shell may still hold the file a moment
+CHECKED_WHOLE_BYTES = (
+    64 * 1024 * 1024
+)  # up to here the whole file is checked at opening (0.1 s); beyond, orch doctor does
+_MAGIC = b"SQLite format 3\x00"
+_NUMBERED = re.compile(r"(\d{4})_\w+\.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema, from ``number - 1`` to ``number``."""
+
+    number: int
+    text: str
+
+
+def known_migrations() -> tuple[Migration, ...]:
+    """The migrations that this version carries, in order and without a gap."""
+    found = []
+    for entry in resources.files("orchestrator.store").joinpath("migrations").iterdir():
+        match = _NUMBERED.fullmatch(entry.name)
+        if match:
+            found.append(Migration(int(match[1]), entry.read_text("utf-8")))
+    found.sort(key=lambda m: m.number)
+    if [m.number for m in found] != list(range(1, len(found) + 1)):
+        raise ValueError(f"migrations are not numbered 1 to {len(found)}: {[m.number for m in found]}")
+    return tuple(found)
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """A connection as the store wants it: full durability, foreign keys, no transactions but our own."""
+    mode = "ro" if read_only else "rw"
+    connection = sqlite3.connect(
+        f"file:{_escaped(path)}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
+    )
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def prepare(path: Path, migrations: Sequence[Migration]) -> None:
+    """Make the store at ``path`` if there is nothing, check it and bring it up to date if there is.
+
+    Raises StoreUnreadableError and StoreTooNewError, having changed nothing.
+    """
+    if not path.exists():
+        if path.with_name(path.name + "-wal").exists():
+            raise StoreUnreadableError(path, "the file is missing, but its write-ahead log is there")
+        _create(path, migrations)
+        return
+    version = check(path, known=len(migrations))
+    if version < len(migrations):
+        with contextlib.closing(connect(path)) as connection:
+            _keep_copy(connection, path, version)
+            migrate(connection, migrations)
+
+
+def check(path: Path, *, known: int) -> int:
+    """The schema version of the store at ``path``, read without changing a byte of it.
+
+    Raises StoreUnreadableError and StoreTooNewError.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_MAGIC))
+    except OSError as error:
+        raise StoreUnreadableError(path, error.strerror or str(error)) from error
+    if head != _MAGIC:
+        raise StoreUnreadableError(path, "it is empty" if not head else "it is not an SQLite database")
+    try:
+        with contextlib.closing(connect(path, read_only=True)) as connection:
+            return _check_content(connection, path, known)
+    except sqlite3.DatabaseError as error:
+        raise StoreUnreadableError(path, str(error)) from error
+
+
+def _check_content(connection: sqlite3.Connection, path: Path, known: int) -> int:
+    if _pragma(connection, "application_id") != APPLICATION_ID:
+        raise StoreUnreadableError(path, "it is some other program's database")
+    version = _pragma(connection, "user_version")
+    if version > known:
+        raise StoreTooNewError(path, version, known)
+    if path.stat().st_size <= CHECKED_WHOLE_BYTES:
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise StoreUnreadableError(path, verdict)
+    return version
+
+
+def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
+    """Apply what is missing, each step in a transaction of its own with its number."""
+    version = _pragma(connection, "user_version")
+    for migration in migrations[version:]:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in statements(migration.text):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {migration.number}")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+
+
+def statements(text: str) -> Iterator[str]:
+    """The statements of an SQL file, one by one."""
+    pending = ""
+    for line in text.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            yield pending.strip()
+            pending = ""
+    if any(line.strip() and not line.lstrip().startswith("--") for line in pending.splitlines()):
+        raise ValueError(f"the last statement is not finished: {pending.strip()!r}")
+
+
+def sync_directory(path: Path) -> None:
+    """Make a rename in the directory ``path`` survive a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _create(path: Path, migrations: Sequence[Migration]) -> None:
+    draft = path.with_name(path.name + ".new")
+    draft.unlink(missing_ok=True)
+    draft.with_name(draft.name + "-journal").unlink(missing_ok=True)
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    with contextlib.closing(connect(draft)) as connection:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        migrate(connection, migrations)
+    draft.replace(path)
+    sync_directory(path.parent)
+
+
+def _keep_copy(connection: sqlite3.Connection, path: Path, version: int) -> None:
+    """Keep the store as the older version left it, so that going back to that version is possible."""
+    draft = path.with_name(f"{path.name}.v{version}.new")
+    draft.unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(draft)) as copy:
+        connection.backup(copy)
+    draft.chmod(0o600)
+    draft.replace(path.with_name(f"{path.name}.v{version}"))
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    (value,) = connection.execute(f"PRAGMA {name}").fetchone()
+    return int(value)
+
+
+def _escaped(path: Path) -> str:
+    return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")

@@ -1,0 +1,96 @@
+"""Whether the record is what it should be: sound pages, and rows that equal the fold of their events."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core import events as ev
+from orchestrator.core.job import fold, job_to_dict, submitted
+from orchestrator.store.rows import event_of, job_row
+from orchestrator.store.statements import STATEMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.store.port import StoredEvent
+
+_PAGE = 500
+_COLUMNS = (
+    "sequence",
+    "id",
+    "version",
+    "name",
+    "user",
+    "uid",
+    "idempotency_key",
+    "state",
+    "submitted_at",
+    "ended_at",
+    "record",
+)
+
+
+def replay(stored: list[StoredEvent], sequence: int) -> Job:
+    """The record that the events lead to. Raises ValueError when they do not begin with a submission or have gaps."""
+    if not stored or not isinstance(stored[0].event, ev.JobSubmitted):
+        raise ValueError("its events do not begin with a submission")
+    job = submitted(stored[0].event, sequence)
+    for entry in stored[1:]:
+        job = fold(job, entry.event)
+        if job.version != entry.number:
+            raise ValueError(f"event {entry.number} ({entry.event.kind}) does not follow from those before it")
+    return job
+
+
+def problems(connection: sqlite3.Connection) -> list[str]:
+    """What is wrong, one sentence each; reads one snapshot of the whole store."""
+    connection.execute("BEGIN")
+    try:
+        found = [text for (text,) in connection.execute("PRAGMA integrity_check(20)") if text != "ok"]
+        found += [
+            f"{table} row {row} has no {parent}"
+            for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check")
+        ]
+        for row in _rows(connection):
+            problem = _row_problem(connection, row)
+            if problem:
+                found.append(f"job {row['id']}: {problem}")
+    except sqlite3.DatabaseError as error:
+        return [f"the file is damaged: {error}"]
+    finally:
+        connection.execute("ROLLBACK")
+    return found
+
+
+def difference(row: Job, replayed: Job) -> str:
+    """Which fields of a stored record differ from the replayed one; "" when none does."""
+    stored, expected = job_to_dict(row), job_to_dict(replayed)
+    return ", ".join(name for name, value in expected.items() if stored[name] != value)
+
+
+def _rows(connection: sqlite3.Connection) -> Iterator[dict[str, Any]]:
+    last = 0
+    while page := connection.execute(STATEMENTS["all_jobs"], (last, _PAGE)).fetchall():
+        for values in page:
+            yield dict(zip(_COLUMNS, values, strict=True))
+        last = page[-1][0]
+
+
+def _row_problem(connection: sqlite3.Connection, row: dict[str, Any]) -> str:
+    job_id: JobId = row["id"]
+    try:
+        events = connection.execute(STATEMENTS["events_of"], (row["sequence"], 0, -1))
+        expected = job_row(replay([event_of(job_id, e) for e in events], row["sequence"]))
+        record = json.loads(row["record"])
+    except Exception as error:  # whatever an event or a record that cannot be read raises is the finding
+        return f"its events or its record cannot be read: {error}"
+    wanted = json.loads(expected.pop("record"))
+    wrong = [name for name, value in expected.items() if row[name] != value]
+    wrong += [
+        f"record.{name}" for name in sorted(wanted.keys() | record.keys()) if wanted.get(name) != record.get(name)
+    ]
+    return f"its row differs from the fold of its events in {', '.join(wrong)}" if wrong else ""

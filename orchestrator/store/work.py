@@ -1,0 +1,173 @@
+"""What the writer's thread does for each kind of request, and the records of live jobs that it keeps at hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.core.job import submitted
+from orchestrator.store.errors import (
+    IdempotencyConflictError,
+    JobExistsError,
+    JobNotFoundError,
+    VersionConflictError,
+)
+from orchestrator.store.folding import finished_class, fold_batch, same_submission
+from orchestrator.store.rows import event_row, job_of, job_row
+from orchestrator.store.statements import STATEMENTS
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.core import events as ev
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+
+PRUNE_BATCH = 200  # jobs forgotten per transaction: transitions of running jobs wait for no more than that
+
+
+class Records:
+    """Records of live jobs as the writer last wrote them, and as the open transaction leaves them.
+
+    Saves reading back and parsing what this process wrote itself; the compare-and-swap on the version guards it. Used
+    by the writer's thread alone.
+    """
+
+    def __init__(self) -> None:
+        self._committed: dict[JobId, Job] = {}
+        self._open: dict[JobId, Job] = {}
+
+    def read(self, connection: sqlite3.Connection, job_id: JobId) -> Job:
+        """The record inside the open transaction. Raises JobNotFoundError."""
+        job = self._open.get(job_id) or self._committed.get(job_id)
+        if job is not None:
+            return job
+        row = connection.execute(STATEMENTS["job_by_id"], (job_id,)).fetchone()
+        if row is None:
+            raise JobNotFoundError(job_id)
+        return job_of(row[0])
+
+    def put(self, job: Job) -> Job | None:
+        """Set a record in the open transaction; what it was there before, for ``take_back``."""
+        previous = self._open.get(job.id)
+        self._open[job.id] = job
+        return previous
+
+    def take_back(self, job_id: JobId, previous: Job | None) -> None:
+        """Undo a ``put``; the record is read again from the disk if nobody else had put it."""
+        if previous is None:
+            self._open.pop(job_id, None)
+            self._committed.pop(job_id, None)
+        else:
+            self._open[job_id] = previous
+
+    def commit(self, job_id: JobId) -> None:
+        """The open transaction's record is on the disk."""
+        job = self._open.pop(job_id, None)
+        if job is None:
+            return
+        if job.state.is_terminal:
+            self._committed.pop(job_id, None)
+        else:
+            self._committed[job_id] = job
+
+
+class _Recording:
+    """Work that puts records; undoing restores them."""
+
+    essential = True
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._put: dict[JobId, Job | None] = {}
+
+    def committed(self) -> None:
+        """The records that were put are what is on the disk."""
+        for job_id in self._put:
+            self._records.commit(job_id)
+
+    def undone(self) -> None:
+        """The records are what they were before."""
+        for job_id, previous in self._put.items():
+            self._records.take_back(job_id, previous)
+        self._put.clear()
+
+    def _remember(self, job: Job) -> None:
+        previous = self._records.put(job)
+        self._put.setdefault(job.id, previous)
+
+
+class Submit(_Recording):
+    """Accept a job, or find the one that its key stands for. ``admit`` raises when there is no room for a new one."""
+
+    essential = False
+
+    def __init__(self, records: Records, event: ev.JobSubmitted, admit: Callable[[], None]) -> None:
+        super().__init__(records)
+        self._event = event
+        self._admit = admit
+
+    def __call__(self, connection: sqlite3.Connection) -> tuple[Job, bool]:
+        """The job, and whether it is new."""
+        event = self._event
+        row = connection.execute(STATEMENTS["job_by_key"], (event.uid, event.idempotency_key)).fetchone()
+        if row is not None:
+            job = job_of(row[0])
+            if not same_submission(job, event):
+                raise IdempotencyConflictError(event.idempotency_key, job.id)
+            return job, False
+        self._admit()
+        if connection.execute(STATEMENTS["sequence_of"], (event.job_id,)).fetchone() is not None:
+            raise JobExistsError(event.job_id)
+        (last,) = connection.execute(STATEMENTS["last_sequence"]).fetchone()
+        job = submitted(event, last + 1)
+        connection.execute(STATEMENTS["insert_job"], job_row(job))
+        connection.execute(STATEMENTS["insert_event"], event_row(job.sequence, job.version, event))
+        self._remember(job)
+        return job, True
+
+
+class Append(_Recording):
+    """Fold a batch of events onto its jobs."""
+
+    def __init__(self, records: Records, events: Sequence[ev.Event]) -> None:
+        super().__init__(records)
+        self._events = events
+
+    def __call__(self, connection: sqlite3.Connection) -> list[Job]:
+        """The records after the batch, in order of first mention."""
+        batch = fold_batch(lambda job_id: self._records.read(connection, job_id), self._events)
+        for before, after in batch.changed():
+            row = {**job_row(after), "read_version": before.version}
+            if connection.execute(STATEMENTS["update_job"], row).rowcount != 1:
+                self._remember(before)  # forget it with the undoing: what is on the disk differs
+                raise VersionConflictError(after.id, before.version)
+            if after.state.is_terminal and not before.state.is_terminal:
+                totals = (after.spec.queue, after.state.value, finished_class(after))
+                connection.execute(STATEMENTS["count_finished"], totals)
+            self._remember(after)
+        rows = [event_row(batch.after[w.event.job_id].sequence, w.number, w.event) for w in batch.written]
+        connection.executemany(STATEMENTS["insert_event"], rows)
+        return list(batch.after.values())
+
+
+class Prune:
+    """Forget some of the jobs that ended before a time."""
+
+    essential = True  # it makes room
+
+    def __init__(self, older_than: float) -> None:
+        self._older_than = older_than
+
+    def __call__(self, connection: sqlite3.Connection) -> list[JobId]:
+        """The ids of the jobs that are forgotten; fewer than PRUNE_BATCH when none are left."""
+        rows = connection.execute(STATEMENTS["ended_before"], (self._older_than, PRUNE_BATCH)).fetchall()
+        connection.executemany(STATEMENTS["delete_job"], [(sequence,) for sequence, _ in rows])
+        connection.execute("PRAGMA incremental_vacuum").fetchall()
+        return [job_id for _, job_id in rows]
+
+    def committed(self) -> None:
+        """Terminal jobs are not among the records at hand."""
+
+    def undone(self) -> None:
+        """Nothing was kept."""

@@ -1,0 +1,210 @@
+"""The one thread that writes, and group commit: what queues while a commit waits for the disk shares the next one.
+
+Each request runs in a savepoint of its group's transaction, so one that fails takes nothing away from the others. A
+request is answered after the commit that holds it. The thread knows transactions and full disks; what a request does
+is its own affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import sqlite3
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orchestrator.store.errors import DiskFullError, StoreClosedError, StoreError, StoreUnreadableError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orchestrator.store.disk import Disk
+
+MAX_GROUP = 256  # bounds how long the first of a group waits for the work of the last
+
+# A limit or a quota on the file looks like a write error to SQLite; it is the same trouble, with the same remedy.
+_FULL_CODES = frozenset(
+    {
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_FSYNC,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+        sqlite3.SQLITE_IOERR_TRUNCATE,
+    }
+)
+_DAMAGE_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """SQLite could not write for want of space."""
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) in _FULL_CODES
+
+
+def is_damage(error: BaseException) -> bool:
+    """SQLite found the file damaged."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return isinstance(error, sqlite3.Error) and code is not None and (code & 0xFF) in _DAMAGE_CODES
+
+
+class Work(Protocol):
+    """What a request does inside the transaction, and what follows when the transaction is on the disk."""
+
+    essential: bool
+    """It may use the reserve: a transition of a job that was accepted."""
+
+    def __call__(self, connection: sqlite3.Connection) -> Any:
+        """Do it; what it returns answers the request."""
+
+    def committed(self) -> None:
+        """It is on the disk."""
+
+    def undone(self) -> None:
+        """It was taken back, and may be called again."""
+
+
+@dataclass(slots=True)
+class _Request:
+    work: Work
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Writer:
+    """Owns the writing connection and its thread."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, disk: Disk) -> None:
+        self._connection = connection
+        self._path = path
+        self._log = path.with_name(path.name + "-wal")
+        self._disk = disk
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    async def do(self, work: Work) -> Any:
+        """Queue ``work`` and wait for the commit that holds it. Raises what it raised, and errors of the store."""
+        loop = asyncio.get_running_loop()
+        request = _Request(work, loop, loop.create_future())
+        with self._closing:
+            if self._closed:
+                raise StoreClosedError(f"{self._path} is closed: open it again")
+            self._requests.put(request)
+        return await request.future
+
+    def close(self) -> None:
+        """Finish what is queued, then end the thread and close the connection. May be called twice."""
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._requests.put(None)
+        self._thread.join()
+        self._connection.close()
+
+    def _run(self) -> None:
+        while (first := self._requests.get()) is not None:
+            group = [first]
+            last = False
+            while len(group) < MAX_GROUP and not last:
+                try:
+                    following = self._requests.get_nowait()
+                except queue.Empty:
+                    break
+                if following is None:
+                    last = True
+                else:
+                    group.append(following)
+            self._commit(group)
+            _answer(group)
+            if last:
+                return
+
+    def _commit(self, group: list[_Request]) -> None:
+        """Commit a group; when the disk is full, without what can wait; then with the reserve."""
+        try:
+            if self._committed(group):
+                return
+            for request in group:
+                if not request.work.essential:
+                    request.error = DiskFullError(self._path, "nothing new is accepted")
+            essential = [r for r in group if r.work.essential]
+            if not essential or self._committed(essential):
+                return
+            if self._disk.give_up_reserve(self._log) and self._committed(essential):
+                return
+            for request in essential:
+                request.error = DiskFullError(self._path, "not even the record of a running job can be written")
+        except Exception as error:  # a group that cannot be committed is refused as a whole, and the thread goes on
+            for request in group:
+                request.error = self._translated(error)
+
+    def _committed(self, group: list[_Request]) -> bool:
+        """Whether the group is on the disk; False when the disk is full and all of it was undone."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for request in group:
+                self._perform(request)
+            self._connection.execute("COMMIT")
+        except BaseException as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            for request in reversed(group):
+                request.work.undone()
+            if is_disk_full(error):
+                return False
+            raise
+        for request in group:
+            if request.error is None:
+                request.work.committed()
+        return True
+
+    def _perform(self, request: _Request) -> None:
+        request.error = None
+        self._connection.execute("SAVEPOINT request")
+        try:
+            request.result = request.work(self._connection)
+        except Exception as error:
+            if is_disk_full(error) or not self._connection.in_transaction:
+                raise  # SQLite may have taken back the whole transaction: nobody's part of it stands
+            self._connection.execute("ROLLBACK TO request")
+            request.work.undone()
+            request.error = self._translated(error)
+        self._connection.execute("RELEASE request")
+
+    def _translated(self, error: Exception) -> Exception:
+        if is_damage(error):
+            found: StoreError = StoreUnreadableError(self._path, str(error))
+        elif isinstance(error, sqlite3.Error):
+            found = StoreError(
+                f"{self._path} could not be written ({error}); nothing of the request was stored: ask again"
+            )
+        else:
+            return error
+        found.__cause__ = error
+        return found
+
+
+def _answer(group: list[_Request]) -> None:
+    by_loop: defaultdict[asyncio.AbstractEventLoop, list[_Request]] = defaultdict(list)
+    for request in group:
+        by_loop[request.loop].append(request)
+    for loop, requests in by_loop.items():
+        # One wake-up for all that a loop asked; a loop that was closed has nobody left to answer.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_settle, requests)
+
+
+def _settle(requests: list[_Request]) -> None:
+    for request in requests:
+        if request.future.done():
+            continue  # its caller was cancelled; the write stands
+        if request.error is not None:
+            request.future.set_exception(request.error)
+        else:
+            request.future.set_result(request.result)
