@@ -1,1 +1,46 @@
-"""What runs inside the training process."""
+"""What runs inside the training process.
+
+    from orchestrator.train import context
+
+    ctx = context()
+    checkpoint = ctx.load()
+    ...
+    ctx.report(step=step, total_steps=total, loss=loss)
+    ctx.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, step=step)
+
+Importing this package costs nothing: its parts are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.reader import Checkpoint
+    from orchestrator.train.progress import ProgressPage, ProgressSnapshot
+    from orchestrator.train.training_context import CheckpointWarning, Context
+
+__all__ = ["Checkpoint", "CheckpointWarning", "Context", "ProgressPage", "ProgressSnapshot", "context"]
+
+_HOMES = {
+    "Checkpoint": "orchestrator.checkpoint.reader",
+    "CheckpointWarning": "orchestrator.train.training_context",
+    "Context": "orchestrator.train.training_context",
+    "ProgressPage": "orchestrator.train.progress",
+    "ProgressSnapshot": "orchestrator.train.progress",
+}
+
+
+def context() -> Context:
+    """The Context of this process: rank, device, report, save, load, should_stop. The same object each time."""
+    from orchestrator.train.training_context import current_context
+
+    return current_context()
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)

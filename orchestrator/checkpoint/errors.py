@@ -1,0 +1,27 @@
+"""What can go wrong with checkpoints; every message says what to do next."""
+
+from __future__ import annotations
+
+
+class CheckpointError(Exception):
+    """Base of all errors of this package."""
+
+
+class UnsupportedStateError(CheckpointError):
+    """The state handed to save() holds something that cannot be stored without pickle; convert it as the text says."""
+
+
+class StaleAttemptError(CheckpointError):
+    """A newer attempt of the job has taken over this directory; this process is a leftover and must end."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A checkpoint differs from what its manifest promises; the one before it is used instead."""
+
+
+class ResumeMismatchError(CheckpointError):
+    """A rank cannot load what the other ranks of the attempt resumed from; the attempt must be started again."""
+
+
+class InsufficientSpaceError(CheckpointError):
+    """The storage has no room for another checkpoint; free some, or lower checkpoint.keep."""

@@ -1,0 +1,110 @@
+"""The one place that owns the names of files and directories of a checkpoint directory (docs/checkpoints.md)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MANIFEST = "manifest.json"
+FENCE = "fence.json"
+LOCK = ".lock"
+QUARANTINE_NOTE = "quarantine.json"
+STATE = "state"
+_STAGING = ".staging-"
+_REMOVING = ".removing-"
+_NAME = re.compile(r"step-(\d{12,})-a(\d+)")
+_BROKEN = re.compile(r"(step-\d{12,}-a\d+)\.broken(?:-\d+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Version:
+    """What a checkpoint is the checkpoint of. Orders by attempt first: a newer attempt's line of work wins."""
+
+    attempt: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        return f"step-{self.step:012d}-a{self.attempt}"
+
+
+def parse_name(name: str) -> Version | None:
+    """The version of a committed checkpoint's directory name, None for any other name."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else Version(step=int(match[1]), attempt=int(match[2]))
+
+
+def parse_broken(name: str) -> Version | None:
+    """The version of a quarantined checkpoint's directory name."""
+    match = _BROKEN.fullmatch(name)
+    return None if match is None else parse_name(match[1])
+
+
+def broken_name(name: str, number: int) -> str:
+    """Where a bad checkpoint goes; ``number`` tells several of one name apart, from 1."""
+    return f"{name}.broken" if number == 1 else f"{name}.broken-{number}"
+
+
+def staging_name(version: Version, token: str) -> str:
+    """The directory in which the ranks of one run (``token``) put a checkpoint together."""
+    return f"{_STAGING}{version.name}-{token}"
+
+
+def parse_staging(name: str) -> tuple[Version, str] | None:
+    """Version and run token of a staging directory's name."""
+    if not name.startswith(_STAGING):
+        return None
+    base, _, token = name.removeprefix(_STAGING).rpartition("-")
+    version = parse_name(base)
+    return None if version is None else (version, token)
+
+
+def removing_name(name: str) -> str:
+    """What a directory is called while its files are deleted, so that it is never taken for a damaged one."""
+    return f"{_REMOVING}{name}"
+
+
+def is_removing(name: str) -> bool:
+    """Whether deletion of this directory was begun."""
+    return name.startswith(_REMOVING)
+
+
+def ticket_name(attempt: int, token: str, number: int) -> str:
+    """Where the ranks of a run agree on what their ``number``-th load() returns."""
+    return f"{ticket_prefix(attempt, token)}{number}.json"
+
+
+def ticket_prefix(attempt: int, token: str) -> str:
+    """How the names of all such notes of one run begin."""
+    return f".resume-a{attempt}-{token}-"
+
+
+def is_ticket(name: str) -> bool:
+    """Whether this file is such an agreement."""
+    return name.startswith(".resume-a")
+
+
+def rank_part(rank: int) -> str:
+    """The base name of a rank's own files."""
+    return f"rank-{rank:05d}"
+
+
+def done_marker(rank: int) -> str:
+    """Written last by each rank: its files and their digests."""
+    return f"{rank_part(rank)}.done.json"
+
+
+def is_done_marker(name: str) -> bool:
+    """Whether a file in a staging directory says that a rank has finished."""
+    return name.endswith(".done.json")
+
+
+def tree_file(part: str) -> str:
+    """The JSON file of a part (``state`` or a rank's)."""
+    return f"{part}.json"
+
+
+def tensor_file(part: str) -> str:
+    """The safetensors file of a part; absent when it holds no tensor."""
+    return f"{part}.safetensors"

@@ -1,0 +1,109 @@
+"""The manifest: what a checkpoint consists of, written last. Pure: text in, values out.
+
+A manifest vouches for every other file by size and SHA-256, and for itself by a digest over its own body. Its text is
+canonical: a file that does not read exactly as it would be written is damaged, whichever byte it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoint.errors import CorruptCheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORMAT = "orch-checkpoint"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """One file's size in bytes and its SHA-256 in hexadecimal."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A complete checkpoint. ``ranks`` lists those that stored a part of their own; ``created_at`` is a wall time."""
+
+    step: int
+    attempt: int
+    job_id: str
+    world_size: int
+    created_at: float
+    ranks: tuple[int, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    files: Mapping[str, FileRecord]
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of all files but the manifest."""
+        return sum(record.bytes for record in self.files.values())
+
+
+def render(manifest: Manifest) -> bytes:
+    """The manifest as canonical JSON text."""
+    body = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "step": manifest.step,
+        "attempt": manifest.attempt,
+        "job_id": manifest.job_id,
+        "world_size": manifest.world_size,
+        "created_at": manifest.created_at,
+        "ranks": list(manifest.ranks),
+        "metrics": {name: value if math.isfinite(value) else repr(value) for name, value in manifest.metrics.items()},
+        "files": render_files(manifest.files),
+    }
+    return _text(body)
+
+
+def parse(raw: bytes | bytearray) -> Manifest:
+    """The inverse of ``render``. Raises CorruptCheckpointError for anything that ``render`` did not write."""
+    try:
+        body = json.loads(bytes(raw))
+        claimed = body.pop("sha256")
+        if body.get("format") != FORMAT or body.get("version") != FORMAT_VERSION:
+            raise CorruptCheckpointError(
+                f"manifest: not {FORMAT} version {FORMAT_VERSION}; read it with the orch that wrote it"
+            )
+        manifest = Manifest(
+            step=body["step"],
+            attempt=body["attempt"],
+            job_id=body["job_id"],
+            world_size=body["world_size"],
+            created_at=body["created_at"],
+            ranks=tuple(body["ranks"]),
+            metrics={name: float(value) for name, value in body["metrics"].items()},
+            files=parse_files(body["files"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptCheckpointError(f"manifest: torn or damaged ({type(error).__name__}: {error})") from error
+    if claimed != _digest(body) or _text(body) != raw:
+        raise CorruptCheckpointError("manifest: its own digest does not match")
+    return manifest
+
+
+def render_files(files: Mapping[str, FileRecord]) -> dict[str, dict[str, Any]]:
+    """File records as JSON values."""
+    return {name: {"bytes": record.bytes, "sha256": record.sha256} for name, record in sorted(files.items())}
+
+
+def parse_files(body: Mapping[str, Any]) -> dict[str, FileRecord]:
+    """The inverse of ``render_files``."""
+    return {name: FileRecord(bytes=value["bytes"], sha256=value["sha256"]) for name, value in body.items()}
+
+
+def _text(body: Mapping[str, Any]) -> bytes:
+    return (json.dumps({**body, "sha256": _digest(body)}, indent=1) + "\n").encode()
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,242 @@
+"""Where checkpoint files live: a port with few operations, and its implementation on a local or shared file system.
+
+Paths are relative to the storage's root and separated by "/". Everything above this port is ignorant of disks, and
+tests put faults between the two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from orchestrator.checkpoint.manifest import FileRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+LOCK_TIMEOUT_SECONDS = 5.0  # a stopped process may hold the lock for ever; ordering by attempt still protects
+_LOCK_POLL_SECONDS = 0.01
+DRAFT_PREFIX = ".draft-"
+_CHUNK = 4 * 1024 * 1024
+
+
+class Storage(Protocol):
+    """Durable files. Every method raises OSError when the storage fails."""
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:
+        """Create or replace a file; on return it survives a power cut unless ``durable`` is false."""
+        ...
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Create a file atomically; False, and nothing changed, when it exists."""
+        ...
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Create or replace a small file of the root atomically; it need not survive a power cut."""
+        ...
+
+    def read(self, path: str) -> bytearray:
+        """The whole content, writable."""
+        ...
+
+    def digest(self, path: str) -> FileRecord:
+        """Size and SHA-256, in bounded memory."""
+        ...
+
+    def names(self, path: str = "") -> list[str]:
+        """What a directory holds, sorted; empty when it does not exist."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a directory atomically and durably; FileExistsError when the target exists."""
+        ...
+
+    def sync(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Delete a file or a tree; one that is missing is fine."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """The space left, None where nobody can say."""
+        ...
+
+    def lock(self) -> contextlib.AbstractContextManager[bool]:
+        """Exclude other processes; yields False when that was not possible in time."""
+        ...
+
+    def location(self, path: str = "") -> str:
+        """The full path or URL, for people."""
+        ...
+
+
+class LocalStorage:
+    """A directory on a file system that every rank sees."""
+
+    def __init__(self, root: str | os.PathLike[str], *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> None:
+        self.root = Path(root).absolute()
+        self._lock_timeout_seconds = lock_timeout_seconds
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:
+        """See Storage."""
+        target = self.root / path
+        handle = self._open_for_writing(target)
+        try:
+            digest, size = hashlib.sha256(), 0
+            for chunk in chunks:
+                view = memoryview(chunk).cast("B") if len(chunk) else memoryview(b"")
+                for start in range(0, len(view), _CHUNK):  # hash and write while the piece is in the cache
+                    piece = view[start : start + _CHUNK]
+                    digest.update(piece)
+                    _write_all(handle, piece)
+                size += len(view)
+            if durable:
+                os.fsync(handle)
+        finally:
+            os.close(handle)
+        return FileRecord(bytes=size, sha256=digest.hexdigest())
+
+    def create(self, path: str, content: bytes) -> bool:
+        """See Storage."""
+        target = self.root / path
+        draft = self.root / f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
+        self.write(draft.name, [content], durable=False)
+        try:
+            os.link(draft, target)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
+
+    def replace(self, path: str, content: bytes) -> None:
+        """See Storage."""
+        draft = f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
+        self.write(draft, [content], durable=False)
+        (self.root / draft).replace(self.root / path)
+
+    def read(self, path: str) -> bytearray:
+        """See Storage."""
+        with open(self.root / path, "rb", buffering=0) as file:  # noqa: PTH123  (unbuffered, straight into the array)
+            content = bytearray(os.fstat(file.fileno()).st_size)
+            view, at = memoryview(content), 0
+            while at < len(content):
+                count = file.readinto(view[at:])
+                if not count:
+                    break
+                at += count
+            view.release()
+        del content[at:]
+        return content
+
+    def digest(self, path: str) -> FileRecord:
+        """See Storage."""
+        with open(self.root / path, "rb", buffering=0) as file:  # noqa: PTH123
+            digest = hashlib.file_digest(file, "sha256")
+            return FileRecord(bytes=file.tell(), sha256=digest.hexdigest())
+
+    def names(self, path: str = "") -> list[str]:
+        """See Storage."""
+        try:
+            return sorted(os.listdir(self.root / path))  # noqa: PTH208  (names, not paths)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def rename(self, source: str, target: str) -> None:
+        """See Storage."""
+        try:
+            os.rename(self.root / source, self.root / target)  # noqa: PTH104
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise FileExistsError(errno.EEXIST, "exists already", str(self.root / target)) from error
+            raise
+        self.sync("")
+
+    def sync(self, path: str) -> None:
+        """See Storage."""
+        _sync_directory(self.root / path)
+
+    def remove(self, path: str) -> None:
+        """See Storage."""
+        target = self.root / path
+        try:
+            shutil.rmtree(target)
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            target.unlink(missing_ok=True)
+
+    def free_bytes(self) -> int | None:
+        """See Storage."""
+        place = self.root
+        while not place.exists():
+            place = place.parent
+        facts = os.statvfs(place)
+        return facts.f_bavail * facts.f_frsize
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[bool]:
+        """See Storage. An flock: the kernel frees it when its holder dies."""
+        handle = os.open(self._made(self.root) / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            yield self._locked(handle)
+        finally:
+            os.close(handle)
+
+    def location(self, path: str = "") -> str:
+        """See Storage."""
+        return str(self.root / path) if path else str(self.root)
+
+    def _locked(self, handle: int) -> bool:
+        deadline = time.monotonic() + self._lock_timeout_seconds
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(_LOCK_POLL_SECONDS)
+            except OSError:  # a file system without locks
+                return False
+            else:
+                return True
+
+    def _open_for_writing(self, target: Path) -> int:
+        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            return os.open(target, flags, 0o644)
+        except FileNotFoundError:
+            self._made(target.parent)
+            return os.open(target, flags, 0o644)
+
+    def _made(self, folder: Path) -> Path:
+        """The folder, made if missing; a root that was just made survives a power cut."""
+        missing = [place for place in (folder, *folder.parents) if not place.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in missing:
+            if self.root.is_relative_to(place):
+                _sync_directory(place.parent)
+        return folder
+
+
+def _write_all(handle: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,198 @@
+"""The store of one job's checkpoints, as one rank of one attempt sees it: save, load, list, verify, retain.
+
+Guarantees (docs/checkpoints.md): a checkpoint counts only when it is complete; a damaged one is never loaded, and the
+newest good one is found; the last good one is never removed; a writer of an older attempt is refused. Works without
+any communication between ranks: they meet in the storage alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoint import codec, layout
+from orchestrator.checkpoint.directory import CheckpointDirectory
+from orchestrator.checkpoint.errors import CorruptCheckpointError, ResumeMismatchError
+from orchestrator.checkpoint.fence import Fence
+from orchestrator.checkpoint.info import CheckpointInfo, Retention
+from orchestrator.checkpoint.layout import Version
+from orchestrator.checkpoint.reader import Checkpoint, CheckpointReader
+from orchestrator.checkpoint.storage import LocalStorage, Storage
+from orchestrator.checkpoint.writer import CheckpointWriter, Draft, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SHARED_TOKEN = "shared"  # noqa: S105  (no secret: names the staging directory of runs without a token)
+
+
+class CheckpointStore:
+    """The checkpoints of one job.
+
+    ``root`` is a directory that every rank sees, or a Storage. ``attempt`` fences; None adopts the newest seen, for
+    runs that nobody numbers. ``token`` tells the runs of one attempt apart: equal on all ranks of a run, and None
+    where nothing can promise that (then each rank verifies everything and decides alone what to load).
+    Not thread-safe; the caller serialises.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | Storage,
+        *,
+        attempt: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        keep: int | None = 3,
+        score_attribute: str | None = None,
+        score_order: str = "max",
+        job_id: str = "",
+        token: str | None = None,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not one of {world_size}; check RANK and WORLD_SIZE")
+        self.storage: Storage = LocalStorage(root) if isinstance(root, str | os.PathLike) else root
+        self.rank, self.world_size = rank, world_size
+        self.retention = Retention(keep=keep, score_attribute=score_attribute, score_order=score_order)
+        self._token = token
+        self._run = token or _SHARED_TOKEN
+        self._loads = 0
+        self._directory = CheckpointDirectory(self.storage)
+        self._fence = Fence(self.storage, attempt)
+        self._writer = CheckpointWriter(
+            self._directory, self._fence, rank=rank, world_size=world_size, job_id=job_id, token=self._run
+        )
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that this store writes as."""
+        return self._fence.attempt
+
+    @property
+    def quarantined(self) -> tuple[str, ...]:
+        """A sentence for each checkpoint that this store found bad and set aside."""
+        return tuple(self._directory.quarantined)
+
+    def save(
+        self, state: Any, *, step: int, rank_state: Any = None, metrics: Mapping[str, float] | None = None
+    ) -> CheckpointInfo | None:
+        """Store a checkpoint of ``step``; return it once it is complete, None while other ranks are outstanding.
+
+        ``state`` is stored by rank 0 and ignored elsewhere. ``rank_state`` is each rank's own: when used, every rank
+        passes it. A step that this attempt has stored already is left as it is. Raises OSError or
+        InsufficientSpaceError when the storage fails (earlier checkpoints are untouched), StaleAttemptError when a
+        newer attempt has taken over, UnsupportedStateError for a state that cannot be stored.
+        """
+        if self.rank != 0 and rank_state is None:
+            return None
+        parts = {layout.STATE: _part(state)} if self.rank == 0 else {}
+        if rank_state is not None:
+            parts[layout.rank_part(self.rank)] = _part(rank_state)
+        return self.save_parts(parts, step=step, gang=rank_state is not None, metrics=metrics)
+
+    def save_parts(
+        self, parts: Mapping[str, Part], *, step: int, gang: bool, metrics: Mapping[str, float] | None = None
+    ) -> CheckpointInfo | None:
+        """As ``save``, for parts that are encoded already. ``gang``: every rank contributes."""
+        self.hold_fence()
+        version = Version(attempt=self.attempt, step=step)
+        info = self._writer.write(Draft(version=version, parts=parts, gang=gang, metrics=metrics or {}))
+        if info is not None:
+            with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
+                self._directory.retain(self.retention)
+                self._directory.clean(version, self._run)
+        return info
+
+    def hold_fence(self) -> None:
+        """Announce this attempt, so that older ones are refused; StaleAttemptError when this one is older."""
+        if self._fence.hold(announce=self.rank == 0):
+            self._directory.clean(Version(attempt=self.attempt, step=0), self._run)
+
+    def load_latest(self) -> Checkpoint | None:
+        """Load the newest good checkpoint, None when there is none; bad ones are set aside on the way.
+
+        All ranks of a run get the same one: the first to decide leaves a note that the others follow. Raises
+        ResumeMismatchError when this rank cannot read what they agreed on, OSError when the storage is out of reach.
+        """
+        self.hold_fence()
+        if self.world_size == 1 or self._token is None:
+            return self._load_newest()
+        ticket = layout.ticket_name(self.attempt, self._token, self._loads)
+        self._loads += 1
+        agreed = self._read_ticket(ticket)
+        if agreed is not None:
+            return self._load_agreed(agreed)
+        loaded = self._load_newest()
+        choice = "" if loaded is None else Version(attempt=loaded.attempt, step=loaded.step).name
+        if self.storage.create(ticket, json.dumps({"checkpoint": choice}).encode()):
+            return loaded
+        agreed = self._read_ticket(ticket)
+        return loaded if agreed == choice else self._load_agreed(agreed or "")
+
+    def load_path(self, path: str) -> Checkpoint:
+        """Load one named checkpoint directory, of this job or of another.
+
+        Raises CorruptCheckpointError when it is damaged or no checkpoint: what was asked for by name has no substitute.
+        """
+        folder, _, name = path.rstrip("/").rpartition("/")
+        try:
+            return CheckpointReader(LocalStorage(folder or "."), name).load(self.rank, self.world_size, verify_all=True)
+        except CorruptCheckpointError as error:
+            raise CorruptCheckpointError(f"cannot resume from {path}: {error}; name another checkpoint") from error
+
+    def latest_good(self) -> CheckpointInfo | None:
+        """The newest checkpoint that verifies; bad ones are set aside on the way."""
+        for name in self._directory.candidates():
+            reader = CheckpointReader(self.storage, name)
+            try:
+                known = reader.manifest()
+                reader.verify(known)
+            except CorruptCheckpointError as error:
+                self._directory.quarantine(name, str(error))
+            else:
+                return reader.info(known)
+        return None
+
+    def list(self) -> tuple[CheckpointInfo, ...]:
+        """Everything there is, newest first: complete, broken (and why), incomplete. Reads manifests only."""
+        return self._directory.infos()
+
+    def verify(self, info: CheckpointInfo) -> CheckpointInfo:
+        """Read a checkpoint completely; the same entry with its status brought up to date. Changes nothing."""
+        return self._directory.verified(info)
+
+    def retain(self) -> tuple[str, ...]:
+        """Remove what retention does not keep; the names of the complete checkpoints that went."""
+        return self._directory.retain(self.retention)
+
+    def _load_newest(self) -> Checkpoint | None:
+        for name in self._directory.candidates():
+            try:
+                return CheckpointReader(self.storage, name).load(self.rank, self.world_size, verify_all=True)
+            except CorruptCheckpointError as error:
+                self._directory.quarantine(name, str(error))
+        return None
+
+    def _load_agreed(self, name: str) -> Checkpoint | None:
+        if not name:
+            return None
+        try:
+            return CheckpointReader(self.storage, name).load(self.rank, self.world_size, verify_all=False)
+        except CorruptCheckpointError as error:
+            self._directory.quarantine(name, str(error))
+            raise ResumeMismatchError(
+                f"rank {self.rank} cannot load {name}, which the other ranks resume from ({error});"
+                " restart the attempt: the checkpoint before it will be used"
+            ) from error
+
+    def _read_ticket(self, ticket: str) -> str | None:
+        try:
+            return str(json.loads(self.storage.read(ticket))["checkpoint"])
+        except FileNotFoundError:
+            return None
+
+
+def _part(state: Any) -> Part:
+    encoded = codec.encode(state)
+    return Part(tree=encoded.tree_bytes(), leaves=encoded.leaves)

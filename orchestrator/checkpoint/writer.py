@@ -1,0 +1,176 @@
+"""Writes a checkpoint and commits it. Takes bytes, knows neither torch nor numpy: the rank actor uses it as well.
+
+Files are written and fsynced in a staging directory, the manifest comes last, and one atomic rename gives the
+checkpoint its name. When ranks store parts of their own, each writes a done marker after its part, and the one that
+sees all the markers commits, under a lock. A kill at any moment leaves either a complete checkpoint or a staging
+directory that nobody reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orchestrator.checkpoint import layout, manifest, tensorfile
+from orchestrator.checkpoint.errors import CorruptCheckpointError, InsufficientSpaceError
+from orchestrator.checkpoint.manifest import FileRecord, Manifest
+from orchestrator.checkpoint.reader import CheckpointReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from orchestrator.checkpoint.codec import Leaf
+    from orchestrator.checkpoint.directory import CheckpointDirectory
+    from orchestrator.checkpoint.fence import Fence
+    from orchestrator.checkpoint.info import CheckpointInfo
+    from orchestrator.checkpoint.layout import Version
+
+_SPACE_SLACK_BYTES = 1024 * 1024  # manifest and directories beside the parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a checkpoint (the shared state, or a rank's own): its JSON tree and its tensors."""
+
+    tree: bytes
+    leaves: Sequence[Leaf]
+
+    @property
+    def total_bytes(self) -> int:
+        """What the part takes on storage, but for the tensor file's header."""
+        return len(self.tree) + sum(leaf.total_bytes for leaf in self.leaves)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What one rank contributes to the checkpoint of ``version``. ``gang``: every rank contributes a part."""
+
+    version: Version
+    parts: Mapping[str, Part]
+    gang: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class CheckpointWriter:
+    """Writes one rank's contributions into a directory, and commits when it is the last of its gang."""
+
+    def __init__(
+        self, directory: CheckpointDirectory, fence: Fence, *, rank: int, world_size: int, job_id: str, token: str
+    ) -> None:
+        self._directory, self._fence = directory, fence
+        self._storage = directory.storage
+        self._rank, self._world_size, self._job_id, self._token = rank, world_size, job_id, token
+
+    def write(self, draft: Draft) -> CheckpointInfo | None:
+        """Store the contribution; the checkpoint when that made it complete, None while others are outstanding.
+
+        A version that is committed already is left as it is. Raises OSError or InsufficientSpaceError, and then
+        leaves nothing behind that takes space; earlier checkpoints are never touched.
+        """
+        committed = self._committed(draft.version)
+        if committed is not None:
+            return committed
+        self._check_space(draft)
+        staging = layout.staging_name(draft.version, self._token)
+        files: dict[str, FileRecord] = {}
+        try:
+            for name, part in draft.parts.items():
+                self._write_part(staging, name, part, files)
+            if draft.gang:
+                marker = json.dumps(manifest.render_files(files)).encode()
+                self._storage.write(f"{staging}/{layout.done_marker(self._rank)}", [marker])
+                return self._commit_gang(staging, draft)
+            return self._commit(staging, draft, files, ranks=())
+        except OSError:
+            self._abandon(staging, draft)
+            raise
+
+    def _committed(self, version: Version) -> CheckpointInfo | None:
+        if version.name not in self._storage.names():
+            return None
+        reader = CheckpointReader(self._storage, version.name)
+        try:
+            return reader.info(reader.manifest())
+        except CorruptCheckpointError as error:
+            self._directory.quarantine(version.name, str(error))
+            return None
+
+    def _check_space(self, draft: Draft) -> None:
+        needed = _SPACE_SLACK_BYTES + sum(part.total_bytes for part in draft.parts.values())
+        free = self._storage.free_bytes()
+        if free is None or free >= needed:
+            return
+        if self._rank == 0:  # half-written ones before this can never be completed once ranks have come to this step
+            self._directory.clean(draft.version, self._token)
+            free = self._storage.free_bytes()
+        if free is not None and free < needed:
+            raise InsufficientSpaceError(
+                f"{self._storage.location()} has {free} bytes free, the checkpoint needs {needed};"
+                " free some space or lower checkpoint.keep"
+            )
+
+    def _write_part(self, staging: str, part: str, content: Part, files: dict[str, FileRecord]) -> None:
+        name = layout.tree_file(part)
+        files[name] = self._storage.write(f"{staging}/{name}", [content.tree])
+        if content.leaves:
+            name = layout.tensor_file(part)
+            files[name] = self._storage.write(f"{staging}/{name}", _tensor_file(content.leaves))
+
+    def _commit_gang(self, staging: str, draft: Draft) -> CheckpointInfo | None:
+        markers = [layout.done_marker(rank) for rank in range(self._world_size)]
+        if not set(self._storage.names(staging)).issuperset(markers):
+            return None
+        files: dict[str, FileRecord] = {}
+        try:
+            for marker in markers:
+                files.update(manifest.parse_files(json.loads(self._storage.read(f"{staging}/{marker}"))))
+        except FileNotFoundError:  # another rank saw the same, and commits or has committed
+            return None
+        return self._commit(staging, draft, files, ranks=tuple(range(self._world_size)))
+
+    def _commit(
+        self, staging: str, draft: Draft, files: Mapping[str, FileRecord], ranks: tuple[int, ...]
+    ) -> CheckpointInfo | None:
+        version = draft.version
+        made = Manifest(
+            step=version.step,
+            attempt=version.attempt,
+            job_id=self._job_id,
+            world_size=self._world_size,
+            created_at=time.time(),
+            ranks=ranks,
+            metrics=dict(draft.metrics),
+            files=dict(files),
+        )
+        with self._storage.lock():
+            self._fence.check()
+            if version.name in self._storage.names():
+                return self._committed(version)
+            for name in self._storage.names(staging):
+                if name not in files:  # done markers, and what a failed save of this step left
+                    self._storage.remove(f"{staging}/{name}")
+            self._storage.write(f"{staging}/{layout.MANIFEST}", [manifest.render(made)])
+            self._storage.sync(staging)
+            with contextlib.suppress(FileExistsError):  # without a working lock another rank may have been faster
+                self._storage.rename(staging, version.name)
+        return CheckpointReader(self._storage, version.name).info(made)
+
+    def _abandon(self, staging: str, draft: Draft) -> None:
+        with contextlib.suppress(OSError):
+            if not draft.gang:
+                self._storage.remove(staging)
+                return
+            for part in draft.parts:
+                self._storage.remove(f"{staging}/{layout.tensor_file(part)}")
+                self._storage.remove(f"{staging}/{layout.tree_file(part)}")
+
+
+def _tensor_file(leaves: Sequence[Leaf]) -> Iterator[bytes | memoryview]:
+    entries = tensorfile.plan([(leaf.name, leaf.dtype, leaf.shape) for leaf in leaves])
+    by_name = {leaf.name: leaf for leaf in leaves}
+    yield tensorfile.header(entries, {"format": "pt"})
+    for entry in entries:
+        yield by_name[entry.name].memory()

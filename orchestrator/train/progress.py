@@ -1,0 +1,381 @@
+"""The progress page: 16 KiB of shared memory through which a training process tells its rank actor how it goes.
+
+The rank process writes, the rank actor reads; the only thing that flows back is the request to stop. A report costs a
+few microseconds and no system call, may come every millisecond, and the latest one wins. Standard library only.
+
+Must not: block training, allocate without bound, or ever show a half-written record (see progress_layout.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import threading
+import time
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestrator.train import progress_layout as layout
+from orchestrator.train.progress_layout import ProgressPageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CheckpointFacts", "ProgressPage", "ProgressPageError", "ProgressSnapshot"]
+
+STEP_SECONDS_WEIGHT = 0.1  # of the newest step in the running estimate: about the last twenty steps count
+_MAX_MESSAGE_CHARS = 400
+_MAX_QUARANTINED = 3
+_NONE = -1  # an optional count that was never reported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFacts:
+    """What the rank knows about its checkpoints. Times are seconds since the epoch; None means not yet."""
+
+    saved_step: int | None = None
+    saved_at: float | None = None
+    saved_path: str = ""
+    saved_bytes: int = 0
+    stall_seconds: float = 0.0
+    saves: int = 0
+    failed_saves: int = 0
+    failure: str = ""
+    failed_at: float | None = None
+    resumed_step: int | None = None
+    resumed_path: str = ""
+    resumed_seconds: float = 0.0
+    quarantined: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSnapshot:
+    """One consistent reading of a progress page.
+
+    Wall times (``*_at``, ``*_since``) are seconds since the epoch, None until the thing has happened. ``step`` is the
+    step reported last, ``max_step`` the highest one. ``new_step`` and ``new_step_at`` tell of the first reported step
+    above the one given as ORCH_PREVIOUS_STEP. ``step_seconds`` is a running mean; ``recent_step_seconds`` holds up to
+    32 durations, oldest first. ``saving_since`` is set while a save stalls the training loop.
+    """
+
+    writer_pid: int | None = None
+    step: int | None = None
+    max_step: int | None = None
+    total_steps: int | None = None
+    epoch: float | None = None
+    phase: str = ""
+    phase_since: float | None = None
+    samples: int | None = None
+    tokens: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics_dropped: int = 0
+    first_step_at: float | None = None
+    new_step: int | None = None
+    new_step_at: float | None = None
+    last_step_at: float | None = None
+    last_report_at: float | None = None
+    steps_reported: int = 0
+    step_seconds: float | None = None
+    recent_step_seconds: tuple[float, ...] = ()
+    saving_since: float | None = None
+    checkpoint: CheckpointFacts = CheckpointFacts()
+    stop_requested: bool = False
+    stop_seen: bool = False
+
+
+class ProgressPage:
+    """A mapped progress page. The actor calls ``create``, ``read`` and ``request_stop``; the rank ``open`` and the rest.
+
+    Only one process may write at a time: see ``claim``. Writes are serialised among threads.
+    """
+
+    def __init__(self, path: Path, page: mmap.mmap, previous_step: int = _NONE) -> None:
+        self.path = path
+        self._page = page
+        self._lock = threading.Lock()
+        self._previous_step = previous_step
+        self._hot_counter = layout.HOT.last_counter(page)
+        self._facts_counter = layout.FACTS.last_counter(page)
+        self._counts = [_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, 0, 0, 0]
+        self._epoch, self._step_seconds = math.nan, math.nan
+        self._first_at = self._new_at = self._last_at = self._phase_since = self._saving_since = 0.0
+        self._phase = b""
+        self._recent = array("d", bytes(8 * layout.RECENT_STEPS))
+        self._index: dict[str, int] = {}
+        self._values = array("d")
+        self._names = b""
+        self._last_clock: float | None = None
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> Self:
+        """Make a blank page at ``path`` (normally under /dev/shm), replacing one that is there; mode 0600."""
+        target = Path(path)
+        blank = bytearray(layout.PAGE_BYTES)
+        layout.HEADER.pack_into(blank, 0, layout.MAGIC, layout.LAYOUT_VERSION, layout.PAGE_BYTES)
+        draft = target.with_name(f"{target.name}.{os.getpid()}.new")
+        handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600)
+        try:
+            os.write(handle, blank)
+        finally:
+            os.close(handle)
+        draft.replace(target)  # a reader sees the old page or a whole new one
+        return cls.open(target)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, previous_step: int | None = None) -> Self:
+        """Map an existing page. ``previous_step`` is the last step of the attempt before, for ``new_step``.
+
+        Raises ProgressPageError when the file is missing, short, or of another version.
+        """
+        target = Path(path)
+        try:
+            handle = os.open(target, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise ProgressPageError(f"{target}: {error.strerror}; the rank actor creates this file first") from error
+        try:
+            if os.fstat(handle).st_size != layout.PAGE_BYTES:
+                raise ProgressPageError(f"{target} is not a progress page: {layout.PAGE_BYTES} bytes expected")
+            page = mmap.mmap(handle, layout.PAGE_BYTES)
+        finally:
+            os.close(handle)
+        if layout.HEADER.unpack_from(page) != (layout.MAGIC, layout.LAYOUT_VERSION, layout.PAGE_BYTES):
+            page.close()
+            raise ProgressPageError(f"{target} is not a progress page of version {layout.LAYOUT_VERSION}")
+        return cls(target, page, _NONE if previous_step is None else previous_step)
+
+    def close(self) -> None:
+        """Unmap; the file stays. Using the page afterwards raises ValueError."""
+        self._page.close()
+
+    def claim(self) -> bool:
+        """Make this process the writer; False when another live process is (a data-loader worker must not report)."""
+        holder = layout.WRITER_PID.unpack_from(self._page, layout.WRITER_PID_AT)[0]
+        if holder not in (0, os.getpid()) and _alive(holder):
+            return False
+        layout.WRITER_PID.pack_into(self._page, layout.WRITER_PID_AT, os.getpid())
+        return True
+
+    # What the rank writes
+
+    def write(
+        self,
+        *,
+        step: int | None = None,
+        total_steps: int | None = None,
+        epoch: float | None = None,
+        phase: str | None = None,
+        samples: int | None = None,
+        tokens: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record a report. What is left out keeps its last value; metrics are merged by name.
+
+        A step below the highest one so far (a restarted counter, an evaluation loop) is shown as ``step``, but counts
+        neither as an advance nor for the step time. More than 64 metrics, or names longer than 64 bytes, are
+        dropped and counted.
+        """
+        with self._lock:
+            now = time.time()
+            changed_phase = phase is not None and self._enter(phase, now)
+            if step is not None:
+                self._advance(step, now, timed=not changed_phase)
+            counts = self._counts
+            if total_steps is not None:
+                counts[2] = total_steps
+            if samples is not None:
+                counts[3] = samples
+            if tokens is not None:
+                counts[4] = tokens
+            if epoch is not None:
+                self._epoch = epoch
+            if metrics:
+                self._merge(metrics)
+            self._publish(now)
+
+    def write_saving(self, since: float | None) -> None:
+        """Say that a save stalls the loop since that wall time, or with None that it is over."""
+        with self._lock:
+            self._saving_since = since or 0.0
+            self._last_clock = None  # the step that contains a save is no sample of a step's duration
+            self._publish(time.time())
+
+    def write_facts(self, facts: CheckpointFacts) -> None:
+        """Publish what is known about checkpoints; long texts are cut to fit the page."""
+        body = _facts_body(facts)
+        payload = json.dumps(body, separators=(",", ":")).encode()
+        if len(payload) > layout.FACTS.capacity:  # only texts full of escapes get here
+            for name in ("saved_path", "resumed_path", "failure"):
+                body[name] = body[name][:100]
+            payload = json.dumps({**body, "quarantined": []}, separators=(",", ":")).encode()
+        with self._lock:
+            self._facts_counter += 1
+            layout.FACTS.publish(self._page, self._facts_counter, payload)
+
+    def mark_stop_seen(self) -> None:
+        """The training loop has been told to stop."""
+        self._page[layout.STOP_SEEN_AT] = 1
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the actor asked for a stop; about 50 ns."""
+        return self._page[layout.STOP_REQUESTED_AT] != 0
+
+    # What the actor does
+
+    def request_stop(self) -> None:
+        """Ask the training loop to save and end; ``should_stop()`` is true from now on. Cannot be taken back."""
+        self._page[layout.STOP_REQUESTED_AT] = 1
+
+    def read(self) -> ProgressSnapshot:
+        """The newest complete report; a blank snapshot before the first one."""
+        page = self._page
+        pid = layout.WRITER_PID.unpack_from(page, layout.WRITER_PID_AT)[0]
+        hot = layout.HOT.newest(page)
+        facts = layout.FACTS.newest(page)
+        return ProgressSnapshot(
+            writer_pid=pid or None,
+            checkpoint=CheckpointFacts() if facts is None else _facts_from(json.loads(facts)),
+            stop_requested=self.stop_requested,
+            stop_seen=page[layout.STOP_SEEN_AT] != 0,
+            **({} if hot is None else _decode_hot(hot)),
+        )
+
+    # Inside a write, under the lock
+
+    def _enter(self, phase: str, now: float) -> bool:
+        raw = phase.encode()[: layout.MAX_PHASE_BYTES]
+        if raw == self._phase:
+            return False
+        self._phase, self._phase_since = raw, now
+        return True
+
+    def _advance(self, step: int, now: float, *, timed: bool) -> None:
+        counts = self._counts
+        counts[0] = step
+        highest = counts[1]
+        clock = time.perf_counter()
+        if step <= highest:
+            return
+        if timed and self._last_clock is not None:
+            self._sample((clock - self._last_clock) / (step - highest))
+        self._last_clock = clock
+        counts[1] = step
+        counts[6] += 1
+        self._last_at = now
+        if self._first_at == 0.0:
+            self._first_at = now
+        if self._new_at == 0.0 and step > self._previous_step:
+            self._new_at, counts[5] = now, step
+
+    def _sample(self, seconds: float) -> None:
+        recorded = self._counts[7]
+        self._recent[recorded % layout.RECENT_STEPS] = seconds
+        self._counts[7] = recorded + 1
+        old = self._step_seconds
+        self._step_seconds = seconds if recorded == 0 else old + STEP_SECONDS_WEIGHT * (seconds - old)
+
+    def _merge(self, metrics: Mapping[str, float]) -> None:
+        index, values = self._index, self._values
+        for name, value in metrics.items():
+            at = index.get(name)
+            if at is None:
+                self._add_metric(name, value)
+            else:
+                values[at] = value
+
+    def _add_metric(self, name: str, value: float) -> None:
+        raw = name.encode(errors="replace")
+        room = layout.METRICS_CAPACITY - len(self._names) - 8 * len(self._values)
+        if len(self._index) >= layout.MAX_METRICS or len(raw) > layout.MAX_METRIC_NAME_BYTES or len(raw) + 9 > room:
+            self._counts[8] += 1
+            return
+        self._index[name] = len(self._values)
+        self._values.append(value)
+        self._names += layout.encode_names((name,))
+
+    def _publish(self, now: float) -> None:
+        fixed = layout.HOT_FIXED.pack(
+            *self._counts,
+            self._epoch,
+            self._first_at,
+            self._new_at,
+            self._last_at,
+            now,
+            self._step_seconds,
+            self._phase_since,
+            self._saving_since,
+            len(self._phase),
+            len(self._values),
+        )
+        payload = b"".join((fixed, self._recent, self._phase, self._values, self._names))
+        self._hot_counter += 1
+        layout.HOT.publish(self._page, self._hot_counter, payload)
+
+
+def _decode_hot(raw: bytes) -> dict[str, Any]:
+    fields = layout.HOT_FIXED.unpack_from(raw)
+    step, highest, total, samples, tokens, new_step, reported, recorded, dropped = fields[:9]
+    epoch, first, new, last, report, seconds, phase_since, saving, phase_bytes, count = fields[9:]
+    ring_at = layout.HOT_FIXED.size
+    phase_at = ring_at + layout.RECENT.size
+    values_at = phase_at + phase_bytes
+    names_at = values_at + 8 * count
+    values = array("d", raw[values_at:names_at])
+    return {
+        "step": _count(step),
+        "max_step": _count(highest),
+        "total_steps": _count(total),
+        "samples": _count(samples),
+        "tokens": _count(tokens),
+        "new_step": _count(new_step),
+        "steps_reported": reported,
+        "metrics_dropped": dropped,
+        "epoch": None if math.isnan(epoch) else epoch,
+        "first_step_at": first or None,
+        "new_step_at": new or None,
+        "last_step_at": last or None,
+        "last_report_at": report or None,
+        "step_seconds": None if math.isnan(seconds) else seconds,
+        "recent_step_seconds": _ring(layout.RECENT.unpack_from(raw, ring_at), recorded),
+        "phase": raw[phase_at:values_at].decode(errors="replace"),
+        "phase_since": phase_since or None,
+        "saving_since": saving or None,
+        "metrics": dict(zip(layout.decode_names(raw[names_at:], count), values, strict=True)),
+    }
+
+
+def _count(value: int) -> int | None:
+    return None if value == _NONE else value
+
+
+def _ring(values: tuple[float, ...], recorded: int) -> tuple[float, ...]:
+    if recorded <= len(values):
+        return values[:recorded]
+    split = recorded % len(values)
+    return values[split:] + values[:split]
+
+
+def _facts_body(facts: CheckpointFacts) -> dict[str, Any]:
+    body = {name: getattr(facts, name) for name in CheckpointFacts.__dataclass_fields__}
+    body["failure"] = facts.failure[:_MAX_MESSAGE_CHARS]
+    body["saved_path"], body["resumed_path"] = facts.saved_path[:800], facts.resumed_path[:800]
+    body["quarantined"] = [text[:_MAX_MESSAGE_CHARS] for text in facts.quarantined[-_MAX_QUARANTINED:]]
+    return body
+
+
+def _facts_from(body: dict[str, Any]) -> CheckpointFacts:
+    return CheckpointFacts(**{**body, "quarantined": tuple(body["quarantined"])})
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,124 @@
+"""The bytes of a progress page: offsets, the two double-buffered records, and the flags beside them.
+
+Owns the binary layout only; what the values mean is in progress.py. Standard library only: both the training process
+and the rank actor import this, and neither may pay for more.
+
+A record (``Slots``) has two slots. The writer fills the older slot and never touches the newer one, so a process that
+is killed in the middle of a write leaves the previous record intact. Each slot carries a counter and a CRC that covers
+both counter and payload: a reader takes the valid slot with the higher counter, and a record that changed while it was
+being copied fails its CRC and is read again. That holds on any memory model, which a bare sequence lock in Python
+could not promise.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import mmap
+
+PAGE_BYTES = 16 * 1024
+MAGIC = b"ORCHPAGE"
+LAYOUT_VERSION = 1
+
+HEADER = struct.Struct("<8sII")  # magic, layout version, page size
+WRITER_PID = struct.Struct("<Q")
+WRITER_PID_AT = 16
+STOP_REQUESTED_AT = 64  # one byte each, on cache lines of their own: one is the actor's, the other the rank's
+STOP_SEEN_AT = 128
+
+MAX_METRICS = 64
+MAX_METRIC_NAME_BYTES = 64
+MAX_PHASE_BYTES = 32
+RECENT_STEPS = 32
+
+_SLOT_HEAD = struct.Struct("<QII")  # counter, CRC-32, payload bytes
+_READ_ATTEMPTS = 1000
+
+
+class ProgressPageError(Exception):
+    """A file is not a progress page of this version; the rank actor must create it with ProgressPage.create."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """One double-buffered record: two slots of ``slot_bytes`` from ``offset`` on."""
+
+    offset: int
+    slot_bytes: int
+
+    @property
+    def capacity(self) -> int:
+        """The most payload bytes one record holds."""
+        return self.slot_bytes - _SLOT_HEAD.size
+
+    def last_counter(self, page: mmap.mmap) -> int:
+        """The counter to continue from: of the newest slot that is whole."""
+        return max(counter for counter, _ in self._both(page))
+
+    def publish(self, page: mmap.mmap, counter: int, payload: bytes | bytearray) -> None:
+        """Write ``payload`` as record number ``counter`` over the older slot. No system call."""
+        start = self.offset + (counter & 1) * self.slot_bytes
+        crc = zlib.crc32(payload, counter & 0xFFFFFFFF)
+        page[start : start + _SLOT_HEAD.size + len(payload)] = _SLOT_HEAD.pack(counter, crc, len(payload)) + payload
+
+    def newest(self, page: mmap.mmap) -> bytes | None:
+        """The newest whole payload, or None when nothing was ever written.
+
+        Raises ProgressPageError when both slots stay unreadable, which only damage from outside can cause.
+        """
+        for _ in range(_READ_ATTEMPTS):
+            counter, payload = max(self._both(page), key=lambda slot: slot[0])
+            if payload is not None:
+                return payload
+            if counter == 0 and self._untouched(page):
+                return None
+        raise ProgressPageError("both records of the progress page are damaged; create the page anew")
+
+    def _both(self, page: mmap.mmap) -> tuple[tuple[int, bytes | None], tuple[int, bytes | None]]:
+        return self._slot(page, 0), self._slot(page, 1)
+
+    def _slot(self, page: mmap.mmap, index: int) -> tuple[int, bytes | None]:
+        start = self.offset + index * self.slot_bytes
+        raw = page[start : start + self.slot_bytes]
+        counter, crc, length = _SLOT_HEAD.unpack_from(raw)
+        if counter == 0 or length > self.capacity:
+            return 0, None
+        payload = raw[_SLOT_HEAD.size : _SLOT_HEAD.size + length]
+        return (counter, payload) if zlib.crc32(payload, counter & 0xFFFFFFFF) == crc else (0, None)
+
+    def _untouched(self, page: mmap.mmap) -> bool:
+        """Whether neither slot was ever completed: a first write that was torn by a kill counts as nothing written."""
+        second = self.offset + self.slot_bytes
+        # Record 1 goes to slot 1, record 2 to slot 0: as long as slot 0 is blank, at most one write was begun.
+        return page[self.offset : self.offset + _SLOT_HEAD.size] == bytes(_SLOT_HEAD.size) and second < len(page)
+
+
+HOT = Slots(offset=512, slot_bytes=4096)
+FACTS = Slots(offset=512 + 2 * 4096, slot_bytes=3840)
+assert FACTS.offset + 2 * FACTS.slot_bytes <= PAGE_BYTES
+
+# step, max_step, total_steps, samples, tokens, new_step, steps_reported, durations recorded, metrics dropped;
+# epoch, first_step_at, new_step_at, last_step_at, last_report_at, step_seconds, phase_since, saving_since;
+# phase bytes, metrics
+HOT_FIXED = struct.Struct("<9q8dHH")
+RECENT = struct.Struct(f"<{RECENT_STEPS}d")
+METRICS_CAPACITY = HOT.capacity - HOT_FIXED.size - RECENT.size - MAX_PHASE_BYTES
+
+
+def encode_names(names: tuple[str, ...]) -> bytes:
+    """The names block of the metrics: a length byte before each name."""
+    return b"".join(bytes((len(raw),)) + raw for raw in (name.encode() for name in names))
+
+
+def decode_names(raw: bytes, count: int) -> tuple[str, ...]:
+    """The inverse of ``encode_names`` for ``count`` names."""
+    names, at = [], 0
+    for _ in range(count):
+        length = raw[at]
+        names.append(raw[at + 1 : at + 1 + length].decode())
+        at += 1 + length
+    return tuple(names)

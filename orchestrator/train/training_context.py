@@ -1,0 +1,309 @@
+"""The training script's side of orch: who am I, how far am I, save, load, shall I stop.
+
+Works the same under orch, torchrun and plain ``python``; only what there is to talk to differs. Owns no policy and no
+file format: those are in orchestrator.checkpoint. Must not import torch before a device is asked for, nor Ray ever.
+
+(The module is not called ``context``: importing it would replace the function ``orchestrator.train.context``.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import os
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING, Any, SupportsFloat, cast
+
+from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
+from orchestrator.checkpoint.store import CheckpointStore
+from orchestrator.train.environment import RankEnvironment, read_environment
+from orchestrator.train.progress import CheckpointFacts, ProgressPage, ProgressPageError
+from orchestrator.train.stopping import StopSignal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from orchestrator.checkpoint.info import CheckpointInfo
+    from orchestrator.checkpoint.reader import Checkpoint
+
+_LARGEST_COUNT = 2**63 - 1
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be saved; training goes on, and the next save tries again."""
+
+
+class Context:
+    """One rank's view of its job. Get it with ``orchestrator.train.context()``."""
+
+    def __init__(self, environment: RankEnvironment, page: ProgressPage | None = None) -> None:
+        self._environment = environment
+        self._page = page
+        self._store: CheckpointStore | None = None
+        self._facts = CheckpointFacts()
+        self._stop = StopSignal()
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()  # of saves and loads
+        self._device: torch.device | None = None
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among all ranks, from 0."""
+        return self._environment.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._environment.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this process among the ranks of its node."""
+        return self._environment.local_rank
+
+    @property
+    def local_world_size(self) -> int:
+        """The number of ranks on this node."""
+        return self._environment.local_world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self._environment.rank == 0
+
+    @property
+    def job_id(self) -> str:
+        """The job's id; empty outside of orch."""
+        return self._environment.job_id
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1; 1 outside of orch."""
+        return 1 if self._environment.attempt is None else self._environment.attempt
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank: ``cuda:LOCAL_RANK`` where CUDA is usable, else the CPU. Imports torch."""
+        if self._device is None:
+            self._device = _choose_device(self._environment)
+        return self._device
+
+    def report(
+        self,
+        *,
+        step: int | None = None,
+        total_steps: int | None = None,
+        epoch: float | None = None,
+        phase: str | None = None,
+        samples: int | None = None,
+        tokens: int | None = None,
+        **metrics: SupportsFloat,
+    ) -> None:
+        """Tell how far training is; call it after every optimizer step. Takes microseconds; the latest report wins.
+
+        ``samples`` and ``tokens`` are totals so far. What is left out keeps its last value. Metrics are numbers, or
+        anything that ``float()`` takes (a CUDA tensor makes the call wait for the device). A step below one already
+        reported is shown but counts as no progress. Raises TypeError or ValueError for what is no number.
+        """
+        known = {name: _metric(name, value) for name, value in metrics.items()} if metrics else None
+        counts = {
+            name: _whole(name, value)
+            for name, value in (("step", step), ("total_steps", total_steps), ("samples", samples), ("tokens", tokens))
+            if value is not None
+        }
+        if epoch is not None and type(epoch) is not int:
+            epoch = _metric("epoch", epoch)
+        if phase is not None and not isinstance(phase, str):
+            raise TypeError(f"report(phase={phase!r}): a phase is a short text such as 'train' or 'evaluate'")
+        if self._page is not None:
+            self._page.write(epoch=epoch, phase=phase, metrics=known, **counts)
+
+    def save(
+        self, state: Any, *, step: int, rank_state: Any = None, metrics: Mapping[str, SupportsFloat] | None = None
+    ) -> bool:
+        """Save a checkpoint of ``step``. True when this rank's part is safe, False when saving failed.
+
+        ``state`` is what all ranks share (model, optimizer, ...): rank 0 stores it, elsewhere it is ignored, so that
+        every rank may call this. ``rank_state`` is this rank's own (random states, data position): use it on every
+        rank or on none; the checkpoint then counts when every rank's part is in. Both may nest dictionaries, lists,
+        tuples, plain values, numpy and torch; nothing is pickled. A step already saved by this attempt is left as is.
+
+        A full disk or a failing one never raises: it warns once, is shown in ``orch status``, and the next save tries
+        again. Raises UnsupportedStateError for a state that cannot be stored, ValueError for a bad step, and
+        StaleAttemptError when a newer attempt has taken over and this process is a leftover. May be called from any
+        thread, one save at a time.
+        """
+        number = _whole("step", step, "save")
+        scores = {name: _metric(name, value, "save") for name, value in (metrics or {}).items()}
+        with self._lock:
+            started, clock = time.time(), time.perf_counter()
+            if self._page is not None:
+                self._page.write_saving(started)
+            try:
+                info = self._checkpoints().save(state, step=number, rank_state=rank_state, metrics=scores)
+            except (StaleAttemptError, UnsupportedStateError):
+                raise
+            except (CheckpointError, OSError) as error:
+                self._save_failed(number, error)
+                return False
+            finally:
+                if self._page is not None:
+                    self._page.write_saving(None)
+            if info is not None:
+                self._saved(info, time.perf_counter() - clock)
+            return True
+
+    def load(self) -> Checkpoint | None:
+        """The newest good checkpoint, or None when there is none to start from. Damaged ones are set aside.
+
+        Without a checkpoint of its own, a job started with ``--resume-from`` gets the one named there. Raises
+        CheckpointError when that one is damaged, or when ranks cannot agree; OSError when storage is out of reach.
+        """
+        with self._lock:
+            clock = time.perf_counter()
+            store = self._checkpoints()
+            try:
+                loaded = store.load_latest()
+            finally:
+                self._tell(quarantined=tuple(store.quarantined))
+            if loaded is None and self._environment.resume_from is not None:
+                loaded = store.load_path(self._environment.resume_from)
+            if loaded is not None:
+                self._tell(
+                    resumed_step=loaded.step, resumed_path=loaded.path, resumed_seconds=time.perf_counter() - clock
+                )
+            return loaded
+
+    def should_stop(self) -> bool:
+        """Whether the job is to end now: save, then leave the loop. Ask once per step.
+
+        The first call installs a handler for SIGTERM, if nobody else has one and it is made by the main thread: from
+        then on SIGTERM no longer ends the process by itself.
+        """
+        self._stop.watch()
+        if not (self._stop.received or (self._page is not None and self._page.stop_requested)):
+            return False
+        if self._page is not None:
+            self._page.mark_stop_seen()
+        return True
+
+    def _checkpoints(self) -> CheckpointStore:
+        if self._store is None:
+            here = self._environment
+            self._store = CheckpointStore(
+                here.checkpoint_dir,
+                attempt=here.attempt,
+                rank=here.rank,
+                world_size=here.world_size,
+                keep=here.keep,
+                score_attribute=here.score_attribute,
+                score_order=here.score_order,
+                job_id=here.job_id,
+                token=here.token,
+            )
+        return self._store
+
+    def _saved(self, info: CheckpointInfo, stall_seconds: float) -> None:
+        self._warned.discard("save")
+        self._tell(
+            saved_step=info.step,
+            saved_at=time.time(),
+            saved_path=info.path,
+            saved_bytes=info.bytes,
+            stall_seconds=stall_seconds,
+            saves=self._facts.saves + 1,
+            failure="",
+            failed_at=None,
+        )
+
+    def _save_failed(self, step: int, error: Exception) -> None:
+        message = f"checkpoint of step {step} not saved: {error}"
+        self._tell(failure=message, failed_at=time.time(), failed_saves=self._facts.failed_saves + 1)
+        self._warn("save", f"{message}; training goes on and the next save tries again")
+
+    def _tell(self, **changes: Any) -> None:
+        self._facts = dataclasses.replace(self._facts, **changes)
+        if self._page is not None:
+            self._page.write_facts(self._facts)
+
+    def _warn(self, topic: str, message: str) -> None:
+        """Warn once per topic until it has gone well again; never raises, whatever filters say."""
+        if topic in self._warned:
+            return
+        self._warned.add(topic)
+        try:
+            warnings.warn(message, CheckpointWarning, stacklevel=4)
+        except CheckpointWarning:
+            return  # filters that turn warnings into errors must not let a full disk end the training
+
+
+def _choose_device(environment: RankEnvironment) -> torch.device:
+    import torch
+
+    if environment.device is not None:
+        return torch.device(environment.device)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    # Ranks that share a device (gpu: 0.5) are more than the devices they see.
+    return torch.device("cuda", environment.local_rank % count) if count else torch.device("cpu")
+
+
+def _whole(name: str, value: Any, call: str = "report") -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{call}({name}={value}): a whole number is needed")
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{call}({name}={value!r}): a whole number is needed; use int()") from error
+    if not 0 <= number <= _LARGEST_COUNT:
+        raise ValueError(f"{call}({name}={number}): must be between 0 and 2**63 - 1")
+    return number
+
+
+def _metric(name: str, value: Any, call: str = "report") -> float:
+    if type(value) is float:
+        return value
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError(f"{type(value).__name__} is text")  # noqa: TRY301  (float() would parse it)
+        return float(cast("SupportsFloat", value))
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise TypeError(f"{call}({name}={value!r}): a number is needed ({error})") from error
+
+
+_current: Context | None = None
+
+
+def current_context() -> Context:
+    """The one Context of this process, made from its environment on first use."""
+    global _current  # noqa: PLW0603  (one per process is the point)
+    if _current is None:
+        environment = read_environment(os.environ)
+        _current = Context(environment, _open_page(environment))
+    return _current
+
+
+def _open_page(environment: RankEnvironment) -> ProgressPage | None:
+    if environment.progress_path is None:
+        return None
+    try:
+        page = ProgressPage.open(environment.progress_path, previous_step=environment.previous_step)
+    except ProgressPageError as error:
+        warnings.warn(f"progress will not be shown: {error}", RuntimeWarning, stacklevel=3)
+        return None
+    if not page.claim():  # a child of the rank that imports its parent's script
+        page.close()
+        return None
+    return page
+
+
+def _forget_after_fork() -> None:
+    """A forked child is not the rank: it gets a context of its own, which leaves the parent's page alone."""
+    global _current  # noqa: PLW0603
+    _current = None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
