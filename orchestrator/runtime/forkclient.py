@@ -1,0 +1,576 @@
+"""The fork server's client: start a server, ask it for processes, hold their lifelines.
+
+Owns the parent's half of the protocol in forkserver/wire.py and nothing of what is run. Standard library only; every
+call has a deadline. The asynchronous calls are for the rank actor and the node agent, the `_sync` twins for scripts.
+
+The life of a process, seen from here: `spawn` returns once its keeper exists; `Started` says that the process is about
+to run its first line; at most one `ErrorRaised` gives the exception that is ending it, as soon as it is raised;
+`Exited` gives the status, which is on disk by then; `Gone` says that nothing it started is left. Closing the lifeline,
+in whatever way, dying included, kills everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from orchestrator.runtime.forkserver import wire
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from types import TracebackType
+
+Mode = Literal["script", "module", "command", "store"]
+
+SERVER_FILE = Path(__file__).parent / "forkserver" / "server.py"
+MAX_SOCKET_PATH_BYTES = 107
+
+_START_DEADLINE = timedelta(seconds=20)
+_CALL_DEADLINE = timedelta(seconds=60)
+_READ_BYTES = 65536
+
+# What belongs to one process, one job or to Ray, and must not be what every fork starts from.
+_NOT_INHERITED_PREFIXES = ("RAY_", "ORCH_", "TORCHELASTIC_")
+_NOT_INHERITED = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "ZE_AFFINITY_MASK",
+        "OMP_NUM_THREADS",  # Ray sets it for its workers
+        "PYTHONBREAKPOINT",  # likewise
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
+
+
+class ForkServerError(Exception):
+    """The fork server did not do what was asked; each subclass says why and what to do next."""
+
+
+class ForkServerMissingError(ForkServerError):
+    """Nobody listens on the socket: start the server with start_fork_server, then ask again."""
+
+
+class ForkServerRefusedError(ForkServerError):
+    """The server understood and said no; the message is its own. Mend the request and ask again."""
+
+
+class ForkServerVersionError(ForkServerError):
+    """The server was started by another version of orch: shut it down and start one of this version."""
+
+
+class ForkServerTimeoutError(ForkServerError):
+    """No answer within the deadline: the server may still be warming (its log says), or the machine is overloaded."""
+
+
+class ForkServerStartError(ForkServerError):
+    """The server could not be started; the message holds what the interpreter said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedServer:
+    """The outcome of start_fork_server."""
+
+    pid: int
+    already_running: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What a warm server says of itself."""
+
+    pid: int
+    protocol: int
+    executable: str
+    python: str
+    torch: str | None
+    """None: the interpreter has no torch; scripts start without being warmed."""
+    warm_seconds: float
+    keepers: int
+    nice: int
+    oom_score_adj: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnRequest:
+    """One process to start.
+
+    `env` is the complete environment. `threads` is torch's thread count; None takes OMP_NUM_THREADS from `env`, else
+    the machine's default. `record` is copied into the exit record. `cold` asks for a fresh interpreter in any case;
+    the server decides so by itself where a fork would differ from one (`Started.cold` says why).
+    """
+
+    mode: Mode
+    target: str = ""
+    """A script's path, a module's name, a command; unused for a store."""
+    args: tuple[str, ...] = ()
+    python_options: tuple[str, ...] = ()
+    cwd: str
+    env: Mapping[str, str]
+    threads: int | None = None
+    cold: bool = False
+    exit_record: Path | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+# -- events of a lifeline; times are Unix times in seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The process is about to run its first line."""
+
+    pid: int
+    cold: str | None
+    """Why a fresh interpreter had to be used; None for a warm start and for commands."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRaised:
+    """The exception that is ending the process, or what kept it from starting."""
+
+    type: str
+    message: str
+    traceback: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """The process has ended; one of `exit_code` and `signal` is None."""
+
+    exit_code: int | None
+    signal: int | None
+    cause: str | None
+    """The last order that its keeper had: stop, stop_deadline, kill, lifeline; None: it ended by itself."""
+    record_error: str | None
+    """What kept the exit record from being written; None: it is on disk."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """Nothing that the process started is left."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperLost:
+    """The keeper died first: the process dies with it, how it would have ended is unknown."""
+
+    at: float
+
+
+Event = Started | ErrorRaised | Exited | Gone | KeeperLost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitRecord:
+    """How a process ended, as its keeper left it on disk."""
+
+    record: Mapping[str, Any]
+    """What the request asked to be kept."""
+    pid: int
+    keeper_pid: int
+    started_at: float
+    ended_at: float
+    exit_code: int | None
+    signal: int | None
+    cause: str | None
+    error: ErrorRaised | None
+
+
+def read_exit_record(path: Path) -> ExitRecord | None:
+    """The record at `path`; None as long as there is none. Records are whole or absent."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    fields = json.loads(text)
+    if fields.pop("version") != 1:
+        raise ForkServerVersionError(f"{path} was written by another version of orch; read it with that one")
+    error = fields.pop("error")
+    return ExitRecord(error=None if error is None else ErrorRaised(**error), **fields)
+
+
+class Lifeline:
+    """The owner's end of a process: its events, and orders to its keeper. One reader at a time.
+
+    The process lives as long as this is open. Orders return False when the keeper has ended.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._lines = wire.LineReader()
+        self._pending: list[Event] = []
+        self._ended = False
+
+    def signal(self, number: int) -> bool:
+        """Sends a signal to the process's group."""
+        return self._order({"cmd": "signal", "signal": int(number)})
+
+    def stop(self, grace: timedelta) -> bool:
+        """SIGTERM to the group now; SIGKILL to the whole tree after `grace`, whatever becomes of the caller."""
+        return self._order({"cmd": "stop", "grace_seconds": grace.total_seconds()})
+
+    def kill(self) -> bool:
+        """SIGKILL to the whole tree, now."""
+        return self._order({"cmd": "kill"})
+
+    def close(self) -> None:
+        """Lets go: whatever is left of the tree is killed."""
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for pollers."""
+        return self._socket.fileno()
+
+    def _order(self, message: dict[str, Any]) -> bool:
+        try:
+            self._socket.send(wire.encode_line(message))
+        except OSError:
+            return False
+        return True
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._events()
+
+    async def _events(self) -> AsyncIterator[Event]:
+        """Every event until Gone or KeeperLost, which is the last."""
+        while (event := await self.next_event()) is not None:
+            yield event
+
+    async def next_event(self) -> Event | None:
+        """The next event; None after the last one. Cancelling loses nothing."""
+        while not self._pending and not self._ended:
+            try:
+                data = await asyncio.get_running_loop().sock_recv(self._socket, _READ_BYTES)
+            except OSError:
+                data = b""
+            self._take(data)
+        return self._pending.pop(0) if self._pending else None
+
+    def next_event_sync(self, deadline: timedelta) -> Event | None:
+        """The same, blocking; ForkServerTimeoutError when nothing comes within `deadline`."""
+        until = time.monotonic() + deadline.total_seconds()
+        while not self._pending and not self._ended:
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except TimeoutError:
+                raise ForkServerTimeoutError(
+                    f"no event within {deadline.total_seconds()} s; is the process stuck?"
+                ) from None
+            except OSError:
+                data = b""
+            finally:
+                self._socket.setblocking(False)
+            self._take(data)
+        return self._pending.pop(0) if self._pending else None
+
+    def _take(self, data: bytes) -> None:
+        if data:
+            self._pending += [event for message in self._lines.feed(data) if (event := _event(message)) is not None]
+            self._ended = any(isinstance(event, Gone) for event in self._pending)
+        else:
+            self._ended = True
+            self._pending.append(KeeperLost(at=time.time()))
+
+
+_EVENTS: dict[str, type[Started | ErrorRaised | Exited | Gone]] = {
+    "started": Started,
+    "error": ErrorRaised,
+    "exited": Exited,
+    "gone": Gone,
+}
+
+
+def _event(message: dict[str, Any]) -> Event | None:
+    kind = _EVENTS.get(message.pop("event", ""))
+    return None if kind is None else kind(**message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawned:
+    """A process in the making: its keeper exists."""
+
+    keeper_pid: int
+    lifeline: Lifeline
+
+
+class ForkServerClient:
+    """Speaks to the server behind one socket; holds no connection between calls, so it survives the server's restart."""
+
+    def __init__(self, socket_path: Path, *, deadline: timedelta = _CALL_DEADLINE) -> None:
+        self._path = socket_path
+        self._deadline = deadline
+
+    async def hello(self) -> Hello:
+        """Waits until the server is warm; says what it is."""
+        return _hello(await self._call({"op": "hello"}, []))
+
+    async def shutdown(self) -> None:
+        """Ends the server. Processes that it started run on."""
+        await self._call({"op": "shutdown"}, [])
+
+    async def spawn(
+        self,
+        request: SpawnRequest,
+        *,
+        stdout: int,
+        stderr: int,
+        listen: int | None = None,
+        extra: Mapping[int, int] | None = None,
+    ) -> Spawned:
+        """Starts a process. The descriptors stay the caller's, who closes them when he likes.
+
+        `listen` is the bound and listening socket of a store; `extra` maps a number in the new process (3 and up) to
+        a descriptor here.
+        """
+        with _lifeline_pair() as (ours, theirs):
+            message, fds = _spawn_message(request, _roles(stdout, stderr, theirs.fileno(), listen, extra or {}))
+            reply = await self._call(message, fds)
+            return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
+
+    async def _call(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        data = wire.encode({"protocol": wire.PROTOCOL, **message})
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            try:
+                async with asyncio.timeout(self._deadline.total_seconds()):
+                    await loop.sock_connect(sock, _checked(self._path))
+                    # The descriptors go with the header: a few bytes, which an empty socket always takes.
+                    socket.send_fds(sock, [data[: wire.HEADER.size]], fds)
+                    await loop.sock_sendall(sock, data[wire.HEADER.size :])
+                    header = await self._receive(sock, wire.HEADER.size)
+                    body = await self._receive(sock, wire.body_length(header))
+            except TimeoutError as error:
+                raise self._timed_out() from error
+            except OSError as error:
+                raise self._missing(error) from error
+        return _accepted(body)
+
+    async def _receive(self, sock: socket.socket, length: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        data = bytearray()
+        while len(data) < length:
+            part = await loop.sock_recv(sock, length - len(data))
+            if not part:
+                raise ConnectionResetError("the server closed the connection")
+            data += part
+        return bytes(data)
+
+    # -- the same, blocking
+
+    def hello_sync(self) -> Hello:
+        """`hello`, blocking."""
+        return _hello(self._call_sync({"op": "hello"}, []))
+
+    def shutdown_sync(self) -> None:
+        """`shutdown`, blocking."""
+        self._call_sync({"op": "shutdown"}, [])
+
+    def spawn_sync(
+        self,
+        request: SpawnRequest,
+        *,
+        stdout: int,
+        stderr: int,
+        listen: int | None = None,
+        extra: Mapping[int, int] | None = None,
+    ) -> Spawned:
+        """`spawn`, blocking."""
+        with _lifeline_pair() as (ours, theirs):
+            message, fds = _spawn_message(request, _roles(stdout, stderr, theirs.fileno(), listen, extra or {}))
+            reply = self._call_sync(message, fds)
+            return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
+
+    def _call_sync(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        data = wire.encode({"protocol": wire.PROTOCOL, **message})
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(self._deadline.total_seconds())
+            try:
+                sock.connect(_checked(self._path))
+                socket.send_fds(sock, [data[: wire.HEADER.size]], fds)
+                sock.sendall(data[wire.HEADER.size :])
+                with sock.makefile("rb") as stream:
+                    header = stream.read(wire.HEADER.size)
+                    if len(header) < wire.HEADER.size:
+                        raise ConnectionResetError("the server closed the connection")
+                    body = stream.read(wire.body_length(header))
+            except TimeoutError as error:
+                raise self._timed_out() from error
+            except OSError as error:
+                raise self._missing(error) from error
+        return _accepted(body)
+
+    def _timed_out(self) -> ForkServerTimeoutError:
+        return ForkServerTimeoutError(
+            f"{self._path}: no answer within {self._deadline.total_seconds():g} s; see the server's log, or start it anew"
+        )
+
+    def _missing(self, error: OSError) -> ForkServerMissingError:
+        return ForkServerMissingError(
+            f"no fork server behind {self._path} ({error.strerror or error}); start one with start_fork_server"
+        )
+
+
+class _lifeline_pair:  # noqa: N801 - used as a function
+    """Both ends of a lifeline; the child's end is closed here afterwards, ours too unless it was duplicated."""
+
+    def __enter__(self) -> tuple[socket.socket, socket.socket]:
+        self._ends = socket.socketpair()
+        return self._ends
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for end in self._ends:
+            end.close()
+
+
+def _roles(stdout: int, stderr: int, lifeline: int, listen: int | None, extra: Mapping[int, int]) -> dict[str, int]:
+    """Descriptors by the names that the server knows them by."""
+    roles = {"stdout": stdout, "stderr": stderr, "lifeline": lifeline}
+    if listen is not None:
+        roles["listen"] = listen
+    return roles | {f"extra:{number}": descriptor for number, descriptor in extra.items()}
+
+
+def _spawn_message(request: SpawnRequest, roles: Mapping[str, int]) -> tuple[dict[str, Any], list[int]]:
+    message = {
+        "op": "spawn",
+        "mode": request.mode,
+        "target": request.target,
+        "args": list(request.args),
+        "python_options": list(request.python_options),
+        "cwd": request.cwd,
+        "env": dict(request.env),
+        "threads": request.threads,
+        "cold": request.cold,
+        "exit_record": None if request.exit_record is None else str(request.exit_record),
+        "record": dict(request.record),
+        "fds": list(roles),
+    }
+    return message, list(roles.values())
+
+
+def _hello(reply: dict[str, Any]) -> Hello:
+    return Hello(**{name: reply[name] for name in Hello.__slots__})
+
+
+def _accepted(body: bytes) -> dict[str, Any]:
+    reply = wire.decode(body)
+    if reply.get("ok"):
+        return reply
+    if reply.get("code") == "version":
+        raise ForkServerVersionError(f"{reply.get('error')}; shut that server down and start one of this version")
+    raise ForkServerRefusedError(str(reply.get("error")))
+
+
+def _checked(path: Path) -> str:
+    text = os.fspath(path)
+    if len(os.fsencode(text)) > MAX_SOCKET_PATH_BYTES:
+        raise ForkServerRefusedError(
+            f"{text}: a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes; choose a shorter directory"
+        )
+    return text
+
+
+def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment a fork server may start with: nothing of Ray's, of a job's, or of a GPU's."""
+    return {
+        name: value
+        for name, value in base.items()
+        if name not in _NOT_INHERITED and not name.startswith(_NOT_INHERITED_PREFIXES)
+    }
+
+
+def start_fork_server(
+    python: str,
+    socket_path: Path,
+    log_path: Path,
+    preload: Sequence[str] = (),
+    *,
+    env: Mapping[str, str] | None = None,
+    deadline: timedelta = _START_DEADLINE,
+) -> StartedServer:
+    """Starts a server that outlives its starter and is nobody's child; does nothing when one is running.
+
+    Returns when the server listens; it is warm a second or two later, and `hello` waits for that. `env` (default: this
+    process's) should be what jobs inherit: a variable that matters to an interpreter's start and that a job sets
+    differently makes that job start cold. Blocks for about 0.1 s: call it from a thread in asynchronous code.
+    """
+    command = [python, "-u", os.fspath(SERVER_FILE), "--socket", _checked(socket_path), "--log", os.fspath(log_path)]
+    for name in preload:
+        command += ["--preload", name]
+    try:
+        outcome = subprocess.run(
+            command,
+            env=inheritable_environment(os.environ if env is None else env),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=deadline.total_seconds(),
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ForkServerTimeoutError(
+            f"{python} did not start within {deadline.total_seconds():g} s; see {log_path}"
+        ) from error
+    except OSError as error:
+        raise ForkServerStartError(f"cannot execute {python}: {error.strerror}; name a Python interpreter") from error
+    with contextlib.suppress(ValueError):
+        reply = json.loads(outcome.stdout)
+        if "error" not in reply:
+            return StartedServer(pid=int(reply["pid"]), already_running=bool(reply["already_running"]))
+        raise ForkServerStartError(reply["error"])
+    said = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+    raise ForkServerStartError(f"{python} ended with {outcome.returncode} and said: {said[0]}; see {log_path}")
+
+
+__all__ = [
+    "ErrorRaised",
+    "Event",
+    "ExitRecord",
+    "Exited",
+    "ForkServerClient",
+    "ForkServerError",
+    "ForkServerMissingError",
+    "ForkServerRefusedError",
+    "ForkServerStartError",
+    "ForkServerTimeoutError",
+    "ForkServerVersionError",
+    "Gone",
+    "Hello",
+    "KeeperLost",
+    "Lifeline",
+    "Mode",
+    "SpawnRequest",
+    "Spawned",
+    "Started",
+    "StartedServer",
+    "inheritable_environment",
+    "read_exit_record",
+    "start_fork_server",
+]

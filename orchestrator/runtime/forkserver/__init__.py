@@ -1,0 +1,37 @@
+"""The fork server: training processes that start in milliseconds and never outlive their owner.
+
+Everything in this folder runs in the *user's* interpreter, which may have torch but not orch: it imports the standard
+library and torch, nothing else, and reaches its own modules as the private package `_orch_forkserver` (see server.py),
+so that no name of ours can shadow a `server.py`, `utils.py` or `keeper.py` beside a training script.
+
+Theory of operation
+===================
+
+Three kinds of process, each forked from the one before::
+
+    F  fork server   one per node and interpreter; single-threaded; has imported torch; knows no job
+    └─ K  keeper     one per training process; its parent, its reaper, and the subreaper of all it starts
+       └─ T          the training process: a session of its own; behaves as if started by hand
+
+F forks because importing torch takes a second or two and forking takes milliseconds. A fork copies only the calling
+thread, so F must be single-threaded when it forks: it checks /proc/self/task after warming and does not serve
+otherwise. It never touches a GPU, because a CUDA context does not survive a fork.
+
+K exists so that nothing is lost and nothing is left behind, whoever dies:
+
+* T dies: K is its parent, so it is told by the kernel at once. It writes the exit record (fsync) before it tells
+  anyone, so that the exit status survives the death of every reader. Then it kills what T left behind.
+* The owner dies, or closes its end of the lifeline (a socket): K kills everything below itself. Processes that called
+  setsid or forked twice are not lost: K is a subreaper, so the kernel hands them to K when their parent dies.
+* K dies: T has asked for SIGKILL at its parent's death; what else K kept falls to F, a subreaper too, which kills it.
+* F dies: nothing happens. Keepers and jobs run on; somebody starts another F.
+
+T must not be able to tell that it was forked. interpreter.py restores what a fresh interpreter would have, and
+coldness.py finds what cannot be restored (an environment variable that was read when torch was imported, a module
+beside the script that shadows one already imported); then T replaces itself by a plain interpreter, slower and exact.
+
+The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop),
+warm.py (what F does before it serves), keeper.py (K), launch.py (T up to the user's code), interpreter.py and
+coldness.py (T as a Python process), store.py (T as a rendezvous store), and below them reports.py, proctree.py,
+linux.py and wire.py.
+"""

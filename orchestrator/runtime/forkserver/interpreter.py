@@ -1,0 +1,201 @@
+"""Making a forked interpreter look fresh, and the program that then runs as `__main__`.
+
+Owns everything that Python and torch keep in memory and that a process started by hand would have afresh. The result is
+a callable that server.py calls from its outermost frame, so that nothing of ours lies between the stack's bottom and
+the user's code but that one frame. What cannot be made fresh is coldness.py's business.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import functools
+import importlib.machinery
+import importlib.util
+import linecache
+import marshal
+import os
+import pkgutil
+import runpy
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .request import Spawn
+    from .warm import Baseline
+
+Run = Callable[[], object]
+
+_OPENBLAS_SETTERS = (
+    "scipy_openblas_set_num_threads64_",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+    "scipy_openblas_set_num_threads",
+)
+
+
+def search_path(spawn: Spawn) -> str:
+    """What a fresh interpreter would put at sys.path[0]; the process is in its working directory already."""
+    if spawn.mode == "module":
+        return os.getcwd()  # noqa: PTH109
+    if _is_importable(spawn.target):
+        return spawn.target
+    return os.path.dirname(os.path.realpath(spawn.target))  # noqa: PTH120
+
+
+def loaded_modules() -> dict[str, str | None]:
+    """Every imported top-level module and its file."""
+    return {
+        name: getattr(module, "__file__", None)
+        for name, module in list(sys.modules.items())
+        if name and "." not in name
+    }
+
+
+def restore(spawn: Spawn, baseline: Baseline) -> None:
+    """Puts back what a fresh interpreter would have, whatever runs in it."""
+    _restore_environment(spawn)
+    sys.path[:] = baseline.sys_path
+    linecache.clearcache()
+    main = threading.main_thread()
+    if hasattr(main, "_set_native_id"):
+        main._set_native_id()  # noqa: SLF001 - before 3.12 a fork keeps its parent's
+    _restore_imported_modules()
+    _restore_random_state()
+    _restore_threads(spawn, baseline)
+
+
+def prepare(spawn: Spawn) -> Run:
+    """Sets argv, path and `__main__` for the script or module; returns what runs it."""
+    search = search_path(spawn)
+    if not sys.flags.safe_path:
+        sys.path.insert(0, search)
+    flag = ["-m"] if spawn.mode == "module" else []
+    sys.orig_argv[:] = [sys.executable, "-u", *flag, spawn.target, *spawn.args]
+    main = _fresh_main()
+    if spawn.mode == "module":
+        sys.argv[:] = ["-m", *spawn.args]
+        return functools.partial(runpy._run_module_as_main, spawn.target)  # type: ignore[attr-defined]  # noqa: SLF001
+    sys.argv[:] = [spawn.target, *spawn.args]
+    if _is_importable(spawn.target):
+        return functools.partial(runpy._run_module_as_main, "__main__", False)  # type: ignore[attr-defined]  # noqa: SLF001
+    return _prepare_script(spawn.target, main)
+
+
+def _prepare_script(target: str, main: types.ModuleType) -> Run:
+    path = _absolute(target)
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            source = file.read()
+    except OSError as error:
+        return functools.partial(_cannot_open, path, error)
+    main.__file__ = path
+    loader_class = importlib.machinery.SourceFileLoader
+    try:
+        if source[:4] == importlib.util.MAGIC_NUMBER:
+            code = marshal.loads(source[16:])  # noqa: S302 - a .pyc that the user asked to run
+            loader_class = importlib.machinery.SourcelessFileLoader  # type: ignore[assignment]
+        else:
+            code = compile(source, path, "exec", dont_inherit=True)
+    except Exception as error:
+        return functools.partial(_raise, error.with_traceback(None))
+    main.__loader__ = loader_class("__main__", path)
+    main.__dict__["__cached__"] = None
+    return functools.partial(exec, code, main.__dict__)
+
+
+def _absolute(target: str) -> str:
+    """`__file__` of a script, as CPython makes it: joined, not normalised."""
+    target = target.removeprefix("./")
+    return os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118
+
+
+def _cannot_open(path: str, error: OSError) -> None:
+    os.write(2, f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n".encode())
+    raise SystemExit(2)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _is_importable(target: str) -> bool:
+    """Whether the target is a folder or an archive with a __main__ inside."""
+    return not target.endswith(".py") and pkgutil.get_importer(target) is not None
+
+
+def _fresh_main() -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    namespace = vars(main)
+    namespace["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        namespace["__annotations__"] = {}
+    sys.modules["__main__"] = main
+    return main
+
+
+def _restore_environment(spawn: Spawn) -> None:
+    timezone = os.environ.get("TZ")
+    os.environ.clear()
+    os.environ.update(spawn.env)
+    if os.environ.get("TZ") != timezone:
+        time.tzset()
+
+
+def _restore_imported_modules() -> None:
+    """What modules remember of the process that imported them."""
+    modules: dict[str, Any] = dict(sys.modules)
+    if "multiprocessing.process" in modules:
+        modules["multiprocessing.process"].ORIGINAL_DIR = os.getcwd()  # noqa: PTH109
+        modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    if "tempfile" in modules:
+        modules["tempfile"].tempdir = None
+    if "logging" in modules and isinstance(modules["logging"]._startTime, float):  # noqa: SLF001 - nanoseconds from 3.13
+        modules["logging"]._startTime = time.time()  # noqa: SLF001
+
+
+def _restore_random_state() -> None:
+    """Fresh seeds from the operating system, as every fresh process has; Python's own generator does so by itself.
+
+    torch's GPU generators start from a constant, and nothing has touched them (warm.py).
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _restore_threads(spawn: Spawn, baseline: Baseline) -> None:
+    torch: Any = sys.modules.get("torch")
+    count = spawn.threads or _count(spawn.env.get("OMP_NUM_THREADS"))
+    if torch is not None and baseline.default_threads is not None:
+        torch.set_num_threads(count or baseline.default_threads)
+    if "numpy" in sys.modules:
+        asked = _count(spawn.env.get("OPENBLAS_NUM_THREADS")) or _count(spawn.env.get("GOTO_NUM_THREADS"))
+        _set_openblas_threads(asked or count or len(os.sched_getaffinity(0)))
+
+
+def _count(text: str | None) -> int | None:
+    """A thread count as OpenMP reads it: of a list, the outermost level."""
+    first = (text or "").split(",")[0].strip()
+    return int(first) if first.isdigit() and int(first) > 0 else None
+
+
+def _set_openblas_threads(count: int) -> None:
+    """Undoes the single thread that warm.py asked for; the library starts more when they are first needed."""
+    if count == 1:
+        return
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
+        paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
+    for path in paths:
+        library = ctypes.CDLL(path)
+        for name in _OPENBLAS_SETTERS:
+            if hasattr(library, name):
+                getattr(library, name)(count)
+                break

@@ -1,0 +1,163 @@
+"""T, from the fork to the user's first line.
+
+Owns what the kernel knows of the process: session, parent, descriptors, signals, directory. Ends either in a
+`Program` for server.py to run, or in exec. Every failure here is reported once, in the process's stderr and to its
+keeper, with the exit code a shell would give: 127 not found, 126 not executable.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import os
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from . import coldness, interpreter, linux, store
+from .reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from .request import Spawn
+    from .warm import Baseline
+
+EXIT_NOT_FOUND = 127
+EXIT_NOT_EXECUTABLE = 126
+
+_FIRST_SPARE_FD = 64
+_HERE = os.path.dirname(__file__)  # noqa: PTH120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What server.py runs when all of our frames are gone."""
+
+    run: Callable[[], object]
+    reports: Reports
+
+    def failing(self, error: BaseException) -> None:
+        """Called with what `run` raised, before the interpreter shows it and ends."""
+        error.__traceback__ = _without_our_frames(error.__traceback__)
+        if not isinstance(error, SystemExit) or not isinstance(error.code, int | None):
+            report_failure(self.reports, error)
+
+
+def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE + os.sep):
+        trace = trace.tb_next
+    return trace
+
+
+def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) -> Program:
+    """Called in the new process with all signals blocked; returns what to run, or does not return."""
+    reports.attach_writer()
+    if not linux.die_with_parent(keeper_pid):
+        os._exit(1)  # the keeper died before we could ask; nobody is left to tell
+    os.setsid()
+    linux.set_process_name(baseline.process_name)
+    _place_descriptors(spawn, baseline)
+    _enter(spawn.cwd, reports)
+    if spawn.mode == "command":
+        _execute((spawn.target, *spawn.args), spawn.env, reports, cold=None)
+    if spawn.mode == "store":
+        return _become_store(spawn, baseline, reports)
+    loaded = interpreter.loaded_modules()
+    reason = "asked for" if spawn.cold else None
+    reason = reason or coldness.cold_reason(
+        baseline, spawn.env, spawn.python_options, interpreter.search_path(spawn), loaded
+    )
+    if reason is not None:
+        flag = ["-m"] if spawn.mode == "module" else []
+        argv = (baseline.python, "-u", *spawn.python_options, *flag, spawn.target, *spawn.args)
+        _execute(argv, spawn.env, reports, cold=reason)
+    interpreter.restore(spawn, baseline)
+    run = interpreter.prepare(spawn)
+    linux.reset_signals(python=True)
+    _report_started(reports, cold=None)
+    linux.unblock_signals()
+    return Program(run=run, reports=reports)
+
+
+def report_failure(reports: Reports, error: BaseException) -> None:
+    """Tells the keeper of the exception that is about to end the process."""
+    text = "".join(traceback.format_exception(error))
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(error)
+    except Exception:  # a broken __str__ is the user's, and no reason to lose the report
+        message = "(its text cannot be shown)"
+    _report_error(reports, name, message, text)
+
+
+def _report_error(reports: Reports, name: str, message: str, text: str) -> None:
+    reports.send(
+        {
+            "event": "error",
+            "type": name,
+            "message": clip(message, MAX_MESSAGE_CHARACTERS),
+            "traceback": clip(text, MAX_TRACEBACK_CHARACTERS),
+            "at": time.time(),
+        }
+    )
+
+
+def _report_started(reports: Reports, *, cold: str | None) -> None:
+    reports.send({"event": "started", "pid": os.getpid(), "cold": cold, "at": time.time()})
+
+
+def _become_store(spawn: Spawn, baseline: Baseline, reports: Reports) -> Program:
+    interpreter.restore(spawn, baseline)
+    linux.reset_signals(python=True)
+    _report_started(reports, cold=None)
+    linux.unblock_signals()
+    assert spawn.listen is not None
+    return Program(run=functools.partial(store.serve, spawn.listen), reports=reports)
+
+
+def _place_descriptors(spawn: Spawn, baseline: Baseline) -> None:
+    """0 is /dev/null, 1 and 2 and the extra ones are where the request wants them, all else is closed."""
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    wanted = {0: null, 1: spawn.stdout, 2: spawn.stderr, **spawn.extra}
+    # Out of the way first: a source may have the number that another one is to get.
+    first = max(_FIRST_SPARE_FD, *wanted, *wanted.values()) + 1
+    spare = {target: fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, first) for target, source in wanted.items()}
+    for target, source in spare.items():
+        os.dup2(source, target, inheritable=True)
+    keep = set(wanted) | set(baseline.descriptors)
+    if spawn.listen is not None:
+        keep.add(spawn.listen)
+    linux.close_all_but(keep)
+
+
+def _enter(directory: str, reports: Reports) -> None:
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        _fail(reports, error, f"cannot enter the working directory {directory}: {error.strerror}", EXIT_NOT_FOUND)
+
+
+def _execute(argv: tuple[str, ...], env: dict[str, str], reports: Reports, *, cold: str | None) -> NoReturn:
+    _report_started(reports, cold=cold)
+    linux.reset_signals(python=False)
+    linux.unblock_signals()
+    try:
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        found = error.errno not in (errno.ENOENT, errno.ENOTDIR)
+        what = f"cannot execute {argv[0]!r}: {error.strerror}"
+        hint = "is it executable, and does its first line name an interpreter?" if found else "is it in the job's PATH?"
+        _fail(reports, error, f"{what}; {hint}", EXIT_NOT_EXECUTABLE if found else EXIT_NOT_FOUND)
+
+
+def _fail(reports: Reports, error: OSError, message: str, code: int) -> NoReturn:
+    os.write(2, f"orch: {message}\n".encode(errors="backslashreplace"))
+    _report_error(reports, type(error).__name__, message, "")
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,124 @@
+"""The Linux calls that Python lacks, and what a process must undo that it inherited from a Ray worker.
+
+Owns prctl and signal dispositions; knows nothing of jobs. Everything here is callable between fork and user code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+# Looked up once, in the fork server: dlopen between fork and exec is the kind of work that a keeper should not do.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+ALL_SIGNALS = frozenset(signal.valid_signals())
+_CANNOT_BE_HANDLED = {signal.SIGKILL, signal.SIGSTOP}
+# A Python process starts with these ignored; a program that it executes expects them at their default.
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+def become_subreaper() -> None:
+    """Orphans among this process's descendants become its children instead of init's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent_pid: int) -> bool:
+    """Asks for SIGKILL at the death of the parent. False: it is dead already, and the caller must end itself."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent_pid
+
+
+def set_process_name(name: str) -> None:
+    """What `ps -o comm` and `top` show; cut at 15 bytes by the kernel."""
+    _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
+
+
+def process_name() -> str:
+    """The kernel's short name of this process."""
+    with open("/proc/self/comm", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - no pathlib before user code
+        return file.read().rstrip("\n")
+
+
+def reset_signals(*, python: bool) -> None:
+    """Every disposition at its default, as after exec; with `python`, then those of a fresh Python interpreter.
+
+    The mask is left alone: callers fork with everything blocked and unblock when they are ready to be signalled.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in ALL_SIGNALS - _CANNOT_BE_HANDLED:
+        # The C library keeps two real-time signals for itself.
+        with contextlib.suppress(OSError, ValueError):
+            if signal.getsignal(number) is not signal.SIG_DFL:
+                signal.signal(number, signal.SIG_DFL)
+    if python:
+        for number in IGNORED_BY_PYTHON:
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def block_signals() -> None:
+    """Holds every signal back until unblock_signals, so that none meets a handler of the process forked from."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
+
+
+def unblock_signals() -> None:
+    """An empty mask, as a process started by hand has."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ALL_SIGNALS)
+
+
+def restore_priorities() -> None:
+    """Undoes the nice level and the out-of-memory score of Ray's workers, where this user may.
+
+    Lowering a nice level needs a privilege; without it the level stays and `hello` reports it.
+    """
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    with contextlib.suppress(OSError):
+        handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(handle, b"0")
+        finally:
+            os.close(handle)
+
+
+def oom_score_adjustment() -> int:
+    """The calling process's oom_score_adj, -1000 to 1000."""
+    with open("/proc/self/oom_score_adj", encoding="ascii") as file:  # noqa: PTH123
+        return int(file.read())
+
+
+def open_descriptors() -> set[int]:
+    """The numbers of this process's open file descriptors."""
+    numbers = {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208
+    # The listing's own descriptor is among them, and closed by now.
+    return {number for number in numbers if _is_open(number)}
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def close_all_but(keep: set[int]) -> None:
+    """Closes every descriptor that is not in `keep`."""
+    low = 0
+    for number in sorted(keep):
+        if number > low:
+            os.closerange(low, number)
+        low = number + 1
+    os.closerange(low, max(open_descriptors() | {low}) + 1)

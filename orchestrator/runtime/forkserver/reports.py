@@ -1,0 +1,70 @@
+"""What a training process tells its keeper: that it is ready, and why it is failing.
+
+Owns one page range of shared memory and one signal. No file descriptor: a script may close all it finds, and one that
+counts them must find none of ours. The training process appends JSON lines, then sends SIGUSR1 to its keeper; the
+keeper reads at the signal and once more when the process has ended, so that a report is never lost with its sender.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+from typing import Any
+
+from . import wire
+
+_SIZE_BYTES = 256 * 1024
+_LENGTH = struct.Struct("=I")
+
+MAX_TRACEBACK_CHARACTERS = 64 * 1024
+MAX_MESSAGE_CHARACTERS = 8 * 1024
+
+
+def clip(text: str, limit: int) -> str:
+    """The text, its middle left out where it is longer than `limit` characters: both ends say most."""
+    if len(text) <= limit:
+        return text
+    head = limit // 4
+    return f"{text[:head]}\n… {len(text) - limit} characters left out …\n{text[len(text) - (limit - head) :]}"
+
+
+class Reports:
+    """Made by the keeper before it forks; one writer (the child), one reader (the keeper)."""
+
+    __slots__ = ("_keeper", "_memory", "_read", "_writer")
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _SIZE_BYTES)
+        self._keeper = os.getpid()
+        self._writer = 0
+        self._read = _LENGTH.size
+
+    def attach_writer(self) -> None:
+        """Called in the child. Its own children inherit this object; their reports are nobody's and are dropped."""
+        self._writer = os.getpid()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Appends a message and wakes the keeper; drops it when there is no room or the caller is not the writer."""
+        if os.getpid() != self._writer:
+            return
+        line = wire.encode_line(message)
+        used = max(_LENGTH.unpack_from(self._memory)[0], _LENGTH.size)
+        if used + len(line) > _SIZE_BYTES:
+            return
+        self._memory[used : used + len(line)] = line
+        _LENGTH.pack_into(self._memory, 0, used + len(line))
+        try:
+            os.kill(self._keeper, signal.SIGUSR1)
+        except OSError:
+            return  # the keeper reads again when this process ends
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The messages since the last call; called in the keeper."""
+        used = _LENGTH.unpack_from(self._memory)[0]
+        if used <= self._read:
+            return []
+        lines = self._memory[self._read : used]
+        self._read = used
+        return wire.LineReader().feed(lines)

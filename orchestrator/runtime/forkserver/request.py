@@ -1,0 +1,137 @@
+"""A spawn request as the server understands it.
+
+Owns the check of what came over the socket: everything below works with this type and checks nothing again. The peer
+is the same user, so this guards against mistakes and other versions, not against malice.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from . import wire
+
+REQUIRED_FDS = ("stdout", "stderr", "lifeline")
+
+
+class BadRequestError(Exception):
+    """The request cannot be served as it is; the message says which field, and what it should be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn:
+    """One process to start. File descriptors are numbers in the process that holds this object."""
+
+    mode: str
+    target: str
+    args: tuple[str, ...]
+    python_options: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    threads: int | None
+    cold: bool
+    exit_record: str | None
+    record: dict[str, Any]
+    stdout: int
+    stderr: int
+    lifeline: int
+    listen: int | None
+    extra: dict[int, int]
+    """The number in the new process -> the number here."""
+
+    def descriptors(self) -> set[int]:
+        """Every descriptor that came with the request."""
+        listen = set() if self.listen is None else {self.listen}
+        return {self.stdout, self.stderr, self.lifeline} | listen | set(self.extra.values())
+
+
+def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
+    """The request in a message, or BadRequestError. The caller closes `fds` when this raises."""
+    named, extra = _name_descriptors(_texts(message, "fds"), fds)
+    mode = _text(message, "mode")
+    if mode not in wire.MODES:
+        raise BadRequestError(f"mode {mode!r} is none of {', '.join(wire.MODES)}")
+    if mode == "store" and "listen" not in named:
+        raise BadRequestError("mode 'store' needs the listening socket: pass `listen`")
+    cwd = _text(message, "cwd")
+    if not os.path.isabs(cwd):  # noqa: PTH117
+        raise BadRequestError(f"cwd {cwd!r} is not absolute; the server's own directory means nothing to a job")
+    return Spawn(
+        mode=mode,
+        target=_text(message, "target"),
+        args=_texts(message, "args"),
+        python_options=_texts(message, "python_options"),
+        cwd=cwd,
+        env=_environment(message),
+        threads=_threads(message),
+        cold=message.get("cold") is True,
+        exit_record=None if message.get("exit_record") is None else _text(message, "exit_record"),
+        record=_object(message, "record"),
+        stdout=named["stdout"],
+        stderr=named["stderr"],
+        lifeline=named["lifeline"],
+        listen=named.get("listen"),
+        extra=extra,
+    )
+
+
+def _name_descriptors(roles: tuple[str, ...], fds: list[int]) -> tuple[dict[str, int], dict[int, int]]:
+    if len(roles) != len(fds):
+        raise BadRequestError(f"{len(roles)} descriptors announced, {len(fds)} arrived")
+    named: dict[str, int] = {}
+    extra: dict[int, int] = {}
+    for role, fd in zip(roles, fds, strict=True):
+        kind, _, number = role.partition(":")
+        if kind == "extra" and number.isdigit() and int(number) > 2:
+            extra[int(number)] = fd
+        elif role in (*REQUIRED_FDS, "listen"):
+            named[role] = fd
+        else:
+            raise BadRequestError(
+                f"descriptor role {role!r} is none of {', '.join(REQUIRED_FDS)}, listen, extra:N (N > 2)"
+            )
+    missing = [role for role in REQUIRED_FDS if role not in named]
+    if missing:
+        raise BadRequestError(f"descriptors missing: {', '.join(missing)}")
+    return named, extra
+
+
+def _text(message: dict[str, Any], key: str) -> str:
+    value = message.get(key)
+    if not isinstance(value, str) or "\0" in value:
+        raise BadRequestError(f"{key} must be text without NUL, not {value!r}")
+    return value
+
+
+def _texts(message: dict[str, Any], key: str) -> tuple[str, ...]:
+    value = message.get(key, [])
+    if not isinstance(value, list) or any(not isinstance(item, str) or "\0" in item for item in value):
+        raise BadRequestError(f"{key} must be a list of texts without NUL, not {value!r}")
+    return tuple(value)
+
+
+def _object(message: dict[str, Any], key: str) -> dict[str, Any]:
+    value = message.get(key, {})
+    if not isinstance(value, dict):
+        raise BadRequestError(f"{key} must be an object, not {value!r}")
+    return value
+
+
+def _environment(message: dict[str, Any]) -> dict[str, str]:
+    env = _object(message, "env")
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name or not isinstance(value, str) or "\0" in value:
+            raise BadRequestError(
+                f"env has {name!r}, which no process can be given: text without NUL, names without '='"
+            )
+    return env
+
+
+def _threads(message: dict[str, Any]) -> int | None:
+    value = message.get("threads")
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadRequestError(f"threads must be a whole number of at least 1, or null, not {value!r}")
+    return value

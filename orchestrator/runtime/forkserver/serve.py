@@ -1,0 +1,392 @@
+"""F's life: become a daemon, hold the lock, warm, serve.
+
+Owns the listening socket, the lock beside it, and the list of keepers. One thread, one poll loop; every peer has a
+deadline for its request, so a slow one delays nobody. Ends when told, or when its socket's file is gone or replaced;
+keepers and their jobs run on either way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from . import keeper, linux, proctree, request, wire
+from .warm import Baseline, NotServableError, warm
+
+if TYPE_CHECKING:
+    from .launch import Program
+
+_REQUEST_SECONDS = 10.0
+_TICK_SECONDS = 2.0
+_BACKLOG = 128
+_READ_BYTES = 262144
+
+
+def main(startup_modules: frozenset[str]) -> Program | None:
+    """The whole server. Returns a program in each training process, None when the server itself has ended."""
+    options = _parse_options()
+    announce = _daemonize(options.log)
+    if announce is None:
+        return None
+    lock, holder = _lock(f"{options.socket}.lock")
+    if lock is None:
+        _announce(announce, {"already_running": True, "pid": holder})
+        return None
+    linux.become_subreaper()
+    linux.restore_priorities()
+    linux.reset_signals(python=True)
+    linux.unblock_signals()
+    try:
+        listener = _listen(options.socket)
+    except OSError as error:
+        _announce(announce, {"error": f"cannot listen on {options.socket}: {error.strerror}"})
+        return None
+    _announce(announce, {"already_running": False, "pid": os.getpid()})
+    # Clients that connect while we warm wait in the backlog.
+    server = Server(listener, options.socket, lock)
+    try:
+        baseline = warm(options.preload, log, startup_modules)
+    except NotServableError as error:
+        log("forkserver.not_servable", error=str(error))
+        server.close()
+        raise SystemExit(1) from None
+    log("forkserver.ready", pid=os.getpid(), warm_seconds=round(baseline.warm_seconds, 3), torch=baseline.torch_version)
+    return server.serve(baseline)
+
+
+def log(event: str, **fields: object) -> None:
+    """One line of JSON in the server's log."""
+    line = json.dumps({"at": time.time(), "event": event, **fields})
+    os.write(2, line.encode("ascii") + b"\n")
+
+
+def _parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="orch-forkserver", description="Forks training processes; started by orch.")
+    parser.add_argument("--socket", required=True, help="Unix socket to listen on; NAME.lock beside it is the lock")
+    parser.add_argument("--log", required=True, help="file that the server and its keepers append to")
+    parser.add_argument("--preload", action="append", default=[], help="module to import as well, if it is there")
+    return parser.parse_args()
+
+
+def _daemonize(log_path: str) -> int | None:
+    """Leaves the starter's session and parentage. In the daemon: the pipe to announce on; in the starter: None.
+
+    The starter's process relays the announcement to its stdout and ends; the daemon is nobody's child.
+    """
+    reader, writer = os.pipe()
+    if os.fork() != 0:
+        os.close(writer)
+        _relay(reader)
+        return None
+    os.setsid()
+    if os.fork() != 0:
+        os._exit(0)
+    os.chdir("/")
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target, inheritable=True)
+    linux.close_all_but({0, 1, 2, writer})
+    return writer
+
+
+def _relay(reader: int) -> None:
+    with os.fdopen(reader, "rb") as pipe:
+        sys.stdout.buffer.write(pipe.read())
+        sys.stdout.buffer.flush()
+
+
+def _announce(pipe: int, message: dict[str, Any]) -> None:
+    os.write(pipe, wire.encode_line(message))
+    os.close(pipe)
+
+
+def _lock(path: str) -> tuple[int | None, int | None]:
+    """The lock's descriptor, or None and who holds it. A POSIX lock: forks do not inherit it, the kernel frees it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        text = os.pread(handle, 32, 0)
+        os.close(handle)
+        return None, int(text) if text.isdigit() else None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    return handle, os.getpid()
+
+
+def _listen(path: str) -> socket.socket:
+    """A fresh socket file, for this user only. The lock is held, so a file in the way is a dead server's."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(mask)
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+class _Connection:
+    """One client: bytes and descriptors as they arrive."""
+
+    __slots__ = ("buffer", "deadline", "fds", "socket")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.buffer = bytearray()
+        self.fds: list[int] = []
+        self.deadline = time.monotonic() + _REQUEST_SECONDS
+
+    def receive(self) -> dict[str, Any] | None:
+        """Reads what is there; a whole request, or None as long as there is none. EOFError at the end."""
+        data, fds, flags, _ = socket.recv_fds(self.socket, _READ_BYTES, wire.MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        self.fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            raise wire.WireError(f"more than {wire.MAX_FDS} descriptors with one request")
+        if not data:
+            raise EOFError
+        self.buffer += data
+        if len(self.buffer) < wire.HEADER.size:
+            return None
+        end = wire.HEADER.size + wire.body_length(bytes(self.buffer[: wire.HEADER.size]))
+        if len(self.buffer) < end:
+            return None
+        message = wire.decode(self.buffer[wire.HEADER.size : end])
+        del self.buffer[:end]
+        return message
+
+    def take_fds(self) -> list[int]:
+        fds, self.fds = self.fds, []
+        return fds
+
+    def close(self) -> None:
+        self.socket.close()
+        for fd in self.take_fds():
+            os.close(fd)
+
+
+class Server:
+    """The loop. `serve` returns in every training process that it has forked, as well as at its own end."""
+
+    def __init__(self, listener: socket.socket, path: str, lock: int) -> None:
+        self._listener = listener
+        self._path = path
+        self._lock = lock
+        self._identity = _identity(path)
+        self._connections: dict[int, _Connection] = {}
+        self._keepers: set[int] = set()
+        self._running = True
+        self._wake, writer = socket.socketpair()
+        self._wake.setblocking(False)
+        writer.setblocking(False)
+        signal.signal(signal.SIGCHLD, _noted)
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+
+    def _on_terminate(self, _number: int, _frame: object) -> None:
+        self._running = False
+
+    def serve(self, baseline: Baseline) -> Program | None:
+        """Serves until told to stop."""
+        while self._running:
+            for descriptor in self._ready():
+                if descriptor == self._listener.fileno():
+                    self._accept()
+                elif descriptor == self._wake.fileno():
+                    self._drain()
+                else:
+                    program = self._attend(self._connections[descriptor], baseline)
+                    if program is not None:
+                        return program
+            self._reap()
+            self._expire()
+            if _identity(self._path) != self._identity:
+                log("forkserver.socket_gone", path=self._path)
+                self._running = False
+        self.close()
+        return None
+
+    def close(self) -> None:
+        """Stops listening and removes the socket's file, if it is still ours."""
+        if _identity(self._path) == self._identity:
+            os.unlink(self._path)  # noqa: PTH108
+        self._listener.close()
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        os.close(self._lock)
+        log("forkserver.ended", pid=os.getpid())
+
+    def _ready(self) -> list[int]:
+        poll = select.poll()
+        for descriptor in (self._listener.fileno(), self._wake.fileno(), *self._connections):
+            poll.register(descriptor, select.POLLIN)
+        return [descriptor for descriptor, _ in poll.poll(_TICK_SECONDS * 1000)]
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return  # gone before we came to it, or no descriptors left: the others will end some day
+        sock.setblocking(False)
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        _pid, uid, _gid = struct.unpack("3i", credentials)
+        if uid != os.geteuid():
+            sock.close()
+            return
+        self._connections[sock.fileno()] = _Connection(sock)
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake.recv(_READ_BYTES)
+
+    def _drop(self, connection: _Connection) -> None:
+        self._connections.pop(connection.socket.fileno(), None)
+        connection.close()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for connection in list(self._connections.values()):
+            if connection.deadline < now:
+                self._drop(connection)
+
+    def _reap(self) -> None:
+        """Buries keepers; kills what a dead one left to us.
+
+        A keeper ends by itself only when nothing is left below it. One that died otherwise left its tree, and each
+        orphan that dies leaves its own children: every such death reaches us, and is the time to look again.
+        """
+        left_something = False
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                left_something |= pid not in self._keepers or status != 0
+                self._keepers.discard(pid)
+        if left_something:
+            for pid in set(proctree.children(os.getpid())) - self._keepers:
+                log("forkserver.orphan_killed", pid=pid)
+                proctree.kill(pid, signal.SIGKILL)
+
+    # -- requests
+
+    def _attend(self, connection: _Connection, baseline: Baseline) -> Program | None:
+        try:
+            message = connection.receive()
+        except BlockingIOError:
+            return None
+        except (EOFError, OSError, wire.WireError):
+            self._drop(connection)
+            return None
+        if message is None:
+            return None
+        connection.deadline = time.monotonic() + _REQUEST_SECONDS
+        reply, program = self._answer(message, connection, baseline)
+        if program is not None:
+            return program
+        try:
+            connection.socket.send(wire.encode(reply))
+        except OSError:
+            self._drop(connection)
+        return None
+
+    def _answer(
+        self, message: dict[str, Any], connection: _Connection, baseline: Baseline
+    ) -> tuple[dict[str, Any], Program | None]:
+        if message.get("protocol") != wire.PROTOCOL:
+            return _refusal(
+                "version", f"the server speaks protocol {wire.PROTOCOL}, not {message.get('protocol')}"
+            ), None
+        match message.get("op"):
+            case "hello":
+                return self._hello(baseline), None
+            case "shutdown":
+                self._running = False
+                return {"ok": True}, None
+            case "spawn":
+                return self._spawn(message, connection, baseline)
+            case other:
+                return _refusal("bad_request", f"unknown request {other!r}"), None
+
+    def _hello(self, baseline: Baseline) -> dict[str, Any]:
+        return {
+            "ok": True,
+            "protocol": wire.PROTOCOL,
+            "pid": os.getpid(),
+            "executable": baseline.python,
+            "python": platform.python_version(),
+            "torch": baseline.torch_version,
+            "warm_seconds": baseline.warm_seconds,
+            "keepers": len(self._keepers),
+            "nice": os.getpriority(os.PRIO_PROCESS, 0),
+            "oom_score_adj": linux.oom_score_adjustment(),
+        }
+
+    def _spawn(
+        self, message: dict[str, Any], connection: _Connection, baseline: Baseline
+    ) -> tuple[dict[str, Any], Program | None]:
+        fds = connection.take_fds()
+        try:
+            spawn = request.parse(message, fds)
+        except request.BadRequestError as error:
+            _close(fds)
+            return _refusal("bad_request", str(error)), None
+        linux.block_signals()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            linux.unblock_signals()
+            _close(fds)
+            return _refusal("fork", f"cannot fork: {error.strerror}"), None
+        if pid == 0:
+            return {}, _keep_or_die(spawn, baseline)
+        linux.unblock_signals()
+        self._keepers.add(pid)
+        _close(fds)
+        return {"ok": True, "keeper_pid": pid}, None
+
+
+def _keep_or_die(spawn: request.Spawn, baseline: Baseline) -> Program:
+    """In the fork: an error here must not unwind into the server's loop."""
+    try:
+        return keeper.keep(spawn, baseline)
+    except BaseException:
+        os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
+        os._exit(1)
+
+
+def _refusal(code: str, message: str) -> dict[str, Any]:
+    return {"ok": False, "code": code, "error": message}
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _identity(path: str) -> tuple[int, int, int] | None:
+    try:
+        stat = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_ctime_ns
+
+
+def _noted(_number: int, _frame: object) -> None:
+    """A signal's only effect is the byte that the interpreter writes to the wake-up socket."""

@@ -1,0 +1,172 @@
+"""What the fork server does once, before it serves: import, exercise, restore, freeze.
+
+Owns the list of what is worth having imported, and the record of what a fresh interpreter would look like (`Baseline`),
+from which coldness.py and interpreter.py work. Never touches a GPU. Leaves one thread, the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import linux
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+# Read by OpenBLAS when numpy loads it: a pool of threads in the fork server would make every fork unsafe. The
+# interpreter of each training process sets the count that it would have had (interpreter.py).
+SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1"}
+
+# A process holding one of these has spoken to a driver, and its forks cannot.
+_DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/neuron", "/dev/xpu")
+
+_TORCH_MODULES = (
+    "torch.distributed",
+    "torch.distributed.elastic.multiprocessing.errors",
+    "torch.nn.parallel",
+    "torch.optim.lr_scheduler",
+    "torch.utils.data",
+    "torch.utils.data.distributed",
+)
+
+
+class NotServableError(Exception):
+    """The process must not be forked from; the message says what was found, and the log of the server holds more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A fresh interpreter's state, as far as it cannot be asked for again later."""
+
+    python: str
+    """The interpreter's path, as the process that started it wrote it."""
+    process_name: str
+    environ: dict[str, str]
+    """When the interpreter started."""
+    consulted: frozenset[str]
+    """The variables that imports have read: another value for one of them needs a fresh interpreter."""
+    startup_modules: frozenset[str]
+    """What an interpreter has imported before it knows its script; nothing beside the script can shadow these."""
+    sys_path: tuple[str, ...]
+    default_threads: int | None
+    """torch's thread count on this machine when nothing sets it; None without torch."""
+    torch_version: str | None
+    warm_seconds: float
+    descriptors: frozenset[int]
+    """What imported libraries hold open; normally nothing."""
+
+
+class _RecordingEnviron(type(os.environ)):  # type: ignore[misc]  # the class is private, the instance is not
+    """os.environ that remembers which names were asked for."""
+
+    def __getitem__(self, key: str) -> str:
+        _consulted.add(key)
+        return str(super().__getitem__(key))
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, str):
+            _consulted.add(key)
+        return bool(super().__contains__(key))
+
+
+_consulted: set[str] = set()
+
+
+@contextlib.contextmanager
+def _recorded_environment() -> Iterator[None]:
+    plain = type(os.environ)
+    saved = {name: os.environ.get(name) for name in SINGLE_THREADED}
+    os.environ.update(SINGLE_THREADED)
+    os.environ.__class__ = _RecordingEnviron
+    try:
+        yield
+    finally:
+        os.environ.__class__ = plain
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def warm(preload: Sequence[str], log: Callable[..., None], startup_modules: frozenset[str]) -> Baseline:
+    """Imports and exercises everything, and returns what was there before; raises NotServableError."""
+    started = time.monotonic()
+    environ = dict(os.environ)
+    sys_path = tuple(sys.path)
+    open_before = linux.open_descriptors()
+    torch_version, default_threads = None, None
+    with _recorded_environment():
+        try:
+            torch = importlib.import_module("torch")
+        except ImportError as error:
+            log("forkserver.no_torch", error=str(error))
+        else:
+            torch_version, default_threads = str(torch.__version__), int(torch.get_num_threads())
+            _exercise(torch)
+        for name in preload:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                log("forkserver.preload_absent", module=name, error=str(error))
+    _check_servable()
+    gc.collect()
+    gc.freeze()  # no collection in a child will touch, and so copy, the pages of what was imported here
+    return Baseline(
+        python=sys.executable,
+        process_name=linux.process_name(),
+        environ=environ,
+        consulted=frozenset(_consulted),
+        startup_modules=startup_modules,
+        sys_path=sys_path,
+        default_threads=default_threads,
+        torch_version=torch_version,
+        warm_seconds=time.monotonic() - started,
+        descriptors=frozenset(linux.open_descriptors() - open_before),
+    )
+
+
+def _exercise(torch: Any) -> None:
+    """Imports what torch imports late: one step of one model pulls in a second's worth of modules."""
+    with _no_gpu(torch):
+        for name in _TORCH_MODULES:
+            importlib.import_module(name)
+        torch.set_num_threads(1)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        for optimizer_class in (torch.optim.SGD, torch.optim.AdamW):
+            optimizer = optimizer_class(model.parameters(), lr=0.1)
+            loss = torch.nn.functional.cross_entropy(model(torch.ones(2, 4)), torch.tensor([0, 1]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+@contextlib.contextmanager
+def _no_gpu(torch: Any) -> Iterator[None]:
+    """Keeps torch from asking the driver how many GPUs there are, which alone would spoil every fork."""
+    saved = (torch.cuda.is_available, torch.cuda.device_count)
+    torch.cuda.is_available, torch.cuda.device_count = (lambda: False), (lambda: 0)
+    try:
+        yield
+    finally:
+        torch.cuda.is_available, torch.cuda.device_count = saved
+
+
+def _check_servable() -> None:
+    threads = os.listdir("/proc/self/task")  # noqa: PTH208
+    if len(threads) != 1:
+        raise NotServableError(f"importing left {len(threads)} threads; forks of such a process can deadlock")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise NotServableError("importing initialised CUDA; a CUDA context does not survive a fork")
+    for number in linux.open_descriptors():
+        target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+        if target.startswith(_DEVICE_FILES):
+            raise NotServableError(f"importing opened {target}; a driver's state does not survive a fork")

@@ -1,0 +1,80 @@
+"""What travels between a client and the fork server, and between a keeper and its owner.
+
+Owns framing and names; interprets nothing. Requests and replies are JSON behind a four-byte length; file descriptors
+travel beside the first byte of a request (SCM_RIGHTS), their roles named in order by the request's `fds`. The lifeline
+carries JSON lines both ways. Standard library only: both sides import this file.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+PROTOCOL = 1
+"""Raised when a message changes its meaning; client and server with different numbers refuse each other."""
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""An environment may be a few megabytes (ARG_MAX); more is not a request."""
+
+MAX_FDS = 64
+MAX_LINE_BYTES = 1024 * 1024
+"""A line on the lifeline; a traceback is cut well below it."""
+
+HEADER = struct.Struct("!I")
+
+MODES = ("script", "module", "command", "store")
+
+
+class WireError(Exception):
+    """The peer sent something that is not a message of this protocol; close the connection and look at its version."""
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """One framed message. Surrogates (bytes of an environment that are not UTF-8) survive the round trip."""
+    body = json.dumps(message, separators=(",", ":")).encode("ascii")
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise WireError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}; shorten env or args")
+    return HEADER.pack(len(body)) + body
+
+
+def body_length(header: bytes) -> int:
+    """The length that a header announces, in bytes."""
+    (length,) = HEADER.unpack(header)
+    if length > MAX_MESSAGE_BYTES:
+        raise WireError(f"the peer announced a message of {length} bytes; the limit is {MAX_MESSAGE_BYTES}")
+    return int(length)
+
+
+def decode(body: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """The message in a body."""
+    try:
+        message = json.loads(bytes(body))
+    except ValueError as error:
+        raise WireError(f"not JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise WireError(f"a message is an object, not {type(message).__name__}")
+    return message
+
+
+def encode_line(message: dict[str, Any]) -> bytes:
+    """One message of the lifeline."""
+    return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+class LineReader:
+    """Cuts a byte stream into JSON lines; what is not one is an error of the peer."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """Adds bytes; returns the messages that they completed."""
+        self._buffer += data
+        *lines, rest = self._buffer.split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            raise WireError(f"a line of more than {MAX_LINE_BYTES} bytes on the lifeline")
+        self._buffer = bytearray(rest)
+        return [decode(line) for line in lines if line]
