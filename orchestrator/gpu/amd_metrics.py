@@ -1,0 +1,67 @@
+"""The binary table `gpu_metrics` that amdgpu hands out: throttling, energy and the firmware's time in one read.
+
+Layouts are the kernel's (kgd_pp_interface.h): version 1.3 on RDNA and MI200, 1.4 and later on MI300. Of each only what no
+other file gives is taken. The energy accumulator is used from 1.4 on: earlier firmware counts in units of its own, and
+monitors that trusted it reported energies that no power supply could have delivered.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.gpu.sample import Throttle
+
+_HEADER: Final = struct.Struct("<HBB")
+_U32: Final = struct.Struct("<I")
+_U64: Final = struct.Struct("<Q")
+_JOULES_PER_TICK: Final = 2.0**-16
+_BLANK: Final = 0xFFFFFFFFFFFFFFFF
+
+_FIRMWARE_TIME_1_3: Final = 96
+_INDEPENDENT_THROTTLE_1_3: Final = 112
+_ENERGY_1_4: Final = 24
+_ENERGY_1_5: Final = 88
+"""Version 1.5 put the activity of 32 JPEG engines in front."""
+
+_THROTTLE_BITS: Final = (
+    (range(8), Throttle.POWER_CAP),
+    (range(16, 24), Throttle.CURRENT),
+    (range(32, 44), Throttle.THERMAL),
+    (range(44, 48), Throttle.HARDWARE_THERMAL),
+    (range(56, 58), Throttle.RELIABILITY),
+)
+"""The throttle word that means the same on every ASIC, by groups of its bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmdMetrics:
+    """What the table adds: throttling by reason, energy in joules, and a number that changes when the firmware does."""
+
+    throttle: tuple[tuple[Throttle, bool], ...]
+    energy_joules: float | None
+    stamp: int
+
+
+def parse(table: bytes | None) -> AmdMetrics | None:
+    """Read a table; None for none, for one that is cut short and for versions that this program does not know."""
+    if table is None or len(table) < _HEADER.size:
+        return None
+    size, major, minor = _HEADER.unpack_from(table)
+    if major != 1 or len(table) < size:
+        return None
+    if minor == 3 and size >= _INDEPENDENT_THROTTLE_1_3 + _U64.size:
+        (word,) = _U64.unpack_from(table, _INDEPENDENT_THROTTLE_1_3)
+        (stamp,) = _U64.unpack_from(table, _FIRMWARE_TIME_1_3)
+        throttle = () if word == _BLANK else _throttle(word)
+        return AmdMetrics(throttle=throttle, energy_joules=None, stamp=stamp)
+    if minor in {4, 5} and size >= 200:
+        (ticks,) = _U64.unpack_from(table, _ENERGY_1_4 if minor == 4 else _ENERGY_1_5)
+        energy = ticks * _JOULES_PER_TICK if 0 < ticks < _BLANK else None
+        return AmdMetrics(throttle=(), energy_joules=energy, stamp=ticks)
+    return None
+
+
+def _throttle(word: int) -> tuple[tuple[Throttle, bool], ...]:
+    return tuple((reason, any(word >> bit & 1 for bit in bits)) for bits, reason in _THROTTLE_BITS)

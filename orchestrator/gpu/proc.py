@@ -1,0 +1,86 @@
+"""What /proc says about a process: how much it worked, how much memory it holds, whether it waits for other ranks.
+
+Linux only, and quiet: a process that has gone, or that may not be looked at, reads as None.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_FUTEX_SYSCALLS: Final = frozenset({b"202", b"98", b"449", b"455"})
+"""futex on x86-64 and on arm64, futex_waitv, futex_wait."""
+_COLLECTIVE_THREADS: Final = (b"pt_gloo", b"gloo_", b"pt_nccl", b"pt_mpi")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUse:
+    """What a process has used up to now.
+
+    `busy_nanoseconds` says for each living thread how long it ran or was ready to run and had to wait for a processor: on
+    a crowded machine that is still work to be done. `started` tells two processes with one number apart.
+    """
+
+    started: int
+    busy_nanoseconds: dict[str, int]
+    resident_bytes: int
+
+    def busy_seconds_since(self, before: ProcessUse | None) -> float:
+        """Busy time of all threads since an earlier look at the process; 0 when it was not seen before."""
+        if before is None or before.started != self.started:
+            return 0.0
+        return (
+            sum(busy - before.busy_nanoseconds.get(thread, 0) for thread, busy in self.busy_nanoseconds.items()) / 1e9
+        )
+
+
+def read_use(pid: int, proc: Path = PROC) -> ProcessUse | None:
+    """What the process has used, or None when it has ended."""
+    try:
+        # The command's name, in parentheses, may hold spaces and parentheses of its own.
+        fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        state, started, pages = fields[0], int(fields[19]), int(fields[21])
+        if state in {b"Z", b"X"}:
+            return None
+        busy = _thread_times(f"{proc}/{pid}/task")
+    except (OSError, ValueError, IndexError):
+        return None
+    return ProcessUse(started=started, busy_nanoseconds=busy, resident_bytes=pages * _PAGE_BYTES)
+
+
+def _thread_times(tasks: str) -> dict[str, int]:
+    """Nanoseconds running or ready to run, by thread. Plain strings: there are dozens of threads in a rank."""
+    busy: dict[str, int] = {}
+    for thread in os.listdir(tasks):  # noqa: PTH208  # as above
+        try:
+            with open(f"{tasks}/{thread}/schedstat", "rb") as file:  # noqa: PTH123  # as above
+                run, ready, _slices = file.read().split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # that thread ended meanwhile
+        busy[thread] = int(run) + int(ready)
+    return busy
+
+
+def in_process_group(pid: int, proc: Path = PROC) -> bool:
+    """Whether the process has threads of a collective library, that is, belongs to a process group."""
+    try:
+        tasks = proc / str(pid) / "task"
+        return any((task / "comm").read_bytes().startswith(_COLLECTIVE_THREADS) for task in tasks.iterdir())
+    except OSError:
+        return False
+
+
+def waits_on_lock(pid: int, proc: Path = PROC) -> bool:
+    """Whether the main thread is asleep on a futex: in a member of a process group, waiting for the other ranks."""
+    main = proc / str(pid)
+    try:
+        where = (main / "wchan").read_bytes()
+        if where not in {b"", b"0"}:
+            return where.startswith(b"futex")
+        return (main / "syscall").read_bytes().partition(b" ")[0] in _FUTEX_SYSCALLS
+    except OSError:
+        return False

@@ -1,0 +1,76 @@
+"""The port between a vendor's driver and everything that watches GPUs.
+
+A reader owns one GPU. It is used by one thread at a time, may block for as long as its driver does (who calls it must
+survive that), and says what went wrong with one of two errors. Readers know nothing of jobs, files or networks.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from orchestrator.gpu.sample import GpuInfo, Sample
+
+
+class GpuReadError(Exception):
+    """A reading failed as a whole; the next one may succeed."""
+
+
+class GpuLostError(GpuReadError):
+    """The driver no longer has this GPU. Look for Xid 79 in the kernel log; it takes a reset or a reboot."""
+
+
+class Detail(enum.Enum):
+    """How much a reading asks for; each level includes the one before.
+
+    `POWER` is what changes within milliseconds: power and temperature. `LOAD` adds what a driver renews a few times a
+    second: utilization, memory in use, clocks. `FULL` is all that the exporter publishes, counters whose driver call is
+    slow among them (energy, PCIe, NVLink, ECC).
+    """
+
+    POWER = 1
+    LOAD = 2
+    FULL = 3
+
+
+@dataclass(slots=True)
+class ReadTally:
+    """What a reader had to leave out, counted: it shows how far a recording can be trusted."""
+
+    zero_power: int = 0
+    """Readings in which the power sensor said 0 W or less; some drivers do when asked too often."""
+    blank: int = 0
+    """Values that were a vendor's mark for "nothing here" or beyond what hardware can be."""
+    failed: int = 0
+    """Single values that the driver refused this once."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ReaderOptions:
+    """What a caller may ask of a reader beyond its sample."""
+
+    processes: bool = False
+    """Read which processes use the GPU and how much of its memory."""
+    xids: bool = False
+    """Watch for Xid events, where the vendor has them; costs a thread that sleeps in the driver."""
+    tally: ReadTally = field(default_factory=ReadTally)
+
+
+class GpuReader(Protocol):
+    """Reads one GPU."""
+
+    info: GpuInfo
+    """Identity, read once when the reader was made."""
+    options: ReaderOptions
+    """What this reader was asked for; callers may change it between readings."""
+
+    def read(self, detail: Detail = Detail.FULL) -> Sample:
+        """Ask the driver now. Raises `GpuLostError` or `GpuReadError`; single missing values are just absent."""
+
+    def reopen(self) -> None:
+        """Take hold of the GPU anew after it failed. Raises as `read` does."""
+
+    def close(self) -> None:
+        """Let go of the driver. Never raises; a second call does nothing."""

@@ -1,0 +1,168 @@
+"""What a GPU is and what one reading of it holds, in one schema for every vendor.
+
+Base units throughout: ratios from 0 to 1, bytes, watts, joules, degrees Celsius, hertz, seconds, Unix time. A value that
+the GPU, its driver or its sensor does not give is `None` or missing from its tuple: never 0, never a sentinel. This
+module holds plain values only; it opens no device and reads no clock.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypedDict
+
+
+class Vendor(enum.StrEnum):
+    """Who made the GPU; `simulated` runs on processor time and says so on every label."""
+
+    NVIDIA = "nvidia"
+    AMD = "amd"
+    INTEL = "intel"
+    SIMULATED = "simulated"
+
+
+class Throttle(enum.StrEnum):
+    """Why clocks are held down: the vendors' many flags, folded into the words that all of them share."""
+
+    POWER_CAP = "power_cap"
+    THERMAL = "thermal"
+    HARDWARE_THERMAL = "hardware_thermal"
+    HARDWARE_SLOWDOWN = "hardware_slowdown"
+    POWER_BRAKE = "power_brake"
+    CURRENT = "current"
+    SYNC_BOOST = "sync_boost"
+    RELIABILITY = "reliability"
+    CLOCK_SETTING = "clock_setting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInfo:
+    """Identity of a GPU, constant for as long as its driver is loaded.
+
+    `index` counts the GPUs of the host over all vendors; `ordinal` is the position of a physical GPU among its vendor's,
+    which is what `CUDA_VISIBLE_DEVICES` and its like count. A MIG device names the GPU it is a part of in `parent_uuid`;
+    that GPU is then `partitioned`: it is still watched, but nothing can be placed on it as a whole.
+    """
+
+    uuid: str
+    index: int
+    ordinal: int
+    vendor: Vendor
+    model: str
+    memory_total_bytes: int | None
+    pci_bus_id: str
+    driver_version: str
+    simulated: bool = False
+    parent_uuid: str | None = None
+    partitioned: bool = False
+
+    @property
+    def placeable(self) -> bool:
+        """Whether a job can be given this GPU."""
+        return not self.partitioned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process with a context on the GPU; `memory_bytes` is None where the driver does not tell."""
+
+    pid: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XidCount:
+    """Xid events of one code seen since the reader was opened."""
+
+    code: int
+    count: int
+    last_timestamp: float
+
+
+class SampleValues(TypedDict, total=False):
+    """The values of a `Sample` while a reader collects them: what it never sets stays absent."""
+
+    driver_timestamp: float | None
+    fresh: bool
+    utilization: float | None
+    memory_activity: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    power_watts: float | None
+    power_limit_watts: float | None
+    energy_joules: float | None
+    fan: float | None
+    pcie_transmit_bytes: int | None
+    pcie_receive_bytes: int | None
+    temperatures: tuple[tuple[str, float], ...]
+    temperature_limits: tuple[tuple[str, str, float], ...]
+    clocks: tuple[tuple[str, float], ...]
+    throttle: tuple[tuple[Throttle, bool], ...]
+    throttle_seconds: tuple[tuple[Throttle, float], ...]
+    ecc_errors: tuple[tuple[str, str, int], ...]
+    remapped_rows: tuple[tuple[str, int], ...]
+    nvlinks: tuple[tuple[int, int | None, int | None], ...]
+    xids: tuple[XidCount, ...]
+    processes: tuple[GpuProcess, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One reading of one GPU.
+
+    `timestamp` (Unix time) and `monotonic` mark the beginning of the reading, `duration_seconds` what it took.
+    `driver_timestamp` is the driver's own time of the power value, where it gives one. `fresh` is False when the driver
+    handed out a power value that it had handed out before: it tells how often the sensor had something new from how often
+    it was asked.
+    """
+
+    gpu_uuid: str
+    timestamp: float
+    monotonic: float
+    duration_seconds: float = 0.0
+    driver_timestamp: float | None = None
+    fresh: bool = True
+
+    utilization: float | None = None
+    memory_activity: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    energy_joules: float | None = None
+    fan: float | None = None
+    pcie_transmit_bytes: int | None = None
+    pcie_receive_bytes: int | None = None
+
+    temperatures: tuple[tuple[str, float], ...] = ()
+    """(sensor, degrees)."""
+    temperature_limits: tuple[tuple[str, str, float], ...] = ()
+    """(sensor, limit, degrees)."""
+    clocks: tuple[tuple[str, float], ...] = ()
+    """(domain, hertz)."""
+    throttle: tuple[tuple[Throttle, bool], ...] = ()
+    """(reason, active); only the reasons that this GPU can report."""
+    throttle_seconds: tuple[tuple[Throttle, float], ...] = ()
+    """(reason, seconds since the driver was loaded)."""
+    ecc_errors: tuple[tuple[str, str, int], ...] = ()
+    """(severity, scope, count)."""
+    remapped_rows: tuple[tuple[str, int], ...] = ()
+    """(cause, rows)."""
+    nvlinks: tuple[tuple[int, int | None, int | None], ...] = ()
+    """(link, bytes sent, bytes received)."""
+    xids: tuple[XidCount, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+
+    @property
+    def temperature(self) -> float | None:
+        """The temperature that stands for the GPU: its own sensor, else its edge, else its hottest; degrees or None."""
+        by_sensor = dict(self.temperatures)
+        for sensor in ("gpu", "edge"):
+            if sensor in by_sensor:
+                return by_sensor[sensor]
+        return max(by_sensor.values(), default=None)
+
+    @property
+    def throttle_active(self) -> tuple[Throttle, ...]:
+        """The reasons that hold the clocks down right now."""
+        return tuple(reason for reason, active in self.throttle if active)
