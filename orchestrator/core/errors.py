@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from orchestrator.core.ids import JobId
     from orchestrator.core.states import JobState
 
 
@@ -18,6 +19,14 @@ class IllegalTransitionError(CoreError):
     def __init__(self, current: JobState, target: JobState, story: tuple[str, ...]) -> None:
         self.current, self.target, self.story = current, target, story
         super().__init__(f"{current} -> {target} is not a transition; what led here: {' | '.join(story) or 'nothing'}")
+
+
+class BrokenRuleError(CoreError):
+    """An event that would break a rule of the record, such as a second live attempt; the job's recent events follow."""
+
+    def __init__(self, job_id: JobId, rule: str, story: tuple[str, ...]) -> None:
+        self.job_id, self.rule, self.story = job_id, rule, story
+        super().__init__(f"job {job_id}: {rule}; what led here: {' | '.join(story) or 'nothing'}")
 
 
 class UnknownEventError(CoreError):

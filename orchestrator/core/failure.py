@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SETTLE_SECONDS = 0.25  # how long a collateral error waits for the death that caused it
 KEEP_GANG_SECONDS = 10.0  # a longer back-off gives the GPUs back meanwhile
 
+_FRESH_GANG = frozenset({"startup_timeout", "gpu_lost"})  # the same place would fail the same way
+
 _COLLATERAL = re.compile(
     r"Connection (?:closed|reset) by (?:remote )?peer|connection was (?:closed|reset)|recvBytes failed|Broken pipe"
     r"|NCCL (?:communicator was aborted|error|timeout)|ncclRemoteError|ncclSystemError|remote process exited"
@@ -29,6 +31,7 @@ _COLLATERAL = re.compile(
     r"|Rank \d+ (?:is|was) (?:gone|lost)|Socket Timeout|failed to recv",
     re.IGNORECASE,
 )
+_SIGABRT = 6
 _SIGNAL_NAMES = {
     1: "SIGHUP",
     2: "SIGINT",
@@ -62,8 +65,8 @@ class Retry:
 
 
 def is_collateral(ended: Exit) -> bool:
-    """The rank failed because another one had."""
-    if ended.ok:
+    """The rank failed because another one had: by an exception, an exit code or an abort that speaks of its peers."""
+    if ended.ok or ended.signal not in (None, _SIGABRT):
         return False
     text = f"{ended.error_type}: {ended.error_message}" if ended.error_type else "\n".join(ended.log_tail[-15:])
     return bool(_COLLATERAL.search(text))
@@ -75,6 +78,8 @@ def classify(job: Job, now: float) -> Verdict | float | None:
     if not failed:
         return None
     first = min(failed, key=lambda e: (is_collateral(e), e.failed_at))
+    if job.gang_lost and is_collateral(first):
+        return Verdict(gang_failure(job.reason, None), first.failed_at)
     if is_collateral(first) and len(job.exits) < job.num_workers:
         settled_at = min(e.at for e in failed) + SETTLE_SECONDS
         if now < settled_at:
@@ -107,6 +112,8 @@ def _failure(job: Job, first: Exit) -> Failure:
         )
     if first.signal is not None:
         return _signalled(first)
+    if first.exit_code is None and not first.error_type:
+        return gang_failure(f"rank {first.rank} went away without an exit status", first.rank)
     if first.error_type:
         message = first.error_message.strip().splitlines()
         sentence = f"rank {first.rank} raised {first.error_type}" + (f": {message[0][:200]}" if message else "")
@@ -154,7 +161,7 @@ def decide_retry(job: Job, failure: Failure, now: float) -> Retry:
         return Retry(retry=False, keep_gang=False, not_before=now, refusal="a log policy says fail")
     budget = _budget(job, failure.failure_class)
     used = job.restarts.get(failure.failure_class.value, 0)
-    if policy != "retry" and budget is not None and used >= budget:
+    if policy != "restart" and budget is not None and used >= budget:
         refusal = f"{used} of {budget} {failure.failure_class} restarts used" if budget else ""
         return Retry(retry=False, keep_gang=False, not_before=now, refusal=refusal)
     progressed = job.checkpoint_step > job.attempts[-1].start_step
@@ -167,17 +174,18 @@ def decide_retry(job: Job, failure: Failure, now: float) -> Retry:
             refusal=f"{without_progress} restarts in a row brought no newer checkpoint (retry.max_no_progress)",
         )
     delay = backoff_seconds(job, without_progress)
-    return Retry(retry=True, keep_gang=delay <= KEEP_GANG_SECONDS and not job.gang_lost, not_before=now + delay)
+    keep_gang = delay <= KEEP_GANG_SECONDS and not job.gang_lost and failure.code not in _FRESH_GANG
+    return Retry(retry=True, keep_gang=keep_gang, not_before=now + delay)
 
 
 def backoff_seconds(job: Job, without_progress: int) -> float:
-    """Seconds to wait: none after progress, then doubling; jitter of up to 10 % that depends on job and attempt only."""
+    """Seconds to wait: none after progress, then doubling; less up to 10 % that depends on job and attempt only."""
     if without_progress == 0:
         return 0.0
     backoff = job.spec.retry.backoff
-    delay = min(backoff.max.total_seconds(), backoff.initial.total_seconds() * 2.0 ** (without_progress - 1))
+    doubled = backoff.initial.total_seconds() * 2.0 ** min(without_progress - 1, 60)
     jitter = zlib.crc32(f"{job.id}/{job.attempt_number}".encode()) / 0xFFFFFFFF
-    return delay * (1.0 + 0.1 * jitter)
+    return min(backoff.max.total_seconds(), doubled) * (1.0 - 0.1 * jitter)
 
 
 def _budget(job: Job, failure_class: FailureClass) -> int | None:

@@ -11,7 +11,7 @@ from functools import singledispatch
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.errors import CoreError
+from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
 from orchestrator.spec.job import JobSpec, from_dict, to_dict
@@ -76,7 +76,12 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job's whole record. ``sequence`` is its place of arrival; ``version`` counts its events."""
+    """A job's whole record. ``sequence`` is its place of arrival; ``version`` counts its events.
+
+    ``checkpoint_step`` and ``checkpoint_at`` are those of the newest checkpoint, which may lie in the memory of a rank
+    actor; ``checkpoint_path``, ``durable_step`` and ``durable_at`` are those of the newest on storage. ``not_before``
+    is a back-off; until ``fenced_until`` ranks of a lost gang may still run somewhere.
+    """
 
     id: JobId
     sequence: int
@@ -116,6 +121,9 @@ class Job:
     checkpoint_step: int = 0
     checkpoint_at: float | None = None
     checkpoint_path: str = ""
+    durable_step: int = 0
+    durable_at: float | None = None
+    fenced_until: float = 0.0
     failure: ev.Failure | None = None
     degraded: bool = False
     notes: tuple[str, ...] = ()
@@ -205,7 +213,12 @@ def _with_attempt(job: Job, **changes: Any) -> Job:
 
 
 def _current(job: Job, attempt: int) -> bool:
-    return job.attempt_number == attempt
+    return bool(job.attempts) and job.attempts[-1].number == attempt
+
+
+def _holds_nothing(job: Job, event: ev.Event) -> None:
+    if job.gang_open or job.attempt_live:
+        raise BrokenRuleError(job.id, f"{event.kind} while its gang is not confirmed gone", job.story)
 
 
 @_fold.register
@@ -213,6 +226,10 @@ def _(event: ev.AttemptStarted, job: Job) -> Job:
     if event.attempt <= job.attempt_number:
         return job
     fresh = event.gang != job.gang
+    if job.attempt_live or (fresh and job.gang_open):
+        raise BrokenRuleError(job.id, "a second attempt while one is not confirmed gone", job.story)
+    if not fresh and (job.gang_lost or not job.gang_open):
+        raise BrokenRuleError(job.id, "an attempt in a gang that is gone", job.story)
     attempt = Attempt(
         number=event.attempt,
         gang=event.gang,
@@ -224,7 +241,7 @@ def _(event: ev.AttemptStarted, job: Job) -> Job:
     job = _to(job, JobState.STARTING, event.at, "placing the gang" if fresh else "starting the ranks again")
     return replace(
         job,
-        attempts=(*job.attempts, attempt),
+        attempts=(*_without_log(job.attempts), attempt),
         gang=event.gang,
         gang_open=True,
         gang_lost=False,
@@ -237,12 +254,20 @@ def _(event: ev.AttemptStarted, job: Job) -> Job:
         retry=False,
         not_before=0.0,
         stop=None,
+        degraded=job.degraded and not fresh,
     )
+
+
+def _without_log(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    # The events keep the lines; a record with a thousand attempts must stay small enough to be written in no time.
+    if not attempts or attempts[-1].failure is None:
+        return attempts
+    return (*attempts[:-1], replace(attempts[-1], failure=replace(attempts[-1].failure, log_tail=())))
 
 
 @_fold.register
 def _(event: ev.GangPlaced, job: Job) -> Job:
-    if event.gang != job.gang or job.seats == event.seats:
+    if event.gang != job.gang or not job.gang_open or job.gang_lost or job.seats == event.seats:
         return job
     return replace(
         job, seats=event.seats, reason="starting the ranks" if job.state is JobState.STARTING else job.reason
@@ -253,13 +278,14 @@ def _(event: ev.GangPlaced, job: Job) -> Job:
 def _(event: ev.AttemptRunning, job: Job) -> Job:
     if not _current(job, event.attempt) or job.state is not JobState.STARTING:
         return job
+    reason = job.reason if job.gang_lost else "every rank is up"
     job = _with_attempt(job, state=AttemptState.RUNNING, running_at=event.at)
-    return replace(_to(job, JobState.RUNNING, event.at, "every rank is up"), pids=event.pids)
+    return replace(_to(job, JobState.RUNNING, event.at, reason), pids=event.pids)
 
 
 @_fold.register
 def _(event: ev.RankExited, job: Job) -> Job:
-    if not _current(job, event.attempt) or any(e.rank == event.rank for e in job.exits):
+    if not _current(job, event.attempt) or not job.gang_open or any(e.rank == event.rank for e in job.exits):
         return job
     ended = Exit(
         rank=event.rank,
@@ -279,13 +305,18 @@ def _(event: ev.GangLost, job: Job) -> Job:
     if event.gang != job.gang or not job.gang_open or job.gang_lost:
         return job
     return replace(
-        job, gang_lost=True, keep_gang=False, not_before=max(job.not_before, event.not_before), reason=event.reason
+        job,
+        gang_lost=True,
+        keep_gang=False,
+        not_before=max(job.not_before, event.not_before),
+        fenced_until=max(job.fenced_until, event.not_before),
+        reason=event.reason,
     )
 
 
 @_fold.register
 def _(event: ev.AttemptFailed, job: Job) -> Job:
-    if not _current(job, event.attempt) or job.state not in (JobState.STARTING, JobState.RUNNING):
+    if not _current(job, event.attempt) or job.state not in (JobState.STARTING, JobState.RUNNING) or job.succeeded:
         return job
     failure_class = event.failure.failure_class
     lost_gang = failure_class is FailureClass.INFRA and job.gang_lost
@@ -314,7 +345,7 @@ def _(event: ev.AttemptFailed, job: Job) -> Job:
 
 @_fold.register
 def _(event: ev.AttemptSucceeded, job: Job) -> Job:
-    if not _current(job, event.attempt) or job.succeeded:
+    if not _current(job, event.attempt) or job.state not in (JobState.RUNNING, JobState.DRAINING) or job.succeeded:
         return job
     job = _with_attempt(job, state=AttemptState.SUCCEEDED, ended_at=event.at)
     return replace(job, succeeded=True, attempt_live=False, reason="every rank ended with 0; releasing the GPUs")
@@ -341,20 +372,35 @@ def _(event: ev.GangReleased, job: Job) -> Job:
         return job
     if job.attempt_live:
         job = _fold(ev.AttemptGone(job_id=job.id, at=event.at, attempt=job.attempt_number), job)
-    return replace(job, gang_open=False, gang_lost=False, keep_gang=False, seats=(), nodes=(), pids=())
+    return replace(
+        job,
+        gang_open=False,
+        gang_lost=False,
+        keep_gang=False,
+        seats=(),
+        nodes=(),
+        pids=(),
+        degraded=False,
+        checkpoint_step=job.durable_step,  # a newer one was in the memory of the actors that are gone
+        checkpoint_at=job.durable_at,
+    )
 
 
 @_fold.register
 def _(event: ev.StopRequested, job: Job) -> Job:
-    stop = Stop(purpose=event.purpose, by=event.by, at=event.at, deadline=event.deadline)
+    if job.succeeded or (job.state is JobState.RECOVERING and not job.retry):
+        return job  # its end is decided; only its gang has to go
     reason = _STOP_REASONS[event.purpose].format(by=event.by)
-    if job.state is JobState.DRAINING:
-        # A cancel overrides whatever the job was drained for; nothing overrides a cancel.
-        if job.stop is not None and job.stop.purpose is StopPurpose.CANCEL:
+    if job.state is JobState.DRAINING and job.stop is not None:
+        if not event.purpose.overrides(job.stop.purpose):
             return job
+        # Its processes were told at the first stop: their time to save runs from there.
+        deadline = min(job.stop.deadline, event.deadline)
+        stop = Stop(purpose=event.purpose, by=event.by, at=job.stop.at, deadline=deadline)
         return replace(job, stop=stop, reason=reason)
-    if job.attempt_live:
-        job = _with_attempt(job, state=AttemptState.DRAINING) if job.attempts[-1].ended_at is None else job
+    if job.attempt_live and job.attempts[-1].ended_at is None:
+        job = _with_attempt(job, state=AttemptState.DRAINING)
+    stop = Stop(purpose=event.purpose, by=event.by, at=event.at, deadline=event.deadline)
     return replace(_to(job, JobState.DRAINING, event.at, reason), stop=stop)
 
 
@@ -369,34 +415,62 @@ _STOP_REASONS: Mapping[StopPurpose, str] = {
 
 @_fold.register
 def _(event: ev.JobRequeued, job: Job) -> Job:
+    if job.state is JobState.PENDING:
+        return job
+    _holds_nothing(job, event)
     job = _to(job, JobState.PENDING, event.at, event.reason)
     return replace(job, not_before=event.not_before, stop=None, retry=False, exits=(), succeeded=False)
 
 
 @_fold.register
 def _(event: ev.JobSuspended, job: Job) -> Job:
-    return replace(_to(job, JobState.SUSPENDED, event.at, f"paused by {event.by}"), stop=None, exits=())
+    if job.state is JobState.SUSPENDED:
+        return job
+    _holds_nothing(job, event)
+    job = _to(job, JobState.SUSPENDED, event.at, f"paused by {event.by}")
+    return replace(job, stop=None, retry=False, exits=(), succeeded=False)
 
 
 @_fold.register
 def _(event: ev.JobResumed, job: Job) -> Job:
+    if job.state is JobState.PENDING:
+        return job
     return replace(_to(job, JobState.PENDING, event.at, f"resumed by {event.by}"), not_before=0.0)
 
 
 @_fold.register
 def _(event: ev.JobFinished, job: Job) -> Job:
+    _holds_nothing(job, event)
+    if not event.state.is_terminal:
+        raise BrokenRuleError(job.id, f"finished as {event.state}, which is no end", job.story)
+    failure = _last_failure(job, event)
     job = _to(job, event.state, event.at, event.reason)
-    keep = event.state is JobState.FAILED
-    return replace(job, ended_at=event.at, exit_code=event.exit_code, failure=job.failure if keep else None, stop=None)
+    return replace(job, ended_at=event.at, exit_code=event.exit_code, failure=failure, stop=None)
+
+
+def _last_failure(job: Job, event: ev.JobFinished) -> ev.Failure | None:
+    if event.state is not JobState.FAILED:
+        return None
+    if job.stop is not None and job.stop.purpose is StopPurpose.TIMEOUT:
+        return ev.Failure(failure_class=FailureClass.TIMEOUT, code="max_duration", sentence=event.reason)
+    return job.failure
 
 
 @_fold.register
 def _(event: ev.CheckpointSaved, job: Job) -> Job:
-    if event.step <= job.checkpoint_step and job.checkpoint_at is not None:
-        return job
-    if _current(job, event.attempt):
-        job = _with_attempt(job, checkpoint_step=event.step)
-    return replace(job, checkpoint_step=event.step, checkpoint_at=event.at, checkpoint_path=event.path)
+    if event.attempt != job.attempt_number:
+        return job  # fenced: only the current attempt's checkpoints count
+    newest = job.checkpoint_at is None or event.step > job.checkpoint_step
+    durable = bool(event.path) and (job.durable_at is None or event.step > job.durable_step)
+    if newest:
+        if job.attempts:
+            progressed = event.step > job.attempts[-1].start_step
+            job = _with_attempt(job, checkpoint_step=event.step)
+            job = replace(job, no_progress=0 if progressed else job.no_progress)
+        job = replace(job, checkpoint_step=event.step, checkpoint_at=event.at)
+    if durable:
+        job = replace(job, checkpoint_path=event.path, durable_step=event.step, durable_at=event.at)
+    return job
 
 
 @_fold.register
@@ -408,12 +482,16 @@ def _(event: ev.FirstStep, job: Job) -> Job:
 
 @_fold.register
 def _(event: ev.JobUpdated, job: Job) -> Job:
+    if event.priority == job.priority:
+        return job
     return replace(job, priority=event.priority)
 
 
 @_fold.register
 def _(event: ev.JobNoted, job: Job) -> Job:
     degraded = job.degraded if event.degraded is None else event.degraded
+    if degraded == job.degraded and job.notes[-1:] == (event.message,):
+        return job
     return replace(job, degraded=degraded, notes=(*job.notes[-9:], event.message))
 
 

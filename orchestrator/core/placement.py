@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from orchestrator.core.job import Job
 
 
+_EPSILON = 1e-9  # sums of fractions
+
+
 def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
     """What is left on every schedulable node beside the gangs that are open and other users of the cluster."""
     free = {
@@ -45,7 +48,7 @@ def place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tupl
 
 
 def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
-    """Whether the gang would fit if nothing else ran on the nodes that are known."""
+    """Whether the gang would fit if nothing else ran on the nodes that are alive."""
     empty = {n.id: Free(cpus=n.cpus, gpus=n.gpus, memory_bytes=n.memory_bytes) for n in nodes.values() if n.alive}
     return place(job, empty, nodes) is not None
 
@@ -74,15 +77,23 @@ def _suits(job: Job, node: Node) -> bool:
 
 
 def _slots(job: Job, left: Free) -> int:
+    """How many of the job's ranks fit; as many as it has when they need nothing."""
     cpus, gpus, memory = rank_size(job)
-    limits = [job.num_workers]
+    limits = []
     if cpus > 0:
-        limits.append(int((left.cpus + 1e-9) / cpus))
+        limits.append(int((left.cpus + _EPSILON) / cpus))
     if gpus > 0:
-        limits.append(int((left.gpus + 1e-9) / gpus))
+        limits.append(_gpu_slots(gpus, left.gpus))
     if memory > 0:
         limits.append(left.memory_bytes // memory)
-    return max(0, min(limits))
+    return max(0, min(limits, default=job.num_workers))
+
+
+def _gpu_slots(gpus: float, left: float) -> int:
+    if gpus >= 1:
+        return int((left + _EPSILON) / gpus)
+    whole = int(max(left, 0.0) + _EPSILON)  # a rank's share lies on one GPU: two halves of different ones are no whole
+    return whole * int(1 / gpus + _EPSILON) + int((left - whole + _EPSILON) / gpus)
 
 
 def _by_strategy(strategy: str, ranks: int, slots: Mapping[str, int]) -> tuple[str, ...] | None:
@@ -90,7 +101,7 @@ def _by_strategy(strategy: str, ranks: int, slots: Mapping[str, int]) -> tuple[s
     if strategy in ("PACK", "STRICT_PACK"):
         whole = [n for n in order if slots[n] >= ranks]
         if whole:  # the fullest node that holds all of it, so that big holes stay for big jobs
-            return (whole[-1],) * ranks
+            return (min(whole, key=lambda n: (slots[n], n)),) * ranks
         if strategy == "STRICT_PACK":
             return None
         return _fill(order, ranks, slots)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.core.failure import classify, decide_retry, gang_failure
-from orchestrator.core.placement import claim, free_on, place, rank_size
+from orchestrator.core.placement import claim, could_ever_fit, free_on, place, rank_size
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
 
 if TYPE_CHECKING:
@@ -80,14 +80,19 @@ def desired_effect(job: Job) -> Effect | None:
 
 
 def request_stop(job: Job, purpose: StopPurpose, by: str, now: float) -> list[ev.Event]:
-    """The events of a person's cancel or pause, or of the scheduler's own stop. Empty when it is asked for already."""
+    """The events of a person's cancel or pause, or of the scheduler's own stop.
+
+    Empty when it is asked for already, or when the job's end is decided and only its gang has to go.
+    """
     if job.state is JobState.PENDING or (job.state is JobState.SUSPENDED and purpose is StopPurpose.CANCEL):
         if purpose is StopPurpose.CANCEL:
             return [ev.JobFinished(job_id=job.id, at=now, state=JobState.CANCELLED, reason=f"cancelled by {by}")]
         return [ev.JobSuspended(job_id=job.id, at=now, by=by)] if purpose is StopPurpose.PAUSE else []
     if job.state.is_terminal or job.state is JobState.SUSPENDED:
         return []
-    if job.stop is not None and purpose is job.stop.purpose:
+    if job.stop is not None and not purpose.overrides(job.stop.purpose):
+        return []
+    if job.succeeded or (job.state is JobState.RECOVERING and not job.retry):
         return []
     deadline = now + job.spec.stop_duration.total_seconds()
     return [ev.StopRequested(job_id=job.id, at=now, purpose=purpose, by=by, deadline=deadline)]
@@ -114,8 +119,8 @@ def _advance_live(job: Job, now: float, commands: Commands) -> None:
         if not job.gang_open:
             commands.events.append(_finished(job, now))
         return
-    if len(job.exits) == job.num_workers and all(e.ok for e in job.exits) and job.state is JobState.RUNNING:
-        commands.events.append(ev.AttemptSucceeded(job_id=job.id, at=now, attempt=job.attempt_number))
+    if len(job.exits) == job.num_workers and all(e.ok for e in job.exits):
+        commands.events.append(_all_ended_well(job, now))
         return
     verdict = classify(job, now)
     if isinstance(verdict, float):
@@ -126,7 +131,16 @@ def _advance_live(job: Job, now: float, commands: Commands) -> None:
     elif job.gang_lost:
         _fail(job, gang_failure(job.reason, None), now, now, commands)
         return
+    elif not job.gang_open or not job.attempt_live:
+        _fail(job, gang_failure("its processes went away without an exit status", None), now, now, commands)
+        return
     _check_deadlines(job, now, commands)
+
+
+def _all_ended_well(job: Job, now: float) -> ev.Event:
+    if job.state is JobState.STARTING:  # they ended before it was known that all of them were up
+        return ev.AttemptRunning(job_id=job.id, at=now, attempt=job.attempt_number, pids=())
+    return ev.AttemptSucceeded(job_id=job.id, at=now, attempt=job.attempt_number)
 
 
 def _check_deadlines(job: Job, now: float, commands: Commands) -> None:
@@ -203,7 +217,7 @@ def _advance_recovering(job: Job, now: float, commands: Commands) -> None:
 def _advance_draining(job: Job, now: float, commands: Commands) -> None:
     if job.gang_open or job.stop is None:
         return
-    if _ended_by_itself(job):
+    if job.succeeded or _ended_by_itself(job):
         commands.events.append(_finished(job, now))
         return
     by = job.stop.by
@@ -218,7 +232,9 @@ def _advance_draining(job: Job, now: float, commands: Commands) -> None:
             reason = f"ran longer than max_duration ({job.spec.max_duration})"
             event = ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=reason)
         case StopPurpose.PREEMPT | StopPurpose.RESIZE:
-            event = ev.JobRequeued(job_id=job.id, at=now, reason=f"stopped to make room ({by})")
+            event = ev.JobRequeued(
+                job_id=job.id, at=now, reason=f"stopped to make room ({by})", not_before=job.fenced_until
+            )
     commands.events.append(event)
 
 
@@ -247,11 +263,16 @@ def _schedule(state: State, now: float, commands: Commands) -> None:
         return
     free = free_on(state.nodes.values(), state.jobs.values())
     for job in pending:
-        if job.not_before > now:
-            commands.ask_again(job.not_before)
-            commands.waiting[job.id] = f"tried again in {job.not_before - now:.0f} s ({job.reason})"
+        not_before = max(job.not_before, job.fenced_until)
+        if not_before > now:
+            commands.ask_again(not_before)
+            commands.waiting[job.id] = f"tried again in {not_before - now:.0f} s ({job.reason})"
             continue
         nodes = place(job, free, state.nodes)
+        if nodes is None and not could_ever_fit(job, state.nodes):
+            # It claims nothing: what will never be enough for it would be kept from everybody behind it.
+            commands.waiting[job.id] = f"does not fit on the nodes there are, even when they are empty: {_demand(job)}"
+            continue
         if nodes is None:
             commands.waiting[job.id] = _why_waiting(job, free.values())
             claim(job, free, state.nodes)
@@ -269,11 +290,15 @@ def _take(job: Job, nodes: tuple[str, ...], free: Mapping[str, Free], now: float
 
 def _why_waiting(job: Job, free: Iterable[Free]) -> str:
     left = list(free)
+    gpus, cpus = sum(max(0.0, f.gpus) for f in left), sum(max(0.0, f.cpus) for f in left)
+    return f"waiting for {_demand(job)}; free now: {gpus:g} GPUs, {cpus:g} CPUs"
+
+
+def _demand(job: Job) -> str:
     worker = job.spec.resources.resources_per_worker
     wants = [f"{worker.gpu * job.num_workers:g} GPUs"] if worker.gpu else []
     wants.append(f"{worker.cpu * job.num_workers:g} CPUs")
-    gpus, cpus = sum(max(0.0, f.gpus) for f in left), sum(max(0.0, f.cpus) for f in left)
-    return f"waiting for {' and '.join(wants)}; free now: {gpus:g} GPUs, {cpus:g} CPUs"
+    return " and ".join(wants)
 
 
 __all__ = ["Commands", "State", "decide", "desired_effect", "queue_order", "request_stop"]

@@ -65,13 +65,18 @@ class FailureClass(StrEnum):
 
 
 class StopPurpose(StrEnum):
-    """Why a job is drained; decides the state that follows."""
+    """Why a job is drained; decides the state that follows. Weakest first: a later one overrides an earlier one."""
 
-    CANCEL = "cancel"
-    PAUSE = "pause"
-    PREEMPT = "preempt"
-    TIMEOUT = "timeout"
     RESIZE = "resize"
+    PREEMPT = "preempt"
+    PAUSE = "pause"
+    TIMEOUT = "timeout"
+    CANCEL = "cancel"
+
+    def overrides(self, other: StopPurpose) -> bool:
+        """A job that drains for ``other`` drains for this from now on."""
+        order = list(StopPurpose)
+        return order.index(self) > order.index(other)
 
 
 _S = JobState
