@@ -89,7 +89,7 @@ def parse_entrypoint(text: str) -> Entrypoint:
     _refuse_launcher(entrypoint)
     if entrypoint.kind == "command" and entrypoint.target.endswith(".py") and "/" not in entrypoint.target:
         suggestion = shlex.join(("python", *words))
-        hint = f"write {_key_line('entrypoint', suggestion)}"
+        hint = f"write {yaml_line('entrypoint', suggestion)}"
         raise EntrypointError(f"{quoted(words[0])} is a script, not a program", hint, suggestion=suggestion)
     return entrypoint
 
@@ -181,11 +181,11 @@ def _refuse_assignments(words: tuple[str, ...]) -> None:
 def _instead(message: str, translation: Translation) -> EntrypointError:
     suggestion = shlex.join(translation.words).replace(shlex.quote(CHECKPOINT), CHECKPOINT)
     keys = ", ".join(f"{key}: {value}" for key, value in translation.keys)
-    hint = f"write {_key_line('entrypoint', suggestion)}" + (f" with {keys}" if keys else "")
+    hint = f"write {yaml_line('entrypoint', suggestion)}" + (f" with {keys}" if keys else "")
     return EntrypointError(message, hint, suggestion=suggestion)
 
 
-def _key_line(key: str, text: str) -> str:
+def yaml_line(key: str, text: str) -> str:
     """Write one line of YAML that reads back as the text."""
     # A single word may be one that YAML takes for a number or a boolean.
     plain = (
@@ -211,7 +211,7 @@ def _refuse_shell_syntax(text: str) -> None:
     if WORDS.search(text):
         raise _launcher_in_shell(text, message)
     suggestion = f"bash -c {shlex.quote(text)}"
-    hint = f"write {_key_line('entrypoint', suggestion)}, {advice}"
+    hint = f"write {yaml_line('entrypoint', suggestion)}, {advice}"
     if found in ("<", ">"):
         hint += "; output needs no file: `orch logs` shows it"
     raise EntrypointError(message, hint, suggestion=suggestion)

@@ -173,7 +173,7 @@ class Record(Shape[T]):
             if self.attribute(key) in values or self.default(key) is not REQUIRED:
                 continue
             if key not in broken:
-                report(BadValueError(f"the key {key} is missing", field.doc), node, path, problems)
+                report(BadValueError("is required", field.doc), node, (*path, key), problems)
             if field.stand_in is REQUIRED:
                 given_up = True
             else:

@@ -66,7 +66,7 @@ class Shape(ABC, Generic[T]):
 def written(node: Node, expected: str) -> str:
     """Return a scalar's text as written, or refuse a collection and an empty value."""
     if not isinstance(node, ScalarNode):
-        raise BadValueError(f"expected {expected}, got {kind_of(node)}")
+        raise BadValueError(f"expected {expected}, got {kind_of(node)}", "write a single value")
     if node.kind == "null" and not node.as_typed:
         raise BadValueError(f"expected {expected}, got nothing", "give a value, or remove the key for its default")
     return node.text

@@ -1,0 +1,184 @@
+"""Rules that bind several keys of a job file, and the features that are not built yet.
+
+Pure: a finished spec goes in, findings come out, each with the path that it is about. Must not read text.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from orchestrator.spec.entrypoint import EntrypointError, parse_entrypoint
+from orchestrator.spec.model import ElasticWorkers, MatrixSpec
+from orchestrator.spec.problems import quoted
+from orchestrator.spec.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from orchestrator.spec.model import JobSpec, JsonValue
+    from orchestrator.spec.problems import Path
+
+MAX_MATRIX_JOBS = 10_000
+"""Most jobs that one matrix may make."""
+
+NOT_YET: dict[str, str] = {
+    "resources.num_workers:range": "elastic jobs; write a number of ranks",
+    "resources.num_workers:auto": "as many ranks as there are GPUs; write a number of ranks",
+    "depends_on": "dependencies between jobs; submit the second when `orch wait` returns",
+    "matrix": "many jobs from one file; submit the file several times with --set",
+    "health.progress": "progress read from the log; report steps with orchestrator.train.context()",
+    "checkpoint.storage_path:url": "checkpoints behind a URL; write a path",
+    "checkpoint.watch": "files that the script saves by itself; save with orchestrator.train.context()",
+    "trackers": "experiment trackers; call them in the script",
+    "report": "reports; leave the key out",
+    "trainer": "trainer settings; pass them to the script in entrypoint",
+    "notify": "web hooks; alert on orch's metrics instead",
+}
+"""Keys whose feature is not built yet, with the reason and what to do meanwhile.
+
+A path alone refuses every value but the default; `path:form` refuses one form of value: `range` is a mapping,
+`auto` that word, `url` a text with a scheme. When a feature lands, its line goes, and nothing else.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One broken rule, and the value that it is about."""
+
+    path: Path
+    message: str
+    hint: str
+
+
+def cross_checks(spec: JobSpec) -> Iterator[Finding]:
+    """List every rule between keys that a spec breaks."""
+    yield from _entrypoint(spec)
+    yield from _resources(spec)
+    yield from _times(spec)
+    yield from _names(spec)
+    yield from _checkpoint(spec)
+    if spec.matrix is not None:
+        yield from _matrix(spec.matrix)
+
+
+def not_yet(written: Mapping[str, JsonValue], defaults: Mapping[str, JsonValue]) -> Iterator[Finding]:
+    """List the values that need a feature which is not built yet; both arguments are canonical dictionaries."""
+    for entry, reason in NOT_YET.items():
+        dotted, _, form = entry.partition(":")
+        path = tuple(dotted.split("."))
+        value = _at(written, path)
+        if _has_form(value, form) if form else value != _at(defaults, path):
+            yield Finding(path=path, message=f"not yet: {reason.partition('; ')[0]}", hint=reason.partition("; ")[2])
+
+
+def _at(tree: Mapping[str, JsonValue], path: tuple[str, ...]) -> JsonValue:
+    value: JsonValue = dict(tree)
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _has_form(value: JsonValue, form: str) -> bool:
+    match form:
+        case "range":
+            return isinstance(value, dict)
+        case "auto":
+            return value == "auto"
+        case "url":
+            return isinstance(value, str) and "://" in value
+        case _:
+            raise ValueError(f"NOT_YET names the unknown form {form!r}")
+
+
+def _entrypoint(spec: JobSpec) -> Iterator[Finding]:
+    try:
+        entrypoint = parse_entrypoint(spec.entrypoint)
+    except EntrypointError as error:
+        yield Finding(path=("entrypoint",), message=error.message, hint=error.hint)
+        return
+    if entrypoint.kind != "script" or spec.working_dir is None:
+        return
+    if posixpath.normpath(entrypoint.target).split("/")[0] == "..":
+        message = f"{quoted(entrypoint.target)} lies outside working_dir, which is all that is copied"
+        yield Finding(
+            path=("entrypoint",), message=message, hint="set working_dir to a directory that holds the script"
+        )
+
+
+def _resources(spec: JobSpec) -> Iterator[Finding]:
+    resources = spec.resources
+    workers, each = resources.num_workers, resources.resources_per_worker
+    place: Path = ("resources", "resources_per_worker")
+    if isinstance(workers, ElasticWorkers) and workers.min > workers.max:
+        message = f"min is {workers.min}, more than max, {workers.max}"
+        yield Finding(path=("resources", "num_workers"), message=message, hint="exchange them")
+    if each.gpu > 1 and not each.gpu.is_integer():
+        message = f"{each.gpu:g} GPUs: above 1 the number must be whole"
+        yield Finding(path=(*place, "gpu"), message=message, hint="write 1, 2, ..., or a fraction below 1 to share one")
+    if each.gpu == 0 and each.gpu_model is not None:
+        message = "a GPU model, but no GPU"
+        yield Finding(path=(*place, "gpu_model"), message=message, hint="remove gpu_model, or write gpu: 1")
+    if each.gpu == 0 and workers == "auto":
+        message = "auto counts free GPUs, but gpu is 0"
+        yield Finding(path=("resources", "num_workers"), message=message, hint="write a number of ranks")
+
+
+def _times(spec: JobSpec) -> Iterator[Finding]:
+    backoff = spec.retry.backoff
+    if backoff.initial > backoff.max:
+        message = f"initial is {format_duration(backoff.initial)}, longer than max, {format_duration(backoff.max)}"
+        yield Finding(path=("retry", "backoff"), message=message, hint="raise max or lower initial")
+    if spec.min_runtime is not None and spec.max_duration is not None and spec.min_runtime > spec.max_duration:
+        message = f"longer than max_duration, {format_duration(spec.max_duration)}"
+        yield Finding(
+            path=("min_runtime",), message=message, hint="write preemptible: false if it is never to be preempted"
+        )
+
+
+def _names(spec: JobSpec) -> Iterator[Finding]:
+    for index, name in enumerate(spec.secrets):
+        if name in spec.env:
+            yield Finding(
+                path=("secrets", index), message=f"{name} stands in env too", hint="remove it from one of them"
+            )
+    for index, dependency in enumerate(spec.depends_on):
+        if dependency.job == spec.name:
+            message = "the job would wait for itself"
+            yield Finding(path=("depends_on", index, "job"), message=message, hint="name another job")
+    for index, hook in enumerate(spec.notify):
+        if not hook.on:
+            yield Finding(path=("notify", index, "on"), message="no state is named", hint="write on: [FAILED]")
+
+
+def _checkpoint(spec: JobSpec) -> Iterator[Finding]:
+    attribute, order = spec.checkpoint.score_attribute, spec.checkpoint.score_order
+    if attribute is None and order is not None:
+        message = "an order without score_attribute"
+        yield Finding(
+            path=("checkpoint", "score_order"), message=message, hint="name the metric: score_attribute: loss"
+        )
+    if attribute is not None and order is None:
+        message = f"whether a low or a high {quoted(attribute)} is better is not said"
+        yield Finding(path=("checkpoint", "score_attribute"), message=message, hint="add score_order: min, or max")
+
+
+def _matrix(matrix: MatrixSpec) -> Iterator[Finding]:
+    if not matrix.parameters and not matrix.include:
+        message = "a matrix without parameters makes no job"
+        yield Finding(path=("matrix",), message=message, hint="write parameters: {lr: [0.1, 0.01]}")
+    for name, values in matrix.parameters.items():
+        if not values:
+            yield Finding(path=("matrix", "parameters", name), message="no values", hint="list at least one")
+    jobs = prod(len(values) for values in matrix.parameters.values())
+    if jobs > MAX_MATRIX_JOBS:
+        message = f"{jobs} combinations, more than {MAX_MATRIX_JOBS}"
+        yield Finding(path=("matrix", "parameters"), message=message, hint="try fewer values")
+    for index, combination in enumerate(matrix.exclude):
+        for name in combination.keys() - matrix.parameters.keys():
+            message = f"excludes by {quoted(name)}, which is no parameter"
+            yield Finding(
+                path=("matrix", "exclude", index), message=message, hint=f"parameters: {', '.join(matrix.parameters)}"
+            )
