@@ -17,16 +17,33 @@ import json
 import os
 import socket
 import subprocess
-import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.runtime.forkserver import wire
+from orchestrator.runtime.lifeline import (
+    ErrorRaised,
+    Event,
+    Exited,
+    ExitRecord,
+    ForkServerError,
+    ForkServerMissingError,
+    ForkServerRefusedError,
+    ForkServerStartError,
+    ForkServerTimeoutError,
+    ForkServerVersionError,
+    Gone,
+    KeeperLost,
+    Lifeline,
+    Started,
+    read_exit_record,
+)
+from orchestrator.runtime.rank_env import inheritable_environment
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
 Mode = Literal["script", "module", "command", "store"]
@@ -36,50 +53,6 @@ MAX_SOCKET_PATH_BYTES = 107
 
 _START_DEADLINE = timedelta(seconds=20)
 _CALL_DEADLINE = timedelta(seconds=60)
-_READ_BYTES = 65536
-
-# What belongs to one process, one job or to Ray, and must not be what every fork starts from.
-_NOT_INHERITED_PREFIXES = ("RAY_", "ORCH_", "TORCHELASTIC_")
-_NOT_INHERITED = frozenset(
-    {
-        "CUDA_VISIBLE_DEVICES",
-        "HIP_VISIBLE_DEVICES",
-        "ROCR_VISIBLE_DEVICES",
-        "ZE_AFFINITY_MASK",
-        "OMP_NUM_THREADS",  # Ray sets it for its workers
-        "PYTHONBREAKPOINT",  # likewise
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    }
-)
-
-
-class ForkServerError(Exception):
-    """The fork server did not do what was asked; each subclass says why and what to do next."""
-
-
-class ForkServerMissingError(ForkServerError):
-    """Nobody listens on the socket: start the server with start_fork_server, then ask again."""
-
-
-class ForkServerRefusedError(ForkServerError):
-    """The server understood and said no; the message is its own. Mend the request and ask again."""
-
-
-class ForkServerVersionError(ForkServerError):
-    """The server was started by another version of orch: shut it down and start one of this version."""
-
-
-class ForkServerTimeoutError(ForkServerError):
-    """No answer within the deadline: the server may still be warming (its log says), or the machine is overloaded."""
-
-
-class ForkServerStartError(ForkServerError):
-    """The server could not be started; the message holds what the interpreter said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,186 +99,6 @@ class SpawnRequest:
     cold: bool = False
     exit_record: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
-
-
-# -- events of a lifeline; times are Unix times in seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """The process is about to run its first line."""
-
-    pid: int
-    cold: str | None
-    """Why a fresh interpreter had to be used; None for a warm start and for commands."""
-    at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorRaised:
-    """The exception that is ending the process, or what kept it from starting."""
-
-    type: str
-    message: str
-    traceback: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exited:
-    """The process has ended; one of `exit_code` and `signal` is None."""
-
-    exit_code: int | None
-    signal: int | None
-    cause: str | None
-    """The last order that its keeper had: stop, stop_deadline, kill, lifeline; None: it ended by itself."""
-    record_error: str | None
-    """What kept the exit record from being written; None: it is on disk."""
-    at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
-    """Nothing that the process started is left."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperLost:
-    """The keeper died first: the process dies with it, how it would have ended is unknown."""
-
-    at: float
-
-
-Event = Started | ErrorRaised | Exited | Gone | KeeperLost
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitRecord:
-    """How a process ended, as its keeper left it on disk."""
-
-    record: Mapping[str, Any]
-    """What the request asked to be kept."""
-    pid: int
-    keeper_pid: int
-    started_at: float
-    ended_at: float
-    exit_code: int | None
-    signal: int | None
-    cause: str | None
-    error: ErrorRaised | None
-
-
-def read_exit_record(path: Path) -> ExitRecord | None:
-    """The record at `path`; None as long as there is none. Records are whole or absent."""
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    fields = json.loads(text)
-    if fields.pop("version") != 1:
-        raise ForkServerVersionError(f"{path} was written by another version of orch; read it with that one")
-    error = fields.pop("error")
-    return ExitRecord(error=None if error is None else ErrorRaised(**error), **fields)
-
-
-class Lifeline:
-    """The owner's end of a process: its events, and orders to its keeper. One reader at a time.
-
-    The process lives as long as this is open. Orders return False when the keeper has ended.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self._socket = sock
-        self._lines = wire.LineReader()
-        self._pending: list[Event] = []
-        self._ended = False
-
-    def signal(self, number: int) -> bool:
-        """Sends a signal to the process's group."""
-        return self._order({"cmd": "signal", "signal": int(number)})
-
-    def stop(self, grace: timedelta) -> bool:
-        """SIGTERM to the group now; SIGKILL to the whole tree after `grace`, whatever becomes of the caller."""
-        return self._order({"cmd": "stop", "grace_seconds": grace.total_seconds()})
-
-    def kill(self) -> bool:
-        """SIGKILL to the whole tree, now."""
-        return self._order({"cmd": "kill"})
-
-    def close(self) -> None:
-        """Lets go: whatever is left of the tree is killed."""
-        self._socket.close()
-
-    def fileno(self) -> int:
-        """The socket's descriptor, for pollers."""
-        return self._socket.fileno()
-
-    def _order(self, message: dict[str, Any]) -> bool:
-        try:
-            self._socket.send(wire.encode_line(message))
-        except OSError:
-            return False
-        return True
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self._events()
-
-    async def _events(self) -> AsyncIterator[Event]:
-        """Every event until Gone or KeeperLost, which is the last."""
-        while (event := await self.next_event()) is not None:
-            yield event
-
-    async def next_event(self) -> Event | None:
-        """The next event; None after the last one. Cancelling loses nothing."""
-        while not self._pending and not self._ended:
-            try:
-                data = await asyncio.get_running_loop().sock_recv(self._socket, _READ_BYTES)
-            except OSError:
-                data = b""
-            self._take(data)
-        return self._pending.pop(0) if self._pending else None
-
-    def next_event_sync(self, deadline: timedelta) -> Event | None:
-        """The same, blocking; ForkServerTimeoutError when nothing comes within `deadline`."""
-        until = time.monotonic() + deadline.total_seconds()
-        while not self._pending and not self._ended:
-            self._socket.settimeout(max(until - time.monotonic(), 0.001))
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except TimeoutError:
-                raise ForkServerTimeoutError(
-                    f"no event within {deadline.total_seconds()} s; is the process stuck?"
-                ) from None
-            except OSError:
-                data = b""
-            finally:
-                self._socket.setblocking(False)
-            self._take(data)
-        return self._pending.pop(0) if self._pending else None
-
-    def _take(self, data: bytes) -> None:
-        if data:
-            self._pending += [event for message in self._lines.feed(data) if (event := _event(message)) is not None]
-            self._ended = any(isinstance(event, Gone) for event in self._pending)
-        else:
-            self._ended = True
-            self._pending.append(KeeperLost(at=time.time()))
-
-
-_EVENTS: dict[str, type[Started | ErrorRaised | Exited | Gone]] = {
-    "started": Started,
-    "error": ErrorRaised,
-    "exited": Exited,
-    "gone": Gone,
-}
-
-
-def _event(message: dict[str, Any]) -> Event | None:
-    kind = _EVENTS.get(message.pop("event", ""))
-    return None if kind is None else kind(**message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,13 +289,9 @@ def _checked(path: Path) -> str:
     return text
 
 
-def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment a fork server may start with: nothing of Ray's, of a job's, or of a GPU's."""
-    return {
-        name: value
-        for name, value in base.items()
-        if name not in _NOT_INHERITED and not name.startswith(_NOT_INHERITED_PREFIXES)
-    }
+def _server_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """A thread count is each process's own; the server must learn what the machine's default is."""
+    return {name: value for name, value in inheritable_environment(env).items() if name != "OMP_NUM_THREADS"}
 
 
 def start_fork_server(
@@ -526,7 +315,7 @@ def start_fork_server(
     try:
         outcome = subprocess.run(
             command,
-            env=inheritable_environment(os.environ if env is None else env),
+            env=_server_environment(os.environ if env is None else env),
             cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -1,0 +1,126 @@
+"""The environment of a training process: torchrun's variables, orch's own, and which GPUs it sees.
+
+Pure. Owns the names; decides no values. Whatever runs under torchrun must find here what it finds there
+(tests/integration/test_torchrun_parity.py compares the two).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ROLE_NAME = "default"
+
+# What belongs to one process, to one job or to Ray: it never passes from our own environment to a training process.
+_FOREIGN_PREFIXES = ("RAY_", "TORCHELASTIC_")
+_FOREIGN = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "OLDPWD",
+        "ORCH_ATTEMPT",
+        "ORCH_CHECKPOINT_DIR",
+        "ORCH_JOB_ID",
+        "ORCH_PREVIOUS_STEP",
+        "ORCH_PROGRESS_PATH",
+        "ORCH_RESUME_FROM",
+        "PWD",
+        "RANK",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "WORLD_SIZE",
+    }
+)
+# Ray points this at its own debugger in every worker.
+_RAY_BREAKPOINT_PREFIX = "ray."
+
+
+def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment may pass to a training process, or to the fork server that it is forked from."""
+    return {
+        name: value
+        for name, value in base.items()
+        if name not in _FOREIGN
+        and not name.startswith(_FOREIGN_PREFIXES)
+        and not (name == "PYTHONBREAKPOINT" and value.startswith(_RAY_BREAKPOINT_PREFIX))
+    }
+
+
+def rank_environment(
+    *,
+    base: Mapping[str, str],
+    job_env: Mapping[str, str],
+    job_id: str,
+    attempt: int,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    group_rank: int,
+    group_world_size: int,
+    master_addr: str,
+    master_port: int,
+    restart_count: int,
+    max_restarts: int,
+    visible_gpus: Sequence[str],
+    checkpoint_dir: str,
+    resume_from: str | None,
+    progress_path: str | None,
+    previous_step: int | None = None,
+    working_dir: str | None = None,
+    error_file: str = "",
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The complete environment of one rank.
+
+    `base` is the environment of whoever started the daemon, not of a Ray worker (Ray sets OMP_NUM_THREADS there);
+    `job_env`, the job's `env` and secrets, wins over it, but not over what makes the rank a rank. Groups are what
+    torchrun calls nodes: `group_rank` counts the job's nodes, 0 to `group_world_size` - 1. `visible_gpus` names, by
+    index or UUID, *all* of the job's GPUs on this node in the order of LOCAL_RANK, so that `cuda:{LOCAL_RANK}` is the
+    rank's own; empty: the rank sees none. `previous_step` is the highest step that an earlier attempt reached;
+    `error_file` is where torch's `@record` writes an exception, empty for nowhere; `extra` adds further ORCH_*
+    variables, such as the settings of the checkpoint.
+    """
+    env = {**inheritable_environment(base), **job_env}
+    if local_world_size > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, for ranks that share a machine
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    env |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "GROUP_RANK": str(group_rank),
+        "GROUP_WORLD_SIZE": str(group_world_size),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "ROLE_NAME": ROLE_NAME,
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RUN_ID": job_id,
+        "TORCHELASTIC_RESTART_COUNT": str(restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus),
+        "ORCH_JOB_ID": job_id,
+        "ORCH_ATTEMPT": str(attempt),
+        "ORCH_CHECKPOINT_DIR": checkpoint_dir,
+    }
+    optional = {
+        "ORCH_RESUME_FROM": resume_from,
+        "ORCH_PROGRESS_PATH": progress_path,
+        "ORCH_PREVIOUS_STEP": None if previous_step is None else str(previous_step),
+        "PWD": working_dir,
+    }
+    return env | {name: value for name, value in optional.items() if value is not None} | dict(extra or {})
