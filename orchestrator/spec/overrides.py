@@ -101,5 +101,7 @@ def _set(node: Node | None, steps: Sequence[str], value: Node) -> Node:
         raise BadValueError(
             f"nothing can be set below {kind_of(node)}", "set the key itself, or remove it from the file"
         )
+    if step == "0":
+        return ListNode(items=(_set(None, rest, value),), mark=value.mark)
     key = ScalarNode(text=step, kind="text", mark=value.mark)
     return MapNode(entries=((key, _set(None, rest, value)),), mark=value.mark)

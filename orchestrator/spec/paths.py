@@ -1,0 +1,135 @@
+"""Every file name under `ORCH_HOME`, in one class; no other module joins paths below it.
+
+    home/store.sqlite3          the record
+    home/reserve                space kept free for the record of running jobs when the disk is full
+    home/blobs/sha256/ab/abcd…  snapshots of working directories, by digest
+    home/run/                   orch.sock, daemon.lock, daemon.json, daemon.log, token
+    home/ray/                   the embedded Ray's own files
+    home/jobs/ID/               work/ logs/ checkpoints/ exits/ metrics.jsonl secrets
+
+Names only: nothing here creates, reads or removes a file. Standard library only: the command line imports it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_JOB_ID = re.compile(r"[a-z0-9][-a-z0-9]{0,99}")
+_DIGEST = re.compile(r"[0-9a-f]{8,128}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """Where everything lies. `socket` may be outside `home`, because a socket's path is at most 107 bytes."""
+
+    home: Path
+    socket: Path
+
+    @property
+    def store(self) -> Path:
+        """The SQLite file; its -wal and -shm lie beside it."""
+        return self.home / "store.sqlite3"
+
+    @property
+    def reserve(self) -> Path:
+        """The reserve file, removed when the disk is full."""
+        return self.home / "reserve"
+
+    @property
+    def blobs(self) -> Path:
+        """The directory of content-addressed snapshots."""
+        return self.home / "blobs"
+
+    def blob(self, digest: str) -> Path:
+        """One snapshot, by its SHA-256 in hexadecimal digits.
+
+        Raises:
+            ValueError: not hexadecimal digits.
+
+        """
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError(f"not a digest: {digest!r}")
+        return self.blobs / "sha256" / digest[:2] / digest
+
+    @property
+    def run(self) -> Path:
+        """The directory of what lives only while the daemon does."""
+        return self.home / "run"
+
+    @property
+    def daemon_lock(self) -> Path:
+        """Held by the one daemon of this home."""
+        return self.run / "daemon.lock"
+
+    @property
+    def daemon_state(self) -> Path:
+        """What the daemon says of itself: process id, version, ports, Ray's address."""
+        return self.run / "daemon.json"
+
+    @property
+    def daemon_log(self) -> Path:
+        """The daemon's own log, when it runs in the background."""
+        return self.run / "daemon.log"
+
+    @property
+    def token(self) -> Path:
+        """The token for access over TCP, mode 0600."""
+        return self.run / "token"
+
+    @property
+    def ray(self) -> Path:
+        """The embedded Ray's own directory."""
+        return self.home / "ray"
+
+    @property
+    def jobs(self) -> Path:
+        """The directory of all jobs."""
+        return self.home / "jobs"
+
+    def job(self, job_id: str) -> Path:
+        """One job's directory.
+
+        Raises:
+            ValueError: not a job's id. Ids come over the network, and this one must not lead out of the home.
+
+        """
+        if not _JOB_ID.fullmatch(job_id):
+            raise ValueError(f"not a job's id: {job_id!r}")
+        return self.jobs / job_id
+
+    def work(self, job_id: str) -> Path:
+        """The job's writable copy of its working directory, shared by its attempts."""
+        return self.job(job_id) / "work"
+
+    def logs(self, job_id: str) -> Path:
+        """The directory of the job's logs."""
+        return self.job(job_id) / "logs"
+
+    def rank_log(self, job_id: str, attempt: int, rank: int) -> Path:
+        """The log of one rank in one attempt; rotated ones end in .1, .2, ..."""
+        return self.logs(job_id) / f"attempt-{attempt}" / f"rank-{rank}.log"
+
+    def checkpoints(self, job_id: str) -> Path:
+        """The directory of the job's checkpoints, where its file names no other."""
+        return self.job(job_id) / "checkpoints"
+
+    def exits(self, job_id: str) -> Path:
+        """The directory of the job's exit records."""
+        return self.job(job_id) / "exits"
+
+    def exit_record(self, job_id: str, attempt: int, rank: int) -> Path:
+        """How one rank of one attempt ended, written by its shim."""
+        return self.exits(job_id) / f"attempt-{attempt}" / f"rank-{rank}.json"
+
+    def metrics(self, job_id: str) -> Path:
+        """The job's reported metrics, a JSON object a line, appended."""
+        return self.job(job_id) / "metrics.jsonl"
+
+    def secrets(self, job_id: str) -> Path:
+        """The values of the job's secrets, mode 0600, removed at its end."""
+        return self.job(job_id) / "secrets"

@@ -1,0 +1,188 @@
+"""Settings of the installation, from environment variables; nothing else in orch reads the environment.
+
+Read once, by the program that starts, and passed on as a value. Standard library only, and quick to import: the
+command line has a quarter of a second for everything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from orchestrator.spec.paths import Paths
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    _Read = Callable[[str, Mapping[str, str]], Any]
+    """Reads one variable's text; the whole environment comes along for `~`."""
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "console", "json"]
+
+MAX_SOCKET_BYTES = 100
+"""Longest path of the socket. The kernel's limit is 107 bytes; a few are left for names beside it."""
+
+_BYTES = re.compile(r"([0-9]{1,15})([KMGT]?)(i?)B?")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+class SettingsError(ValueError):
+    """Environment variables hold what cannot be used. The message names each, its value and what to write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that can be set outside a job file.
+
+    home: `ORCH_HOME`, default ~/.orch, absolute. All state; one daemon a home.
+    runtime_dir: `XDG_RUNTIME_DIR`, default none. Holds the socket when its path under `home` is too long.
+    metrics_address: `ORCH_METRICS_ADDRESS`, default 127.0.0.1. Who may scrape is decided by a person, not by a default.
+    metrics_port: `ORCH_METRICS_PORT`, default 9476, 0 for any free one. Fixed, so that a Prometheus can be pointed at
+        it; beside the exporters' usual 94xx, and taken by none that is widespread.
+    log_max_bytes: `ORCH_LOG_MAX_BYTES`, default 32 MiB. One file of a rank's log before it is rotated: an hour of a
+        chatty script, and an editor still opens it.
+    log_keep_files: `ORCH_LOG_KEEP_FILES`, default 3. Rotated files kept beside the current one, so that a rank
+        takes at most 128 MiB and the first error of a long log is still there.
+    snapshot_max_bytes: `ORCH_SNAPSHOT_MAX_BYTES`, default 500 MB. Largest working directory: code, not data; copying
+        it takes a second or two.
+    reserve_bytes: `ORCH_RESERVE_BYTES`, default 16 MiB. Disk space held back for the record of running jobs; each
+        transition takes about 4 kB.
+    log_level: `ORCH_LOG_LEVEL`, default info. Of the daemon's own log.
+    log_format: `ORCH_LOG_FORMAT`, default auto: for people on a terminal, else JSON.
+    """
+
+    home: Path
+    runtime_dir: Path | None = None
+    metrics_address: str = "127.0.0.1"
+    metrics_port: int = 9476
+    log_max_bytes: int = 32 * 1024 * 1024
+    log_keep_files: int = 3
+    snapshot_max_bytes: int = 500_000_000
+    reserve_bytes: int = 16 * 1024 * 1024
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "auto"
+    uid: int = field(default_factory=os.getuid)
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Settings:
+        """Read the settings. An empty variable counts as not set.
+
+        Raises:
+            SettingsError: one error that names every variable with a bad value.
+
+        """
+        problems: list[str] = []
+        values: dict[str, Any] = {}
+        for name, (variable, read) in _VARIABLES.items():
+            text = environ.get(variable, "")
+            if not text:
+                continue
+            try:
+                values[name] = read(text, environ)
+            except ValueError as error:
+                problems.append(f"{variable}={_shown(text)}: {error}")
+        if problems:
+            raise SettingsError("\n".join(problems))
+        values.setdefault("home", _user_home(environ) / ".orch")
+        return cls(**values)
+
+    @property
+    def socket(self) -> Path:
+        """The daemon's control socket, at a path that is short enough for one."""
+        usual = self.home / "run" / "orch.sock"
+        if _fits(usual):
+            return usual
+        import hashlib
+
+        digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:16]
+        if self.runtime_dir is not None and _fits(self.runtime_dir / f"orch-{digest}.sock"):
+            return self.runtime_dir / f"orch-{digest}.sock"
+        # Its directory must be made with mode 0700 and its owner checked: anybody can write to /tmp.
+        return Path("/tmp") / f"orch-{self.uid}-{digest}" / "orch.sock"  # noqa: S108
+
+    @property
+    def paths(self) -> Paths:
+        """The names of all files."""
+        return Paths(home=self.home, socket=self.socket)
+
+
+def _fits(path: Path) -> bool:
+    return len(os.fsencode(path)) <= MAX_SOCKET_BYTES
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
+def _user_home(environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME", "")
+    return Path(os.path.realpath(home)) if home.startswith("/") else Path.home()
+
+
+def _directory(text: str, environ: Mapping[str, str]) -> Path:
+    if text == "~" or text.startswith("~/"):
+        text = f"{_user_home(environ)}{text[1:]}"
+    if not text.startswith("/"):
+        raise ValueError("not an absolute path; a relative one would mean another place in each directory")
+    if "\0" in text:
+        raise ValueError("holds a NUL character")
+    # Two spellings of one directory must lead to one daemon.
+    return Path(os.path.realpath(text))
+
+
+def _runtime_directory(text: str, environ: Mapping[str, str]) -> Path | None:
+    # Not ours, and by its standard to be ignored when it is not absolute.
+    return _directory(text, environ) if text.startswith("/") else None
+
+
+def _number(low: int, high: int) -> _Read:
+    def read(text: str, environ: Mapping[str, str]) -> int:  # noqa: ARG001 - the readers' signature
+        if not re.fullmatch(r"[0-9]{1,18}", text) or not low <= int(text) <= high:
+            raise ValueError(f"not a whole number from {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def _size(low: int) -> _Read:
+    def read(text: str, environ: Mapping[str, str]) -> int:  # noqa: ARG001
+        match = _BYTES.fullmatch(text)
+        amount = -1 if match is None else int(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2]]
+        if amount < low or amount > 10**18:
+            raise ValueError(f"not a number of bytes from {low} on; write 33554432, 32MiB or 500MB")
+        return amount
+
+    return read
+
+
+def _choice(*words: str) -> _Read:
+    def read(text: str, environ: Mapping[str, str]) -> str:  # noqa: ARG001
+        if text.lower() not in words:
+            raise ValueError(f"not one of {', '.join(words)}")
+        return text.lower()
+
+    return read
+
+
+def _address(text: str, environ: Mapping[str, str]) -> str:  # noqa: ARG001
+    if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z.-]{0,252}|[0-9A-Fa-f:]{2,45}", text):
+        raise ValueError("not an address or a host name; write 127.0.0.1, or 0.0.0.0 for every interface")
+    return text
+
+
+_VARIABLES: dict[str, tuple[str, _Read]] = {
+    "home": ("ORCH_HOME", _directory),
+    "runtime_dir": ("XDG_RUNTIME_DIR", _runtime_directory),
+    "metrics_address": ("ORCH_METRICS_ADDRESS", _address),
+    "metrics_port": ("ORCH_METRICS_PORT", _number(0, 65535)),
+    "log_max_bytes": ("ORCH_LOG_MAX_BYTES", _size(4096)),
+    "log_keep_files": ("ORCH_LOG_KEEP_FILES", _number(0, 1000)),
+    "snapshot_max_bytes": ("ORCH_SNAPSHOT_MAX_BYTES", _size(0)),
+    "reserve_bytes": ("ORCH_RESERVE_BYTES", _size(0)),
+    "log_level": ("ORCH_LOG_LEVEL", _choice("debug", "info", "warning", "error")),
+    "log_format": ("ORCH_LOG_FORMAT", _choice("auto", "console", "json")),
+}
