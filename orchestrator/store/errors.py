@@ -102,6 +102,15 @@ class VersionConflictError(StoreError):
         )
 
 
+class UnreadableRecordError(StoreError):
+    """A job's record is not what this version writes. `orch doctor` checks the store; a backup may hold the record."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"a job's record cannot be read ({reason}): run `orch doctor`, or put back a backup of the store"
+        )
+
+
 class BackupExistsError(StoreError):
     """The target of a backup or a restore exists already; it was left alone. Name a path that does not exist."""
 

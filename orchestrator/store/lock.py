@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from orchestrator.store.errors import StoreInUseError
+from orchestrator.store.errors import DiskFullError, StoreInUseError, StoreUnreadableError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 class StoreLock:
-    """Held from construction until ``release`` or the end of the process. Raises StoreInUseError.
+    """Held from construction until ``release`` or the end of the process. Raises StoreInUseError,
+    StoreUnreadableError and DiskFullError.
 
     The file stays: removing it would let two processes hold two files of the same name.
     """
 
     def __init__(self, store_path: Path) -> None:
         self._path = store_path.with_name(store_path.name + ".lock")
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFullError(store_path, "so the store cannot be opened") from error
+            raise StoreUnreadableError(store_path, f"{self._path.name}: {error.strerror}") from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -25,7 +25,7 @@ SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'jobs';
 
 -- name: job_by_id
 -- One job.
-SELECT record FROM jobs WHERE id = ?;
+SELECT id, version, record FROM jobs WHERE id = ?;
 
 -- name: job_by_key
 -- The job that an idempotency key stands for.
@@ -33,7 +33,7 @@ SELECT record FROM jobs WHERE uid = ? AND idempotency_key = ? AND idempotency_ke
 
 -- name: newest_by_name
 -- The newest job of a name.
-SELECT record FROM jobs WHERE name = ? ORDER BY sequence DESC LIMIT 1;
+SELECT id, version, record FROM jobs WHERE name = ? ORDER BY sequence DESC LIMIT 1;
 
 -- name: count_by_name
 -- How many jobs bear a name.
@@ -53,19 +53,19 @@ SELECT min(sequence) FROM jobs WHERE submitted_at >= ?;
 
 -- name: select_jobs
 -- Jobs in a range of places, newest first.
-SELECT sequence, record FROM jobs
+SELECT sequence, id, version, record FROM jobs
 WHERE sequence >= :first AND sequence < :before AND submitted_at >= :since
 ORDER BY sequence DESC LIMIT :limit;
 
 -- name: select_jobs_of_user
 -- The same for one user, through its index.
-SELECT sequence, record FROM jobs
+SELECT sequence, id, version, record FROM jobs
 WHERE user = :user AND sequence >= :first AND sequence < :before AND submitted_at >= :since
 ORDER BY sequence DESC LIMIT :limit;
 
 -- name: select_jobs_in_state
 -- The same for one state and perhaps one user, through the state's index.
-SELECT sequence, record FROM jobs
+SELECT sequence, id, version, record FROM jobs
 WHERE state = :state AND sequence >= :first AND sequence < :before AND submitted_at >= :since
   AND (:user IS NULL OR user = :user)
 ORDER BY sequence DESC LIMIT :limit;

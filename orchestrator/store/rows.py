@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.events import event_body, event_from
 from orchestrator.core.job import job_from_dict, job_to_dict
+from orchestrator.store.errors import UnreadableRecordError
 from orchestrator.store.port import StoredEvent
 
 if TYPE_CHECKING:
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
+
+
+PARSED_JOBS = 1024  # about 10 MB; `orch status --watch` reads the same jobs again and again
+
+
+class Parsed:
+    """Jobs by id and version, so that a row which did not change is not parsed again. For one thread."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()
+
+    def job(self, row: tuple[str, int, str]) -> Job:
+        """The job of a row of id, version and record."""
+        key = row[:2]
+        job = self._jobs.get(key)
+        if job is None:
+            job = self._jobs[key] = job_of(row[2])
+            if len(self._jobs) > PARSED_JOBS:
+                self._jobs.popitem(last=False)
+        else:
+            self._jobs.move_to_end(key)
+        return job
 
 
 def job_row(job: Job) -> dict[str, Any]:
@@ -33,8 +57,11 @@ def job_row(job: Job) -> dict[str, Any]:
 
 
 def job_of(record: str) -> Job:
-    """The job of a row's ``record``."""
-    return job_from_dict(json.loads(record))
+    """The job of a row's ``record``. Raises UnreadableRecordError."""
+    try:
+        return job_from_dict(json.loads(record))
+    except Exception as error:  # a record of another shape can fail in any way
+        raise UnreadableRecordError(f"{type(error).__name__}: {error}") from error
 
 
 def event_row(sequence: int, number: int, event: ev.Event) -> tuple[int, int, str, float, str, str]:

@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import itertools
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from orchestrator.core.states import JobState
 from orchestrator.store import backup, verification
 from orchestrator.store.disk import MIN_FREE_BYTES, RESERVE_BYTES, Disk
 from orchestrator.store.errors import (
-    AmbiguousJobError,
     DiskFullError,
-    JobNotFoundError,
     StoreClosedError,
     StoreError,
     StoreUnreadableError,
 )
 from orchestrator.store.lock import StoreLock
-from orchestrator.store.port import DiskStatus, FinishedCount, Found, JobFilter, StoredEvent
-from orchestrator.store.rows import event_of, job_of
+from orchestrator.store.reading import Reader
 from orchestrator.store.schema import Migration, connect, known_migrations, prepare
-from orchestrator.store.statements import STATEMENTS
 from orchestrator.store.work import PRUNE_BATCH, Append, Prune, Records, Submit
 from orchestrator.store.writer import Writer, is_damage, is_disk_full
 
@@ -40,10 +34,11 @@ if TYPE_CHECKING:
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
+    from orchestrator.core.states import JobState
+    from orchestrator.store.port import DiskStatus, FinishedCount, Found, JobFilter, StoredEvent
 
 T = TypeVar("T")
 
-_MAX_SEQUENCE = 2**62
 _LOG_LIMIT_BYTES = 64 * 1024 * 1024  # the write-ahead log is cut back to this after a checkpoint; below, it is reused
 
 
@@ -56,8 +51,7 @@ class SqliteStore:
         self._disk = disk
         self._records = Records()
         self._writer = Writer(writing, path, disk)
-        self._reading = connect(path)
-        self._reading.execute("PRAGMA query_only = ON")
+        self._reader = Reader(_reading(path))
         self._readers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-reader")
         self._long = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-long")
         self._closed = False
@@ -101,34 +95,31 @@ class SqliteStore:
 
     async def load_live(self) -> list[Job]:
         """Every job that is not terminal, in order of arrival."""
-        return await self._read(lambda c: [job_of(record) for (record,) in c.execute(STATEMENTS["live_jobs"])])
+        return await self._read(self._reader.live)
 
     async def job(self, job_id: JobId) -> Job:
         """One job. Raises JobNotFoundError."""
-        return await self._read(lambda c: _job(c, job_id))
+        return await self._read(lambda: self._reader.job(job_id))
 
     async def jobs(self, query: JobFilter) -> list[Job]:
         """Jobs that match, newest first."""
-        return await self._read(lambda c: [job_of(record) for record in _select(c, query)])
+        return await self._read(lambda: self._reader.jobs(query))
 
     async def events(self, job_id: JobId, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """Events of a job with numbers above ``after``, oldest first. Raises JobNotFoundError."""
-        return await self._read(lambda c: _events(c, job_id, after, limit))
+        return await self._read(lambda: self._reader.events(job_id, after, limit))
 
     async def find(self, reference: str) -> Found:
         """The job that a reference means; see ``port.Store.find``."""
-        return await self._read(lambda c: _find(c, reference))
+        return await self._read(lambda: self._reader.find(reference))
 
     async def state_counts(self) -> Mapping[JobState, int]:
         """Jobs by state, every state present."""
-        rows = await self._read(lambda c: c.execute(STATEMENTS["count_states"]).fetchall())
-        found = {JobState(state): int(count) for state, count in rows}
-        return {state: found.get(state, 0) for state in JobState}
+        return await self._read(self._reader.state_counts)
 
     async def finished_counts(self) -> list[FinishedCount]:
         """Jobs that ended since the store was made; pruning does not lower them."""
-        rows = await self._read(lambda c: c.execute(STATEMENTS["finished_counts"]).fetchall())
-        return [FinishedCount(queue, JobState(state), kind, count) for queue, state, kind, count in rows]
+        return await self._read(self._reader.finished_counts)
 
     async def prune(self, older_than: float) -> list[JobId]:
         """Forget terminal jobs that ended before ``older_than``, and give their space back to the disk."""
@@ -139,7 +130,7 @@ class SqliteStore:
             if len(batch) < PRUNE_BATCH:
                 break
         if forgotten:
-            await self._read(_shrink)
+            await self._read(self._reader.shrink)
         self._disk.restore()
         return forgotten
 
@@ -162,7 +153,7 @@ class SqliteStore:
         self._closed = True
         self._readers.shutdown(wait=True)
         self._long.shutdown(wait=True)
-        self._reading.close()
+        self._reader.close()
         self._writer.close()
         self._lock.release()
 
@@ -170,12 +161,12 @@ class SqliteStore:
         if not self._disk.status().accepts_submissions:
             raise DiskFullError(self._path, "so no new job is accepted")
 
-    async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._ask(self._readers, lambda: query(self._reading))
+    async def _read(self, question: Callable[[], T]) -> T:
+        return await self._ask(self._readers, question)
 
-    async def _aside(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    async def _aside(self, question: Callable[[sqlite3.Connection], T]) -> T:
         """Something long, which no other reader waits for."""
-        return await self._ask(self._long, lambda: _with_connection(self._path, query))
+        return await self._ask(self._long, lambda: _with_connection(self._path, question))
 
     async def _ask(self, pool: ThreadPoolExecutor, question: Callable[[], T]) -> T:
         if self._closed:
@@ -217,64 +208,12 @@ def _writing(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _with_connection(path: Path, query: Callable[[sqlite3.Connection], T]) -> T:
-    with contextlib.closing(connect(path)) as connection:
-        connection.execute("PRAGMA query_only = ON")
-        return query(connection)
+def _with_connection(path: Path, question: Callable[[sqlite3.Connection], T]) -> T:
+    with contextlib.closing(_reading(path)) as connection:
+        return question(connection)
 
 
-def _shrink(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-
-def _job(connection: sqlite3.Connection, job_id: str) -> Job:
-    row = connection.execute(STATEMENTS["job_by_id"], (job_id,)).fetchone()
-    if row is None:
-        raise JobNotFoundError(job_id)
-    return job_of(row[0])
-
-
-def _events(connection: sqlite3.Connection, job_id: JobId, after: int, limit: int) -> list[StoredEvent]:
-    row = connection.execute(STATEMENTS["sequence_of"], (job_id,)).fetchone()
-    if row is None:
-        raise JobNotFoundError(job_id)
-    return [event_of(job_id, r) for r in connection.execute(STATEMENTS["events_of"], (row[0], after, limit))]
-
-
-def _select(connection: sqlite3.Connection, query: JobFilter) -> list[str]:
-    first: int | None = 0
-    if query.since is not None:
-        (first,) = connection.execute(STATEMENTS["first_since"], (query.since,)).fetchone()
-        if first is None:
-            return []
-    values: dict[str, Any] = {
-        "user": query.user,
-        "first": first,
-        "before": _MAX_SEQUENCE if query.before is None else query.before,
-        "since": float("-inf") if query.since is None else query.since,
-        "limit": query.limit,
-    }
-    if query.states:
-        found = [connection.execute(STATEMENTS["select_jobs_in_state"], {**values, "state": s}) for s in query.states]
-        merged = heapq.merge(*found, key=lambda row: int(row[0]), reverse=True)
-        return [record for _, record in itertools.islice(merged, query.limit)]
-    name = "select_jobs" if query.user is None else "select_jobs_of_user"
-    return [record for _, record in connection.execute(STATEMENTS[name], values)]
-
-
-def _find(connection: sqlite3.Connection, reference: str) -> Found:
-    with contextlib.suppress(JobNotFoundError):
-        return Found(_job(connection, reference), "id")
-    row = connection.execute(STATEMENTS["newest_by_name"], (reference,)).fetchone()
-    if row is not None:
-        (count,) = connection.execute(STATEMENTS["count_by_name"], (reference,)).fetchone()
-        return Found(job_of(row[0]), "name", count - 1)
-    if not reference:
-        raise JobNotFoundError(reference)
-    end = reference[:-1] + chr(ord(reference[-1]) + 1)
-    ids = [row[0] for row in connection.execute(STATEMENTS["ids_by_prefix"], (reference, end))]
-    if len(ids) > 1:
-        raise AmbiguousJobError(reference, ids)
-    if not ids:
-        raise JobNotFoundError(reference)
-    return Found(_job(connection, ids[0]), "prefix")
+def _reading(path: Path) -> sqlite3.Connection:
+    connection = connect(path)
+    connection.execute("PRAGMA query_only = ON")
+    return connection

@@ -45,7 +45,7 @@ class Records:
         row = connection.execute(STATEMENTS["job_by_id"], (job_id,)).fetchone()
         if row is None:
             raise JobNotFoundError(job_id)
-        return job_of(row[0])
+        return job_of(row[2])
 
     def put(self, job: Job) -> Job | None:
         """Set a record in the open transaction; what it was there before, for ``take_back``."""

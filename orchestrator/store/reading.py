@@ -1,0 +1,108 @@
+"""The questions that the store answers, each on one connection and in one thread."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.states import JobState
+from orchestrator.store.errors import AmbiguousJobError, JobNotFoundError
+from orchestrator.store.port import FinishedCount, Found, JobFilter, StoredEvent
+from orchestrator.store.rows import Parsed, event_of, job_of
+from orchestrator.store.statements import STATEMENTS
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+
+_BEYOND = 2**62  # no sequence reaches it
+
+
+class Reader:
+    """Reads through ``connection``, and keeps the jobs that it read last."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._parsed = Parsed()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def live(self) -> list[Job]:
+        """Every job that is not terminal, in order of arrival."""
+        return [job_of(record) for (record,) in self._connection.execute(STATEMENTS["live_jobs"])]
+
+    def job(self, job_id: str) -> Job:
+        """One job. Raises JobNotFoundError."""
+        row = self._connection.execute(STATEMENTS["job_by_id"], (job_id,)).fetchone()
+        if row is None:
+            raise JobNotFoundError(job_id)
+        return self._parsed.job(row)
+
+    def jobs(self, query: JobFilter) -> list[Job]:
+        """Jobs that match, newest first."""
+        values: dict[str, Any] = {
+            "user": query.user,
+            "first": 0,
+            "before": _BEYOND if query.before is None else query.before,
+            "since": float("-inf") if query.since is None else query.since,
+            "limit": query.limit,
+        }
+        if query.since is not None:
+            (values["first"],) = self._connection.execute(STATEMENTS["first_since"], (query.since,)).fetchone()
+        if not query.states:
+            name = "select_jobs" if query.user is None else "select_jobs_of_user"
+            return [self._parsed.job(row[1:]) for row in self._connection.execute(STATEMENTS[name], values)]
+        found = [
+            self._connection.execute(STATEMENTS["select_jobs_in_state"], {**values, "state": state})
+            for state in query.states
+        ]
+        merged = heapq.merge(*found, key=lambda row: int(row[0]), reverse=True)
+        return [self._parsed.job(row[1:]) for row in itertools.islice(merged, query.limit)]
+
+    def events(self, job_id: JobId, after: int, limit: int) -> list[StoredEvent]:
+        """Events of a job with numbers above ``after``, oldest first. Raises JobNotFoundError."""
+        row = self._connection.execute(STATEMENTS["sequence_of"], (job_id,)).fetchone()
+        if row is None:
+            raise JobNotFoundError(job_id)
+        return [event_of(job_id, r) for r in self._connection.execute(STATEMENTS["events_of"], (row[0], after, limit))]
+
+    def find(self, reference: str) -> Found:
+        """The job that a reference means; see ``port.Store.find``."""
+        row = self._connection.execute(STATEMENTS["job_by_id"], (reference,)).fetchone()
+        if row is not None:
+            return Found(self._parsed.job(row), "id")
+        row = self._connection.execute(STATEMENTS["newest_by_name"], (reference,)).fetchone()
+        if row is not None:
+            (count,) = self._connection.execute(STATEMENTS["count_by_name"], (reference,)).fetchone()
+            return Found(self._parsed.job(row), "name", count - 1)
+        return Found(self.job(self._only_id_with(reference)), "prefix")
+
+    def state_counts(self) -> dict[JobState, int]:
+        """Jobs by state, every state present."""
+        found = dict(self._connection.execute(STATEMENTS["count_states"]).fetchall())
+        return {state: found.get(state.value, 0) for state in JobState}
+
+    def finished_counts(self) -> list[FinishedCount]:
+        """Jobs that ended since the store was made."""
+        rows = self._connection.execute(STATEMENTS["finished_counts"])
+        return [FinishedCount(queue, JobState(state), kind, count) for queue, state, kind, count in rows]
+
+    def shrink(self) -> None:
+        """Cut the file and its log back to what they hold, as far as nobody is in the way."""
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _only_id_with(self, prefix: str) -> str:
+        if not prefix:
+            raise JobNotFoundError(prefix)
+        end = prefix[:-1] + chr(min(ord(prefix[-1]) + 1, 0x10FFFF))
+        ids: list[str] = [row[0] for row in self._connection.execute(STATEMENTS["ids_by_prefix"], (prefix, end))]
+        if len(ids) > 1:
+            raise AmbiguousJobError(prefix, ids)
+        if not ids:
+            raise JobNotFoundError(prefix)
+        return ids[0]
