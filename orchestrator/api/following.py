@@ -93,7 +93,7 @@ def wait(
     """The job, once it has ended. Raises DeadlineError after ``timeout_seconds``, NoSuchJobError."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     patience = patience or Patience()
-    first = _first(client, ref, patience)
+    first = present(lambda: client.job(ref), patience)
     if first.is_terminal:
         return first
 
@@ -110,12 +110,16 @@ def wait(
     raise AssertionError("a watch has no end")
 
 
-def _first(client: Client, ref: str, patience: Patience) -> JobView:
+def present(ask: Callable[[], Seen], patience: Patience) -> Seen:
+    """What ``ask`` returns, once the daemon is there."""
     while True:
         try:
-            return client.job(ref)
+            value = ask()
         except Absence as error:
             patience.absent(error)
+        else:
+            patience.present()
+            return value
 
 
 def follow_logs(
@@ -130,7 +134,7 @@ def follow_logs(
 ) -> Iterator[LogLine]:
     """Lines of the job's log until the job has ended; each line once, also when the daemon restarts in between."""
     patience = patience or Patience()
-    job_id = _first(client, ref, patience).id  # a name must not come to mean a newer job after a reconnect
+    job_id = present(lambda: client.job(ref), patience).id  # a name must not come to mean a newer job after a reconnect
     given = _Given()
     while True:
         try:

@@ -15,6 +15,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ FIRST_REQUEST_SECONDS = 10.0
 
 KEEP_ALIVE_SECONDS = 5
 STOP_SECONDS = 2
+PREDECESSOR_SECONDS = 10.0
+PREDECESSOR_POLL_SECONDS = 0.05
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -183,10 +186,27 @@ def _private_directory(directory: Path) -> None:
 
 
 def _take(lock: int, path: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise _in_use(path) from error
+    """Lock, or refuse; a daemon that has stopped answering and is on its way out is waited for."""
+    deadline = time.monotonic() + PREDECESSOR_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if _is_answered(path) or time.monotonic() > deadline:
+                raise _in_use(path) from error
+        time.sleep(PREDECESSOR_POLL_SECONDS)
+
+
+def _is_answered(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True
 
 
 def _in_use(path: Path) -> RefusedError:
@@ -203,16 +223,9 @@ def _clear(path: Path) -> None:
         return
     if not stat.S_ISSOCK(status.st_mode):
         raise RefusedError(f"{path} is in the way: it is not a socket", hint="move it away and start again")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
-            return
-        except OSError as error:
-            raise _in_use(path) from error
-    raise _in_use(path)
+    if _is_answered(path):
+        raise _in_use(path)
+    path.unlink(missing_ok=True)
 
 
 def _bind(path: Path) -> socket.socket:

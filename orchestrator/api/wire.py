@@ -16,6 +16,7 @@ from orchestrator.api.errors import (
     BadRequestError,
     DaemonUnreachableError,
     DeadlineError,
+    NotPermittedError,
     OrchError,
     ProtocolMismatchError,
     error_from_json,
@@ -124,7 +125,7 @@ def _length(text: str, base: int, label: str) -> int:
 
 
 def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
-    """A connected socket. Raises DaemonUnreachableError; ``deadline`` is monotonic time."""
+    """A connected socket; ``deadline`` is monotonic time. Raises DaemonUnreachableError, NotPermittedError."""
     left = max(0.001, deadline - time.monotonic())
     try:
         if not endpoint.socket_path:
@@ -136,7 +137,7 @@ def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
             sock.close()
             raise
     except PermissionError as error:
-        raise DaemonUnreachableError(
+        raise NotPermittedError(
             f"{endpoint.label} may not be opened by this user",
             hint="the daemon belongs to someone else: ask its owner for a group socket, or start your own with `orch up`",
         ) from error

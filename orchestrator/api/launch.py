@@ -1,0 +1,90 @@
+"""How a daemon is asked to start, and what it answers: what the command line and the daemon share on this.
+
+Plain records. ``serve_arguments`` is the inverse of the command line's parsing of `orch serve`, for whoever starts it
+detached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+DEFAULT_READ_LISTEN = "127.0.0.1:9464"
+"""Where metrics are read; the port that OpenTelemetry's Prometheus exporters use by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What `orch up` and `orch serve` take.
+
+    ``simulate_gpus`` 0 means real ones. ``group`` may use the control socket besides the owner. ``listen`` (host:port)
+    opens control over TCP, with the token in ``token_file``. ``read_listen`` is where metrics are read; an empty text
+    turns that off, port 0 picks one.
+    """
+
+    simulate_gpus: int = 0
+    ray_address: str = ""
+    with_prometheus: bool = False
+    group: str = ""
+    listen: str = ""
+    read_listen: str = DEFAULT_READ_LISTEN
+    token_file: str = ""
+
+
+def serve_arguments(options: ServeOptions) -> list[str]:
+    """The arguments of `orch serve` that mean ``options``."""
+    arguments: list[str] = []
+    default = ServeOptions()
+    for flag, name in _FLAGS:
+        value = getattr(options, name)
+        if value == getattr(default, name):
+            continue
+        arguments += [flag] if value is True else [flag, str(value)]
+    return arguments
+
+
+_FLAGS = (
+    ("--simulate-gpus", "simulate_gpus"),
+    ("--ray-address", "ray_address"),
+    ("--with-prometheus", "with_prometheus"),
+    ("--group", "group"),
+    ("--listen", "listen"),
+    ("--read-listen", "read_listen"),
+    ("--token-file", "token_file"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpReply:
+    """A daemon that answers. ``started`` is false where it ran already; ``seconds`` is how long it took to be ready."""
+
+    pid: int
+    started: bool
+    seconds: float
+    address: str
+    read_address: str = ""
+    log_file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What `orch demo` takes: ``json`` for one object at the end instead of a story."""
+
+    json: bool = False
+
+
+class Level(StrEnum):
+    """How much a finding of `orch doctor` matters."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that `orch doctor` looked at: ``what`` was found and, where it is not well, how to mend it."""
+
+    level: Level
+    what: str
+    remedy: str = ""
