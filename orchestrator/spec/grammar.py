@@ -159,7 +159,7 @@ _MAX_RESTARTS = _record(
 _LOG_POLICY = _record(
     model.LogPolicy,
     {
-        "pattern": _key(_PATTERN, "a regular expression, searched for in the lines of the failed attempt's log"),
+        "pattern": _key(_PATTERN, "a regular expression, searched for in the end of the failed attempt's log"),
         "action": _key(
             Choice[model.LogAction](
                 *get_args(model.LogAction), instead={"cancel_retries": "fail", "retry": "restart", "stop": "fail"}
@@ -208,7 +208,7 @@ _HEALTH = _record(
     model.HealthSpec,
     {
         "startup_timeout": _key(
-            Duration(minimum=timedelta(seconds=1)), "from the start of the ranks to the first sign of progress"
+            Duration(minimum=timedelta(seconds=1)), "from the start of an attempt to its first sign of progress"
         ),
         "heartbeat_timeout": _key(
             OneOf(Word("auto", "auto"), scalar=Duration(minimum=timedelta(seconds=1))),
