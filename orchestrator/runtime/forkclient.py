@@ -131,15 +131,17 @@ class ForkServerClient:
         stdout: int,
         stderr: int,
         listen: int | None = None,
+        lease: int | None = None,
         extra: Mapping[int, int] | None = None,
     ) -> Spawned:
         """Starts a process. The descriptors stay the caller's, who closes them when he likes.
 
-        `listen` is the bound and listening socket of a store; `extra` maps a number in the new process (3 and up) to
+        `listen` is the bound and listening socket of a store; `lease` stays open in the keeper, and there alone, until
+        nothing is left of the tree, so a lock on it tells whether the tree lives; `extra` maps a number in the new process (3 and up) to
         a descriptor here.
         """
         with _lifeline_pair() as (ours, theirs):
-            message, fds = _spawn_message(request, _roles(stdout, stderr, theirs.fileno(), listen, extra or {}))
+            message, fds = _spawn_message(request, _roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
             reply = await self._call(message, fds)
             return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
 
@@ -189,11 +191,12 @@ class ForkServerClient:
         stdout: int,
         stderr: int,
         listen: int | None = None,
+        lease: int | None = None,
         extra: Mapping[int, int] | None = None,
     ) -> Spawned:
         """`spawn`, blocking."""
         with _lifeline_pair() as (ours, theirs):
-            message, fds = _spawn_message(request, _roles(stdout, stderr, theirs.fileno(), listen, extra or {}))
+            message, fds = _spawn_message(request, _roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
             reply = self._call_sync(message, fds)
             return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
 
@@ -241,11 +244,13 @@ class _lifeline_pair:  # noqa: N801 - used as a function
             end.close()
 
 
-def _roles(stdout: int, stderr: int, lifeline: int, listen: int | None, extra: Mapping[int, int]) -> dict[str, int]:
+def _roles(stdout: int, stderr: int, lifeline: int, listen: int | None, lease: int | None, extra: Mapping[int, int]) -> dict[str, int]:
     """Descriptors by the names that the server knows them by."""
     roles = {"stdout": stdout, "stderr": stderr, "lifeline": lifeline}
     if listen is not None:
         roles["listen"] = listen
+    if lease is not None:
+        roles["lease"] = lease
     return roles | {f"extra:{number}": descriptor for number, descriptor in extra.items()}
 
 

@@ -98,7 +98,7 @@ class Keeper:
             signal.signal(number, _noted)
         signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
         # What the child alone needs would keep its readers from seeing an end.
-        for descriptor in self._spawn.descriptors() - {self._spawn.lifeline}:
+        for descriptor in self._spawn.descriptors() - {self._spawn.lifeline, self._spawn.lease}:
             os.close(descriptor)
         linux.unblock_signals()
         return reader

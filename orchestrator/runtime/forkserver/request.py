@@ -37,13 +37,15 @@ class Spawn:
     stderr: int
     lifeline: int
     listen: int | None
+    lease: int | None
+    """Held open by the keeper alone until nothing is left of the tree; a lock on it says that the tree lives."""
     extra: dict[int, int]
     """The number in the new process -> the number here."""
 
     def descriptors(self) -> set[int]:
         """Every descriptor that came with the request."""
-        listen = set() if self.listen is None else {self.listen}
-        return {self.stdout, self.stderr, self.lifeline} | listen | set(self.extra.values())
+        optional = {fd for fd in (self.listen, self.lease) if fd is not None}
+        return {self.stdout, self.stderr, self.lifeline} | optional | set(self.extra.values())
 
 
 def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
@@ -72,6 +74,7 @@ def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
         stderr=named["stderr"],
         lifeline=named["lifeline"],
         listen=named.get("listen"),
+        lease=named.get("lease"),
         extra=extra,
     )
 
@@ -85,11 +88,11 @@ def _name_descriptors(roles: tuple[str, ...], fds: list[int]) -> tuple[dict[str,
         kind, _, number = role.partition(":")
         if kind == "extra" and number.isdigit() and int(number) > 2:
             extra[int(number)] = fd
-        elif role in (*REQUIRED_FDS, "listen"):
+        elif role in (*REQUIRED_FDS, "listen", "lease"):
             named[role] = fd
         else:
             raise BadRequestError(
-                f"descriptor role {role!r} is none of {', '.join(REQUIRED_FDS)}, listen, extra:N (N > 2)"
+                f"descriptor role {role!r} is none of {', '.join(REQUIRED_FDS)}, listen, lease, extra:N (N > 2)"
             )
     missing = [role for role in REQUIRED_FDS if role not in named]
     if missing:
