@@ -55,12 +55,10 @@ _HANDLED = frozenset({"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONBREAKPOI
 _WARM_OPTIONS = frozenset({"-u"})
 
 
-def cold_reason(
-    baseline: Baseline, env: dict[str, str], options: Sequence[str], search: str, loaded: dict[str, str | None]
-) -> str | None:
+def cold_reason(baseline: Baseline, env: dict[str, str], options: Sequence[str], search: str) -> str | None:
     """Why this process needs a fresh interpreter, or None.
 
-    `search` is the directory that will be sys.path[0]; `loaded` maps every imported top-level module to its file.
+    `search` is the directory that will be sys.path[0].
     """
     for option in options:
         if option not in _WARM_OPTIONS:
@@ -68,7 +66,7 @@ def cold_reason(
     for name in sorted(baseline.environ.keys() | env.keys()):
         if baseline.environ.get(name) != env.get(name) and _was_read(name, baseline.consulted):
             return f"environment variable {name}"
-    shadow = _shadowing(search, loaded, baseline.startup_modules)
+    shadow = _shadowing(search, baseline.modules, baseline.startup_modules)
     return None if shadow is None else f"module {shadow} beside the script"
 
 

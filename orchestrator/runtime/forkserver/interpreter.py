@@ -8,11 +8,9 @@ the user's code but that one frame. What cannot be made fresh is coldness.py's b
 from __future__ import annotations
 
 import builtins
-import ctypes
 import functools
 import importlib.machinery
 import importlib.util
-import linecache
 import marshal
 import os
 import pkgutil
@@ -30,13 +28,6 @@ if TYPE_CHECKING:
 
 Run = Callable[[], object]
 
-_OPENBLAS_SETTERS = (
-    "scipy_openblas_set_num_threads64_",
-    "openblas_set_num_threads64_",
-    "openblas_set_num_threads",
-    "scipy_openblas_set_num_threads",
-)
-
 
 def search_path(spawn: Spawn) -> str:
     """What a fresh interpreter would put at sys.path[0]; the process is in its working directory already."""
@@ -47,20 +38,10 @@ def search_path(spawn: Spawn) -> str:
     return os.path.dirname(os.path.realpath(spawn.target))  # noqa: PTH120
 
 
-def loaded_modules() -> dict[str, str | None]:
-    """Every imported top-level module and its file."""
-    return {
-        name: getattr(module, "__file__", None)
-        for name, module in list(sys.modules.items())
-        if name and "." not in name
-    }
-
-
 def restore(spawn: Spawn, baseline: Baseline) -> None:
     """Puts back what a fresh interpreter would have, whatever runs in it."""
     _restore_environment(spawn)
     sys.path[:] = baseline.sys_path
-    linecache.clearcache()
     main = threading.main_thread()
     if hasattr(main, "_set_native_id"):
         main._set_native_id()  # noqa: SLF001 - before 3.12 a fork keeps its parent's
@@ -148,14 +129,16 @@ def _restore_environment(spawn: Spawn) -> None:
 
 def _restore_imported_modules() -> None:
     """What modules remember of the process that imported them."""
-    modules: dict[str, Any] = dict(sys.modules)
-    if "multiprocessing.process" in modules:
-        modules["multiprocessing.process"].ORIGINAL_DIR = os.getcwd()  # noqa: PTH109
-        modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
-    if "tempfile" in modules:
-        modules["tempfile"].tempdir = None
-    if "logging" in modules and isinstance(modules["logging"]._startTime, float):  # noqa: SLF001 - nanoseconds from 3.13
-        modules["logging"]._startTime = time.time()  # noqa: SLF001
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.ORIGINAL_DIR = os.getcwd()  # noqa: PTH109
+        process.current_process().authkey = os.urandom(32)
+    tempfile: Any = sys.modules.get("tempfile")
+    if tempfile is not None:
+        tempfile.tempdir = None
+    logging: Any = sys.modules.get("logging")
+    if logging is not None and isinstance(logging._startTime, float):  # noqa: SLF001 - nanoseconds from 3.13 on
+        logging._startTime = time.time()  # noqa: SLF001
 
 
 def _restore_random_state() -> None:
@@ -176,26 +159,14 @@ def _restore_threads(spawn: Spawn, baseline: Baseline) -> None:
     count = spawn.threads or _count(spawn.env.get("OMP_NUM_THREADS"))
     if torch is not None and baseline.default_threads is not None:
         torch.set_num_threads(count or baseline.default_threads)
-    if "numpy" in sys.modules:
-        asked = _count(spawn.env.get("OPENBLAS_NUM_THREADS")) or _count(spawn.env.get("GOTO_NUM_THREADS"))
-        _set_openblas_threads(asked or count or len(os.sched_getaffinity(0)))
+    asked = _count(spawn.env.get("OPENBLAS_NUM_THREADS")) or _count(spawn.env.get("GOTO_NUM_THREADS"))
+    blas_count = asked or count or len(os.sched_getaffinity(0))
+    if blas_count != 1:  # warm.py asked for one; the library starts the others when this is called
+        for set_threads in baseline.openblas_setters:
+            set_threads(blas_count)
 
 
 def _count(text: str | None) -> int | None:
     """A thread count as OpenMP reads it: of a list, the outermost level."""
     first = (text or "").split(",")[0].strip()
     return int(first) if first.isdigit() and int(first) > 0 else None
-
-
-def _set_openblas_threads(count: int) -> None:
-    """Undoes the single thread that warm.py asked for; the library starts more when they are first needed."""
-    if count == 1:
-        return
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
-        paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
-    for path in paths:
-        library = ctypes.CDLL(path)
-        for name in _OPENBLAS_SETTERS:
-            if hasattr(library, name):
-                getattr(library, name)(count)
-                break

@@ -67,11 +67,8 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) 
         _execute((spawn.target, *spawn.args), spawn.env, reports, cold=None)
     if spawn.mode == "store":
         return _become_store(spawn, baseline, reports)
-    loaded = interpreter.loaded_modules()
     reason = "asked for" if spawn.cold else None
-    reason = reason or coldness.cold_reason(
-        baseline, spawn.env, spawn.python_options, interpreter.search_path(spawn), loaded
-    )
+    reason = reason or coldness.cold_reason(baseline, spawn.env, spawn.python_options, interpreter.search_path(spawn))
     if reason is not None:
         flag = ["-m"] if spawn.mode == "module" else []
         argv = (baseline.python, "-u", *spawn.python_options, *flag, spawn.target, *spawn.args)

@@ -13,6 +13,8 @@ import signal
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_MADV_COLLAPSE = 25
+_HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 # Looked up once, in the fork server: dlopen between fork and exec is the kind of work that a keeper should not do.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -112,6 +114,28 @@ def _is_open(number: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def huge_page_candidates() -> list[int]:
+    """Addresses of this process's private writable memory that huge pages could hold, one per huge page."""
+    found: list[int] = []
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
+        for line in maps:
+            span, access, _offset, _device, inode, *_name = line.split(maxsplit=5)
+            if access == "rw-p" and inode == "0":
+                low, high = (int(address, 16) for address in span.split("-"))
+                first = -(-low // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+                found.extend(range(first, high - _HUGE_PAGE_BYTES + 1, _HUGE_PAGE_BYTES))
+    return found
+
+
+def collapse_into_huge_page(address: int) -> bool:
+    """Gathers 2 MiB of small pages into one huge page; False where the kernel (before 6.1, or out of them) will not.
+
+    A fork copies one entry for each page of its parent: 512 times fewer halve its time. A child that writes to a huge
+    page copies only the 4 KiB in question.
+    """
+    return bool(_libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_HUGE_PAGE_BYTES), _MADV_COLLAPSE) == 0)
 
 
 def close_all_but(keep: set[int]) -> None:

@@ -7,8 +7,10 @@ from which coldness.py and interpreter.py work. Never touches a GPU. Leaves one 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
+import linecache
 import os
 import sys
 import time
@@ -23,6 +25,14 @@ if TYPE_CHECKING:
 # Read by OpenBLAS when numpy loads it: a pool of threads in the fork server would make every fork unsafe. The
 # interpreter of each training process sets the count that it would have had (interpreter.py).
 SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1"}
+
+# The names differ by build: with 64-bit integers, and with numpy's and scipy's own prefix.
+_OPENBLAS_SETTERS = (
+    "openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "scipy_openblas_set_num_threads64_",
+)
 
 # A process holding one of these has spoken to a driver, and its forks cannot.
 _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/neuron", "/dev/xpu")
@@ -54,9 +64,13 @@ class Baseline:
     """The variables that imports have read: another value for one of them needs a fresh interpreter."""
     startup_modules: frozenset[str]
     """What an interpreter has imported before it knows its script; nothing beside the script can shadow these."""
+    modules: dict[str, str | None]
+    """Every imported top-level module, and its file."""
     sys_path: tuple[str, ...]
     default_threads: int | None
     """torch's thread count on this machine when nothing sets it; None without torch."""
+    openblas_setters: tuple[Callable[[int], object], ...]
+    """What sets the thread count of each copy of OpenBLAS that came along."""
     torch_version: str | None
     warm_seconds: float
     descriptors: frozenset[int]
@@ -117,9 +131,19 @@ def warm(preload: Sequence[str], log: Callable[..., None], startup_modules: froz
             except ImportError as error:
                 log("forkserver.preload_absent", module=name, error=str(error))
     _check_servable()
+    # Whatever a child need not do itself, nor touch: each page that it writes to must be copied first.
+    linecache.clearcache()
+    modules = {
+        name: getattr(module, "__file__", None)
+        for name, module in list(sys.modules.items())
+        if name and "." not in name
+    }
+    setters = tuple(_openblas_setters())
     gc.collect()
-    gc.freeze()  # no collection in a child will touch, and so copy, the pages of what was imported here
+    gc.freeze()  # no collection in a child will touch what was imported here
     return Baseline(
+        modules=modules,
+        openblas_setters=setters,
         python=sys.executable,
         process_name=linux.process_name(),
         environ=environ,
@@ -131,6 +155,14 @@ def warm(preload: Sequence[str], log: Callable[..., None], startup_modules: froz
         warm_seconds=time.monotonic() - started,
         descriptors=frozenset(linux.open_descriptors() - open_before),
     )
+
+
+def _openblas_setters() -> Iterator[Callable[[int], object]]:
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
+        paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
+    for path in sorted(paths):
+        library = ctypes.CDLL(path)
+        yield from (getattr(library, name) for name in _OPENBLAS_SETTERS if hasattr(library, name))
 
 
 def _exercise(torch: Any) -> None:
