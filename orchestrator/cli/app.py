@@ -1,0 +1,75 @@
+"""The typer application: one group whose commands are loaded when they are used.
+
+Help and usage errors are plain text: rich would take a third of a second to say the same.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from orchestrator.cli.console import Console
+from orchestrator.cli.outcome import guarded
+from orchestrator.cli.registry import LazyCommands
+
+HELP = """Runs training jobs on the GPUs of one machine or of a Ray cluster.
+
+Begin with `orch demo`, or `orch init train.py` and `orch submit job.yaml`. A JOB is an id, the beginning of one, or a
+name (its newest job).
+"""
+EPILOG = "Exit codes: 0 done, 1 the job failed, 2 bad input, 3 no such thing, 4 the daemon is out of reach, 5 refused."
+
+
+class OrchGroup(TyperGroup):
+    """The group of all commands: runs one behind the guard, lists them by section."""
+
+    as_json = False
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; its errors become sentences and exit codes."""
+        console = Console(os.environ)
+        return guarded(lambda: int(super(OrchGroup, self).invoke(ctx) or 0), console, as_json=self.as_json)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
+        """List the commands by section."""
+        assert isinstance(self.commands, LazyCommands)
+        for section, names in self.commands.sections().items():
+            with formatter.section(section):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(100)) for name in names])
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from orchestrator import __version__
+
+        typer.echo(f"orch {__version__}")
+        raise typer.Exit
+
+
+def command(*, as_json: bool = False) -> Any:
+    """The whole command line as a click group; with ``as_json`` errors are told as problem documents."""
+    app = typer.Typer(
+        name="orch",
+        no_args_is_help=True,
+        cls=OrchGroup,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+    @app.callback(help=HELP, epilog=EPILOG)
+    def orch(
+        _version_wanted: Annotated[
+            bool,
+            typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version),
+        ] = False,
+    ) -> None:
+        pass
+
+    group = typer.main.get_command(app)
+    group.commands = LazyCommands()  # type: ignore[attr-defined]
+    group.as_json = as_json  # type: ignore[attr-defined]
+    return group

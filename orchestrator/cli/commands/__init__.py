@@ -1,0 +1,1 @@
+"""Commands by group: parse with typer, call one function, render."""

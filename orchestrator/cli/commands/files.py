@@ -1,0 +1,76 @@
+"""`orch init`, `schema` and `completion`: files for people, editors and shells."""
+
+from __future__ import annotations
+
+import json
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.api.errors import EXIT_OK, BadRequestError, RefusedError
+from orchestrator.cli.session import Session
+
+
+def init(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script that the job runs.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is standard output.")
+    ] = Path("job.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+) -> int:
+    """Write a commented job.yaml for a script."""
+    from orchestrator.spec.problems import BadValueError
+    from orchestrator.spec.template import init_text
+
+    session = Session()
+    base = Path.cwd() if str(output) == "-" else output.parent
+    inside = os.path.relpath(script, base)  # working_dir is the file's directory
+    if not Path(script).is_file():
+        raise BadRequestError(f"there is no script {script}", hint="name a file that is there, such as train.py")
+    try:
+        text = init_text(inside)
+    except (BadValueError, ValueError) as error:
+        raise BadRequestError(f"{script}: {error}", hint="rename the script") from error
+    if str(output) == "-":
+        session.console.out.write(text)
+        return EXIT_OK
+    try:
+        with output.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise RefusedError(f"{output} exists", hint="--force overwrites it, -o writes elsewhere") from error
+    except OSError as error:
+        raise BadRequestError(f"{output} cannot be written: {error.strerror}", hint="-o writes elsewhere") from error
+    session.console.print(str(output))
+    session.console.note(f"look it over, then: orch submit {output}")
+    return EXIT_OK
+
+
+def schema() -> int:
+    """Print the JSON Schema of job.yaml, for editors that complete and check it."""
+    from orchestrator.spec.job import job_schema
+
+    Session().console.print(json.dumps(job_schema(), indent=2, ensure_ascii=False))
+    return EXIT_OK
+
+
+class Shell(StrEnum):
+    """The shells that can complete `orch`."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+) -> int:
+    """Print the shell's completion script: `eval "$(orch completion bash)"` in ~/.bashrc turns it on."""
+    from typer._completion_shared import get_completion_script
+
+    text = get_completion_script(prog_name="orch", complete_var="_ORCH_COMPLETE", shell=shell.value)
+    Session().console.print(text)
+    return EXIT_OK

@@ -1,0 +1,178 @@
+"""`orch events`, `explain` and `checkpoints`: what happened to a job, why it stands where it stands, what it saved."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK
+from orchestrator.cli.commands.shared import Job, Json  # noqa: TC001 - typer reads them
+from orchestrator.cli.console import clean
+from orchestrator.cli.session import Session
+from orchestrator.cli.status_view import note_which
+from orchestrator.cli.submitting import print_json
+from orchestrator.cli.table import Cell, Column, render_table
+from orchestrator.cli.units import clock, size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.api.client import Client
+    from orchestrator.api.views import CheckpointView, EventView, JobView
+
+EXPLAINED_EVENTS = 8
+EVENT_COLUMNS = (
+    Column("TIME", weight=900),
+    Column("ATTEMPT", weight=400, right=True),
+    Column("EVENT", weight=1000),
+    Column("WHAT", weight=800, shrink=True),
+)
+
+
+def events(
+    job: Job,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Answer with one JSON document; with --follow one object a line.")
+    ] = False,
+) -> int:
+    """Show a job's history, oldest first."""
+    session = Session()
+    client = session.client()
+    found = client.job(job)
+    note_which(session, job, found)
+    if follow:
+        return _follow_events(session, client, found, as_json=json)
+    history = client.events(found.id)
+    if json:
+        print_json(session, {"job_id": found.id, "events": [event.to_json() for event in history]})
+    else:
+        _print_events(session, history)
+    return EXIT_OK
+
+
+def _print_events(session: Session, history: Sequence[EventView]) -> None:
+    rows = [_event_row(event) for event in history]
+    for line in render_table(session.console, EVENT_COLUMNS, rows):
+        session.console.print(line)
+
+
+def _event_row(event: EventView) -> list[Cell]:
+    attempt = "" if event.attempt is None else str(event.attempt)
+    return [
+        Cell(f"{clock(event.at)}.{int(event.at % 1 * 1000):03d}"),
+        Cell(attempt),
+        Cell(event.kind, ("bold",)),
+        Cell(clean(event.summary)),
+    ]
+
+
+def _follow_events(session: Session, client: Client, job: JobView, *, as_json: bool) -> int:
+    import json
+
+    from orchestrator.api import following
+
+    last = 0
+
+    def read() -> tuple[JobView, Sequence[EventView]]:
+        # The job first: events that follow its end are then still in the list.
+        return client.job(job.id), client.events(job.id, after=last)
+
+    for now, fresh in following.watch(client, read, job_ids=[job.id], patience=session.patience()):
+        for event in fresh:
+            last = event.sequence
+            cells = _event_row(event)
+            text = "  ".join(cell.text for cell in cells if cell.text)
+            session.console.print(json.dumps(event.to_json(), ensure_ascii=False) if as_json else text)
+        session.console.flush()
+        if now.is_terminal:
+            break
+    return EXIT_OK
+
+
+def explain(job: Job, json: Json = False) -> int:
+    """Say why a job stands where it stands: its state and reason, what is ahead of it, what happened last."""
+    from orchestrator.cli.job_detail import detail_lines
+
+    session = Session()
+    client = session.client()
+    found = client.job(job)
+    note_which(session, job, found)
+    history = client.events(found.id)
+    ahead = _ahead(client, found)
+    if json:
+        print_json(
+            session,
+            {
+                "job": found.to_json(),
+                "ahead": [other.id for other in ahead],
+                "events": [event.to_json() for event in history],
+            },
+        )
+        return EXIT_OK
+    for line in detail_lines(session.console, found, time.time()):
+        session.console.print(line)
+    if ahead:
+        session.console.print(f"\n{len(ahead)} ahead in the queue: {', '.join(other.id for other in ahead[:5])}")
+    session.console.print("\nwhat happened last:")
+    _print_events(session, history[-EXPLAINED_EVENTS:])
+    return EXIT_OK
+
+
+def _ahead(client: Client, job: JobView) -> list[JobView]:
+    if job.state != "PENDING":
+        return []
+    place = (-job.priority, job.submitted_at)
+    waiting = client.jobs(states=["PENDING"]).jobs
+    return sorted(
+        (other for other in waiting if other.id != job.id and (-other.priority, other.submitted_at) < place),
+        key=lambda other: (-other.priority, other.submitted_at),
+    )
+
+
+def checkpoints(
+    job: Job,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every byte; exit code 1 where a checkpoint is broken.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """List a job's checkpoints, newest first."""
+    session = Session()
+    client = session.client()
+    found = client.job(job)
+    note_which(session, job, found)
+    saved = client.checkpoints(found.id, verify=verify)
+    if json:
+        print_json(session, {"job_id": found.id, "checkpoints": [item.to_json() for item in saved]})
+    else:
+        columns = (
+            Column("STEP", weight=1000, right=True),
+            Column("SAVED", weight=700),
+            Column("SIZE", weight=600, right=True),
+            Column("STATE", weight=900),
+            Column("METRICS", weight=400),
+            Column("PATH", weight=800, shrink=True),
+        )
+        rows = [_checkpoint_row(item) for item in saved]
+        for line in render_table(session.console, columns, rows) or ["no checkpoint yet"]:
+            session.console.print(line)
+    return EXIT_JOB_FAILED if any(item.valid is False for item in saved) else EXIT_OK
+
+
+def _checkpoint_row(item: CheckpointView) -> list[Cell]:
+    if item.problem:
+        state = Cell(f"broken: {clean(item.problem)}", ("red",))
+    else:
+        state = Cell("verified" if item.valid else item.location, ("green",) if item.valid else ())
+    metrics = " ".join(f"{clean(name)} {value:.4g}" for name, value in item.metrics.items())
+    return [
+        Cell(str(item.step), ("bold",)),
+        Cell(clock(item.at)),
+        Cell("" if item.size_bytes is None else size(item.size_bytes)),
+        state,
+        Cell(metrics),
+        Cell(clean(item.path)),
+    ]

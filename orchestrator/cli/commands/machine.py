@@ -1,0 +1,190 @@
+"""`orch up`, `down`, `serve`, `doctor`, `demo` and `prune`: the daemon and its machine."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableError, DeadlineError
+from orchestrator.api.launch import DEFAULT_READ_LISTEN, DemoOptions, Level, ServeOptions
+from orchestrator.cli import local
+from orchestrator.cli.commands.shared import Json, Quiet  # noqa: TC001 - typer reads them
+from orchestrator.cli.session import Session
+from orchestrator.cli.submitting import print_json
+from orchestrator.cli.units import parse_span, size, span
+
+DOWN_SECONDS = 60.0
+DOWN_POLL_SECONDS = 0.05
+LEVEL_STYLES = {Level.OK: ("green",), Level.WARNING: ("yellow", "bold"), Level.ERROR: ("red", "bold")}
+
+SimulateGpus = Annotated[
+    int,
+    typer.Option("--simulate-gpus", metavar="N", min=0, help="Pretend to have this many GPUs, for trying things out."),
+]
+RayAddress = Annotated[
+    str, typer.Option("--ray-address", metavar="ADDRESS", help="Use this Ray cluster instead of starting one.")
+]
+WithPrometheus = Annotated[bool, typer.Option("--with-prometheus", help="Run a Prometheus that scrapes this daemon.")]
+Group = Annotated[
+    str, typer.Option("--group", metavar="GROUP", help="Let this group of users use the daemon besides its owner.")
+]
+Listen = Annotated[
+    str, typer.Option("--listen", metavar="HOST:PORT", help="Take requests over TCP as well; needs a token.")
+]
+ReadListen = Annotated[
+    str, typer.Option("--read-listen", metavar="HOST:PORT", help="Where metrics are read; empty turns it off.")
+]
+TokenFile = Annotated[str, typer.Option("--token-file", metavar="FILE", help="A file with the token for --listen.")]
+
+
+def up(
+    *,
+    simulate_gpus: SimulateGpus = 0,
+    ray_address: RayAddress = "",
+    with_prometheus: WithPrometheus = False,
+    group: Group = "",
+    listen: Listen = "",
+    read_listen: ReadListen = DEFAULT_READ_LISTEN,
+    token_file: TokenFile = "",
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Start the daemon in the background and return when it takes jobs; one that runs already is left alone."""
+    session = Session(quiet=quiet)
+    options = ServeOptions(
+        simulate_gpus=simulate_gpus,
+        ray_address=ray_address,
+        with_prometheus=with_prometheus,
+        group=group,
+        listen=listen,
+        read_listen=read_listen,
+        token_file=token_file,
+    )
+    reply = local.up(session, options)
+    if json:
+        print_json(session, {name: getattr(reply, name) for name in reply.__dataclass_fields__})
+        return EXIT_OK
+    if reply.started:
+        session.console.print(f"the daemon is ready (process {reply.pid}, {span(reply.seconds)})")
+    else:
+        session.console.print(f"the daemon runs already (process {reply.pid})")
+    if reply.read_address:
+        session.console.note(f"metrics: http://{reply.read_address}/metrics")
+    return EXIT_OK
+
+
+def serve(
+    *,
+    simulate_gpus: SimulateGpus = 0,
+    ray_address: RayAddress = "",
+    with_prometheus: WithPrometheus = False,
+    group: Group = "",
+    listen: Listen = "",
+    read_listen: ReadListen = DEFAULT_READ_LISTEN,
+    token_file: TokenFile = "",
+) -> int:
+    """Run the daemon in the foreground, for systemd and containers; SIGTERM stops it and leaves jobs running."""
+    options = ServeOptions(
+        simulate_gpus=simulate_gpus,
+        ray_address=ray_address,
+        with_prometheus=with_prometheus,
+        group=group,
+        listen=listen,
+        read_listen=read_listen,
+        token_file=token_file,
+    )
+    return local.serve(Session(), options)
+
+
+def down(
+    stop_jobs: Annotated[
+        bool, typer.Option("--stop-jobs", help="Let jobs save and go back to the queue first; the next `up` goes on.")
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Stop the daemon and return when it is gone; jobs run on without it unless --stop-jobs."""
+    session = Session(quiet=quiet)
+    client = session.client()
+    try:
+        reply = client.shutdown(stop_jobs=stop_jobs)
+    except DaemonUnreachableError as error:
+        if type(error) is not DaemonUnreachableError:
+            raise
+        if json:
+            print_json(session, {"running": [], "stopped": [], "was_running": False})
+        else:
+            session.console.print("no daemon is running")
+        return EXIT_OK
+    _wait_until_gone(session)
+    if json:
+        print_json(session, {**reply.to_json(), "was_running": True})
+        return EXIT_OK
+    session.console.print("the daemon has stopped")
+    if reply.stopped:
+        session.console.note(f"back in the queue: {', '.join(reply.stopped)}")
+    if reply.running:
+        session.console.note(f"running on without it: {', '.join(reply.running)}; `orch up` looks after them again")
+    return EXIT_OK
+
+
+def _wait_until_gone(session: Session) -> None:
+    from orchestrator.api import wire
+
+    deadline = time.monotonic() + DOWN_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            wire.connect(session.endpoint, deadline).close()
+        except DaemonUnreachableError:
+            return
+        time.sleep(DOWN_POLL_SECONDS)
+    raise DeadlineError(
+        f"the daemon still answers {DOWN_SECONDS:.0f} s after it was asked to stop",
+        hint="look at the end of its log; `orch doctor` says where it is",
+    )
+
+
+def doctor(json: Json = False) -> int:
+    """Say what is wrong with this machine and how to mend it; exit code 5 where something stands in the way."""
+    session = Session()
+    findings = local.examine(session)
+    broken = any(finding.level is Level.ERROR for finding in findings)
+    if json:
+        plain = [{"level": item.level.value, "what": item.what, "remedy": item.remedy} for item in findings]
+        print_json(session, {"healthy": not broken, "findings": plain})
+        return EXIT_REFUSED if broken else EXIT_OK
+    for item in findings:
+        session.console.print(
+            f"{session.console.style(item.level.value.ljust(8), *LEVEL_STYLES[item.level])}{item.what}"
+        )
+        if item.remedy:
+            session.console.print(f"        {item.remedy}")
+    return EXIT_REFUSED if broken else EXIT_OK
+
+
+def demo(json: Json = False) -> int:
+    """Train a small model on two ranks, kill one half-way, and watch it recover; takes about a minute."""
+    return local.run_demo(DemoOptions(json=json))
+
+
+def prune(
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="SPAN", help="Only jobs that ended longer ago: 12h, 30d.")
+    ] = "30d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    json: Json = False,
+) -> int:
+    """Remove logs, working copies, checkpoints and records of jobs that ended long ago."""
+    session = Session()
+    seconds = parse_span(older_than, "--older-than")
+    reply = session.client().prune(older_than_seconds=seconds, dry_run=dry_run)
+    if json:
+        print_json(session, reply.to_json())
+        return EXIT_OK
+    for job_id in reply.removed:
+        session.console.print(job_id)
+    count = f"{len(reply.removed)} job{'' if len(reply.removed) == 1 else 's'}"
+    session.console.note(f"{'would remove' if dry_run else 'removed'} {count}, {size(reply.freed_bytes)}")
+    return EXIT_OK

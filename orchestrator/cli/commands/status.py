@@ -1,0 +1,54 @@
+"""`orch status`, `orch wait` and `orch queue`: where jobs stand."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.commands.shared import Json, Quiet  # noqa: TC001 - typer reads them
+from orchestrator.cli.session import Session
+from orchestrator.cli.status_view import StatusOptions, show_queue, show_status
+
+
+def status(
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="One job in full; none lists them.")] = None,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and show every change.")] = False,
+    user: Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="Only this user's jobs.")] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state", "-s", metavar="STATE", help="Only in this state; a,b for several, `all` for every one."
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Only jobs submitted since: 2h, or 2026-11-20T14:30.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Show where jobs stand: those that have not ended, and those that ended in the last day.
+
+    With --json: an object with `jobs`, or the JOB's object; with --watch one of them a line for each change.
+    """
+    options = StatusOptions(job=job, watch=watch, user=user, states=tuple(state or ()), since=since, json=json)
+    return show_status(Session(), options)
+
+
+def wait(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Jobs to wait for.")],
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Wait until jobs have ended; exit code 0 when all succeeded, else 1.
+
+    Waits for a daemon that restarts as well. With --json: the job's object, or an array for several.
+    """
+    from orchestrator.cli.live import wait_jobs
+
+    return wait_jobs(Session(quiet=quiet), jobs, as_json=json)
+
+
+def queue(json: Json = False) -> int:
+    """List the jobs that wait, in the order in which they are looked at."""
+    return show_queue(Session(), as_json=json)

@@ -1,0 +1,119 @@
+"""`orch submit` and `orch run`: hand in a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from typing import Annotated
+
+import typer
+
+from orchestrator.api.errors import BadRequestError
+from orchestrator.cli.session import Session
+from orchestrator.cli.submitting import JobText, SubmitOptions, submit_files, submit_texts
+
+CONTEXT_SETTINGS = {"run": {"allow_interspersed_args": False}}
+NAME_LENGTH = 50
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it, say where and when it would run; store nothing.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when the job has ended; exit code 1 unless it succeeded.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Show its log until it ends; exit code as with --wait.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the answer and errors.")]
+
+
+def submit(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="job.yaml files; - reads standard input.")],
+    *,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value, as in --set resources.num_workers=4."),
+    ] = None,
+    dry_run: DryRun = False,
+    wait: Wait = False,
+    follow: Follow = False,
+    resume_from: Annotated[
+        str | None, typer.Option("--resume-from", metavar="JOB[@STEP]", help="Begin at another job's checkpoint.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Submit jobs; prints the id of each. Starts the daemon where none is running.
+
+    With --json: one object for one FILE, an array for several.
+    """
+    options = SubmitOptions(
+        files=tuple(files),
+        overrides=tuple(overrides or ()),
+        resume_from=resume_from,
+        dry_run=dry_run,
+        wait=wait,
+        follow=follow,
+        json=json,
+        quiet=quiet,
+    )
+    return submit_files(Session(quiet=quiet), options)
+
+
+def run(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD...", help="The command, as on your own shell's line.")
+    ],
+    *,
+    num_workers: Annotated[int, typer.Option("--num-workers", "-n", metavar="N", min=1, help="Ranks.")] = 1,
+    gpu: Annotated[
+        float | None, typer.Option("--gpu", metavar="G", min=0, help="GPUs for each rank; 0 runs on the CPU.")
+    ] = None,
+    cpu: Annotated[float | None, typer.Option("--cpu", metavar="C", min=0, help="CPUs for each rank.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The job's name; default: the script's.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any other key of job.yaml.")
+    ] = None,
+    dry_run: DryRun = False,
+    wait: Wait = False,
+    follow: Follow = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Run a command as a job, without a file: orch run -n 2 --gpu 1 -- python train.py --epochs 5."""
+    text = job_yaml(command, num_workers=num_workers, gpu=gpu, cpu=cpu, name=name)
+    options = SubmitOptions(
+        files=(), overrides=tuple(overrides or ()), dry_run=dry_run, wait=wait, follow=follow, json=json, quiet=quiet
+    )
+    return submit_texts(Session(quiet=quiet), [JobText(text, "<orch run>", os.getcwd())], options)  # noqa: PTH109
+
+
+def job_yaml(command: list[str], *, num_workers: int, gpu: float | None, cpu: float | None, name: str | None) -> str:
+    """The job.yaml that means this command: JSON, which is YAML without its surprises."""
+    if not command or not command[0]:
+        raise BadRequestError("there is no command to run", hint="orch run -- python train.py")
+    per_worker = {key: _whole(value) for key, value in (("gpu", gpu), ("cpu", cpu)) if value is not None}
+    resources: dict[str, object] = {"num_workers": num_workers}
+    if per_worker:
+        resources["resources_per_worker"] = per_worker
+    job = {
+        "version": 1,
+        "name": name or default_name(command),
+        "entrypoint": shlex.join(command),
+        "resources": resources,
+    }
+    return json.dumps(job, ensure_ascii=False, indent=1) + "\n"
+
+
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else value
+
+
+def default_name(command: list[str]) -> str:
+    """A name for a job that was given none: its script's or module's, else its program's."""
+    words = [word for word in command if not word.startswith("-")]
+    script = next((word for word in words if word.endswith((".py", ".sh"))), None)
+    if script is None and "-m" in command[:-1]:
+        script = command[command.index("-m") + 1].rpartition(".")[2]
+    stem = os.path.basename(script or command[0]).removesuffix(".py").removesuffix(".sh")  # noqa: PTH119
+    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:NAME_LENGTH].strip("-")
+    return name if name[:1].isalpha() else f"job-{name}".strip("-")

@@ -1,0 +1,143 @@
+"""The terminal: where output goes, how wide it is, whether it may be coloured. No command logic, no typer, no rich."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_WIDTH = 100
+STYLES = {
+    "bold": "1",
+    "dim": "2",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "blue": "34",
+    "magenta": "35",
+    "cyan": "36",
+}
+RANK_STYLES = ("cyan", "magenta", "yellow", "green", "blue")
+
+
+class Console:
+    """Standard output for answers, standard error for everything said about them."""
+
+    def __init__(
+        self, environ: Mapping[str, str], *, out: TextIO | None = None, err: TextIO | None = None, quiet: bool = False
+    ) -> None:
+        self.out = sys.stdout if out is None else out
+        self.err = sys.stderr if err is None else err
+        self.quiet = quiet
+        self.is_terminal = self.out.isatty()
+        self.colour = _may_colour(environ, self.out)
+        self.err_colour = _may_colour(environ, self.err)
+        self.width, self.height = _size(environ, self.out)
+        self.unicode = (getattr(self.out, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
+        self.glyphs = UNICODE if self.unicode else ASCII
+
+    def print(self, text: str = "") -> None:
+        """One answer, with a line break; what the stream's encoding lacks is replaced."""
+        self.out.write(self._encodable(text) + "\n")
+
+    def flush(self) -> None:
+        """Let a reader at the other end of a pipe see what there is."""
+        self.out.flush()
+
+    def note(self, text: str) -> None:
+        """Something worth knowing on standard error; nothing with --quiet."""
+        if not self.quiet:
+            self.complain(text)
+
+    def complain(self, text: str) -> None:
+        """Something that must be said, on standard error."""
+        self.out.flush()
+        self.err.write(text.encode(self.err.encoding or "utf-8", "replace").decode(self.err.encoding or "utf-8") + "\n")
+        self.err.flush()
+
+    def style(self, text: str, *names: str) -> str:
+        """The text in these styles, where standard output takes them."""
+        return styled(text, names) if self.colour and names else text
+
+    def err_style(self, text: str, *names: str) -> str:
+        """The text in these styles, where standard error takes them."""
+        return styled(text, names) if self.err_colour and names else text
+
+    def _encodable(self, text: str) -> str:
+        if self.unicode:
+            return text.encode("utf-8", "replace").decode() if not text.isascii() else text
+        encoding = getattr(self.out, "encoding", None) or "ascii"
+        return text.encode(encoding, "replace").decode(encoding)
+
+
+class Glyphs(NamedTuple):
+    """The few signs beyond letters."""
+
+    full: str
+    empty: str
+    parts: str
+    ellipsis: str
+    dot: str
+    none: str
+
+
+UNICODE = Glyphs(full="█", empty="░", parts="▏▎▍▌▋▊▉", ellipsis="…", dot="·", none="–")
+ASCII = Glyphs(full="#", empty="-", parts="", ellipsis="~", dot="|", none="-")
+
+
+def styled(text: str, names: tuple[str, ...]) -> str:
+    """The text between escape sequences."""
+    return f"\x1b[{';'.join(STYLES[name] for name in names)}m{text}\x1b[0m"
+
+
+def _may_colour(environ: Mapping[str, str], stream: TextIO) -> bool:
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and environ.get("TERM") != "dumb"
+
+
+def _size(environ: Mapping[str, str], stream: TextIO) -> tuple[int, int]:
+    columns = environ.get("COLUMNS", "")
+    try:
+        size = os.get_terminal_size(stream.fileno())
+        width, height = size.columns, size.lines
+    except (OSError, ValueError):
+        width, height = DEFAULT_WIDTH, 0
+    if columns.isdecimal() and int(columns) > 0:
+        width = int(columns)
+    return max(width, 20), height
+
+
+def clean(text: str) -> str:
+    """Foreign text made fit for a table: one line, nothing that steers a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c in "\n\t\r" else "?" for c in text)
+
+
+def display_width(text: str) -> int:
+    """Columns that the text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def clip(text: str, width: int, ellipsis: str) -> str:
+    """The text, shortened to ``width`` columns."""
+    if display_width(text) <= width:
+        return text
+    kept: list[str] = []
+    room = width - display_width(ellipsis)
+    for c in text:
+        room -= display_width(c)
+        if room < 0:
+            break
+        kept.append(c)
+    return "".join(kept).rstrip() + ellipsis if width > 0 else ""

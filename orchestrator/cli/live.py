@@ -1,0 +1,225 @@
+"""Commands that stay: waiting for jobs, following a log, a table that keeps itself current.
+
+All of it lives on long polls and streams of ``api.following``, so that a daemon may restart underneath.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from orchestrator.api import following
+from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError
+from orchestrator.cli.console import RANK_STYLES, clean
+from orchestrator.cli.submitting import print_json
+from orchestrator.cli.units import clock, span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from orchestrator.api.views import JobView, LogLine
+    from orchestrator.cli.session import Session
+
+
+def wait_jobs(session: Session, refs: list[str], *, as_json: bool) -> int:
+    """Wait until every job has ended; 0 when all succeeded, else 1."""
+    jobs = []
+    for ref in refs:
+        job = _wait_one(session, ref)
+        jobs.append(job)
+        if not as_json:
+            report_end(session, job)
+    if as_json:
+        print_json(session, jobs[0].to_json() if len(jobs) == 1 else [job.to_json() for job in jobs])
+    return exit_code_of(jobs)
+
+
+def _wait_one(session: Session, ref: str) -> JobView:
+    client, patience = session.client(), session.patience()
+    told = ""
+    job_id = following.present(lambda: client.job(ref), patience).id
+    for job in following.watch(client, lambda: client.job(job_id), job_ids=[job_id], patience=patience):
+        if job.is_terminal:
+            return job
+        if told != (told := f"{job.state}: {job.reason}"):
+            session.console.note(f"{job.id} {clean(told)}")
+    raise AssertionError("a watch has no end")
+
+
+def exit_code_of(jobs: Iterable[JobView]) -> int:
+    """0 when every job succeeded, 1 otherwise."""
+    return EXIT_OK if all(job.state == "SUCCEEDED" for job in jobs) else EXIT_JOB_FAILED
+
+
+def report_end(session: Session, job: JobView) -> None:
+    """How a job ended: on standard error, since standard output belongs to what was asked for."""
+    console = session.console
+    took = "" if job.started_at is None or job.ended_at is None else f" after {span(job.ended_at - job.started_at)}"
+    console.note(f"{job.id} {job.state}{took}" + (f": {clean(job.reason)}" if job.reason else ""))
+    if job.failure is None:
+        return
+    for text in job.failure.log_tail:
+        console.note(f"  | {clean(text)}")
+    if job.failure.advice:
+        console.note(f"  {clean(job.failure.advice)}")
+
+
+# -- logs
+
+
+class LogOptions(NamedTuple):
+    """What `logs` was asked for; ``since`` is seconds since the epoch."""
+
+    rank: int | None = None
+    attempt: int | None = None
+    tail: int | None = None
+    grep: str | None = None
+    since: float | None = None
+    timestamps: bool = False
+    json: bool = False
+
+
+def show_logs(session: Session, ref: str, options: LogOptions, *, follow: bool) -> int:
+    """Print a job's log; with ``follow`` until the job has ended."""
+    if options.tail is not None and options.tail < 0:
+        raise BadRequestError(f"--tail {options.tail}: a number of lines is not negative")
+    client = session.client()
+    job = client.job(ref)
+    matches = _matcher(options.grep)
+    if follow:
+        lines = following.follow_logs(
+            client,
+            job.id,
+            rank=options.rank,
+            attempt=options.attempt,
+            tail=options.tail,
+            since=options.since,
+            patience=session.patience(),
+        )
+    else:
+        # The pattern is tried here: the daemon runs nobody's regular expressions. So the tail is cut here as well.
+        cut_here = options.grep is not None
+        lines = client.logs(
+            job.id,
+            rank=options.rank,
+            attempt=options.attempt,
+            tail=None if cut_here else options.tail,
+            since=options.since,
+        )
+    chosen: Iterable[LogLine] = (line for line in lines if matches(line.text))
+    if not follow and options.grep is not None and options.tail is not None:
+        chosen = deque(chosen, maxlen=options.tail)
+    _print_log(session, chosen, _printer(session, job, options), at_once=follow)
+    return EXIT_OK
+
+
+def _matcher(grep: str | None) -> Callable[[str], object]:
+    if grep is None:
+        return lambda _: True
+    try:
+        return re.compile(grep).search
+    except re.error as error:
+        raise BadRequestError(
+            f"--grep {grep!r} is not a regular expression: {error}", hint="escape signs like ( [ * with a backslash"
+        ) from error
+
+
+def _printer(session: Session, job: JobView, options: LogOptions) -> Callable[[LogLine], str]:
+    if options.json:
+        import json
+
+        return lambda line: json.dumps(line.to_json(), ensure_ascii=False)
+    with_rank = job.num_workers > 1 and options.rank is None
+
+    def text(line: LogLine) -> str:
+        parts = []
+        if options.timestamps:
+            parts.append(session.console.style(f"{clock(line.at)}.{int(line.at % 1 * 1000):03d}", "dim"))
+        if with_rank:
+            style = RANK_STYLES[line.rank % len(RANK_STYLES)]
+            parts.append(session.console.style(f"[{line.rank}]", style))
+        return " ".join([*parts, line.text])
+
+    return text
+
+
+def _print_log(session: Session, lines: Iterable[LogLine], printer: Callable[[LogLine], str], *, at_once: bool) -> None:
+    for line in lines:
+        session.console.print(printer(line))
+        if at_once:
+            session.console.flush()
+
+
+def follow_job(session: Session, job_id: str) -> int:
+    """Follow a job's log to its end; the exit code mirrors the job's result."""
+    show_logs(session, job_id, LogOptions(), follow=True)
+    client = session.client()
+    job = following.wait(client, job_id, patience=session.patience())
+    report_end(session, job)
+    return exit_code_of([job])
+
+
+# -- a view that keeps itself current
+
+
+def watch_view(
+    session: Session,
+    read: Callable[[], Any],
+    render: Callable[[Any], list[str]],
+    *,
+    job_ids: tuple[str, ...] = (),
+    ended: Callable[[Any], bool] = lambda _: False,
+    as_json: Callable[[Any], object] | None = None,
+) -> Any:
+    """Show ``render(read())`` now and after each change, until ``ended``; with ``as_json`` one document a line.
+
+    On a terminal the view is drawn in place, elsewhere each one follows the last. Returns what was read last.
+    """
+    import json
+
+    screen = Screen(session)
+    for value in _changes(session, read, job_ids):
+        if as_json is not None:
+            session.console.print(json.dumps(as_json(value), ensure_ascii=False))
+            session.console.flush()
+        else:
+            screen.show(render(value))
+        if ended(value):
+            return value
+    raise AssertionError("a watch has no end")
+
+
+def _changes(session: Session, read: Callable[[], Any], job_ids: tuple[str, ...]) -> Iterator[Any]:
+    return following.watch(session.client(), read, job_ids=job_ids, patience=session.patience())
+
+
+class Screen:
+    """The part of the terminal that a view is drawn in, again and again."""
+
+    def __init__(self, session: Session) -> None:
+        self._console = session.console
+        self._drawn = 0
+        self._last: list[str] = []
+
+    def show(self, lines: list[str]) -> None:
+        """Draw the lines over the last ones. What does not fit the height is counted, not scrolled."""
+        console = self._console
+        if not console.is_terminal:
+            if lines != self._last:
+                console.print(f"-- {time.strftime('%H:%M:%S')}")
+                for line in lines:
+                    console.print(line)
+                console.flush()
+            self._last = lines
+            return
+        room = console.height - 2 if console.height > 4 else len(lines)
+        if len(lines) > room:
+            lines = [*lines[: room - 1], f"and {len(lines) - room + 1} more lines"]
+        up = f"\x1b[{self._drawn}A" if self._drawn else ""
+        console.out.write(f"{up}\r\x1b[J")
+        for line in lines:
+            console.print(line)
+        console.flush()
+        self._drawn = len(lines)

@@ -1,0 +1,64 @@
+"""The entry point of `orch`.
+
+The two commands that people and scripts run most, `submit` and `status`, skip typer where their line is plain: its
+import is longer than everything else they do. ``fast`` decides; what it does not know goes to typer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main() -> None:
+    """Run the command line of this process, and end it."""
+    from orchestrator.cli import fast
+
+    arguments = sys.argv[1:]
+    code = fast.run(arguments)
+    if code is None:
+        sys.exit(_run_typer(arguments))
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        pass  # whoever read it is gone
+    # The interpreter's own tidying up takes longer than a command; nothing here needs it.
+    os._exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns its exit code."""
+    from orchestrator.cli import fast
+
+    code = fast.run(arguments)
+    return _run_typer(arguments) if code is None else code
+
+
+def _run_typer(arguments: Sequence[str]) -> int:
+    from orchestrator.cli.app import command
+
+    own = list(arguments)[: list(arguments).index("--")] if "--" in arguments else arguments
+    try:
+        result: Any = command(as_json="--json" in own).main(
+            args=list(arguments), prog_name="orch", standalone_mode=False
+        )
+    except Exception as error:
+        return _usage(error)
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: Any) -> int:
+    """Show what click says about a wrong line; anything else is not click's and goes up."""
+    if not (hasattr(error, "show") and hasattr(error, "exit_code")):
+        raise error
+    error.show()
+    return int(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

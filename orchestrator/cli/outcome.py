@@ -1,0 +1,64 @@
+"""The end of every command: an error becomes a sentence with the next step, and an exit code.
+
+Expected errors never show a traceback; ours do, because they are to be reported. Ctrl-C and a closed pipe are ways to
+end, not errors.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, OrchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.cli.console import Console
+
+EXIT_BROKEN_PIPE = 141
+"""What a shell shows for a program that the end of its pipe stopped."""
+
+MAX_PROBLEMS = 50
+
+
+def guarded(run: Callable[[], int], console: Console, *, as_json: bool) -> int:
+    """The exit code of ``run``; what it raises is told on standard error, with ``as_json`` as a problem document."""
+    try:
+        code = run()
+        console.out.flush()
+    except OrchError as error:
+        tell(error, console, as_json=as_json)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Python would flush once more at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        if hasattr(error, "exit_code"):
+            raise  # click's own way to end: help that was shown, a line that it refuses
+        import traceback
+
+        console.complain(traceback.format_exc().rstrip())
+        console.complain("orch: this is a bug of orch; please report it with the lines above")
+        return EXIT_INTERNAL
+    return code
+
+
+def tell(error: OrchError, console: Console, *, as_json: bool) -> None:
+    """The error for people, with every problem on its own line and the next step last; or as JSON."""
+    if as_json:
+        import json
+
+        console.complain(json.dumps(error.to_json(), ensure_ascii=False))
+        return
+    console.complain(f"{console.err_style('orch:', 'red', 'bold')} {error.message}")
+    for problem in error.problems[:MAX_PROBLEMS]:
+        console.complain(f"  {problem.render()}")
+    if len(error.problems) > MAX_PROBLEMS:
+        console.complain(f"  and {len(error.problems) - MAX_PROBLEMS} more")
+    if error.hint:
+        console.complain(f"  {console.err_style('next:', 'bold')} {error.hint}")

@@ -1,0 +1,95 @@
+"""Which commands there are, and where each lives. A module is imported when its command runs, or for help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+
+class Entry(NamedTuple):
+    """A command: its name, the module under ``cli.commands``, and the section of the help it is listed in."""
+
+    name: str
+    module: str
+    section: str
+
+
+JOBS, MACHINE, FILES = "Jobs", "Daemon and machine", "Files and shell"
+
+ENTRIES = (
+    Entry("submit", "submit", JOBS),
+    Entry("run", "submit", JOBS),
+    Entry("status", "status", JOBS),
+    Entry("wait", "status", JOBS),
+    Entry("logs", "logs", JOBS),
+    Entry("cancel", "actions", JOBS),
+    Entry("pause", "actions", JOBS),
+    Entry("resume", "actions", JOBS),
+    Entry("rerun", "actions", JOBS),
+    Entry("update", "actions", JOBS),
+    Entry("events", "history", JOBS),
+    Entry("explain", "history", JOBS),
+    Entry("queue", "status", JOBS),
+    Entry("checkpoints", "history", JOBS),
+    Entry("up", "machine", MACHINE),
+    Entry("down", "machine", MACHINE),
+    Entry("serve", "machine", MACHINE),
+    Entry("doctor", "machine", MACHINE),
+    Entry("demo", "machine", MACHINE),
+    Entry("nodes", "nodes", MACHINE),
+    Entry("prune", "machine", MACHINE),
+    Entry("init", "files", FILES),
+    Entry("schema", "files", FILES),
+    Entry("completion", "files", FILES),
+)
+
+
+class LazyCommands(MutableMapping[str, Any]):
+    """The commands by name, each made when it is first asked for."""
+
+    def __init__(self, entries: tuple[Entry, ...] = ENTRIES) -> None:
+        self._entries = {entry.name: entry for entry in entries}
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            entry = self._entries[name]
+            module = import_module(f"orchestrator.cli.commands.{entry.module}")
+            self._made[name] = _command(module, name)
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        self._made.pop(name, None)
+        del self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def sections(self) -> dict[str, list[str]]:
+        """Names by the section of the help, in order."""
+        found: dict[str, list[str]] = {}
+        for entry in self._entries.values():
+            found.setdefault(entry.section, []).append(entry.name)
+        return found
+
+
+def _command(module: Any, name: str) -> Any:
+    """The click command of ``module.name``, which is a function with typer's annotations or a whole Typer."""
+    import typer
+
+    found = getattr(module, name)
+    if not isinstance(found, typer.Typer):
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        settings = getattr(module, "CONTEXT_SETTINGS", {}).get(name)
+        single.command(name, context_settings=settings)(found)
+        found = single
+    command = typer.main.get_command(found)
+    command.name = name
+    return command

@@ -1,0 +1,44 @@
+"""What a command starts with: the environment, the terminal and the daemon's address. Read here, once."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.console import Console
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.api.client import Client
+    from orchestrator.api.endpoint import Endpoint
+    from orchestrator.api.following import Patience
+
+
+class Session:
+    """One run of the command line."""
+
+    def __init__(self, *, quiet: bool = False, environ: Mapping[str, str] | None = None) -> None:
+        self.environ: Mapping[str, str] = os.environ if environ is None else environ
+        self.console = Console(self.environ, quiet=quiet)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The daemon that the environment points at."""
+        from orchestrator.api.endpoint import endpoint_from
+
+        return endpoint_from(self.environ)
+
+    def client(self) -> Client:
+        """A client of that daemon."""
+        from orchestrator.api.client import Client
+
+        return Client(self.endpoint, environ=self.environ)
+
+    def patience(self) -> Patience:
+        """Waiting for a daemon that restarts; says so once for each absence."""
+        from orchestrator.api.following import Patience
+
+        return Patience(
+            notice=lambda error: self.console.note(f"{error.message}; waiting for it to come back (jobs run on)")
+        )

@@ -1,0 +1,165 @@
+"""`orch status` and `orch queue` without their parsing: what is asked for and how it is shown."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from orchestrator.api.errors import EXIT_OK, BadRequestError
+from orchestrator.cli.job_table import job_lines
+from orchestrator.cli.submitting import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.api.views import JobList, JobView
+    from orchestrator.cli.session import Session
+
+RECENT_SECONDS = 86400.0
+LIVE_STATES = ("PENDING", "STARTING", "RUNNING", "RECOVERING", "DRAINING", "SUSPENDED")
+
+
+class StatusOptions(NamedTuple):
+    """What `status` was asked for, as typed."""
+
+    job: str | None = None
+    watch: bool = False
+    user: str | None = None
+    states: tuple[str, ...] = ()
+    since: str | None = None
+    json: bool = False
+
+
+def show_status(session: Session, options: StatusOptions) -> int:
+    """Show one job in full, or a table of jobs."""
+    if options.job is not None:
+        if options.user or options.states or options.since:
+            raise BadRequestError(
+                "--user, --state and --since choose among jobs", hint="leave them out, or leave out JOB"
+            )
+        return _show_job(session, options.job, options)
+    return _show_jobs(session, options)
+
+
+def _show_job(session: Session, ref: str, options: StatusOptions) -> int:
+    from orchestrator.cli.job_detail import detail_lines
+
+    client = session.client()
+    job = client.job(ref)
+    note_which(session, ref, job)
+
+    def render(found: JobView) -> list[str]:
+        return detail_lines(session.console, found, time.time())
+
+    if options.watch:
+        from orchestrator.cli.live import watch_view
+
+        watch_view(
+            session,
+            lambda: client.job(job.id),
+            render,
+            job_ids=(job.id,),
+            ended=lambda found: found.is_terminal,
+            as_json=_as_json if options.json else None,
+        )
+    elif options.json:
+        print_json(session, job.to_json())
+    else:
+        _print(session, render(job))
+    return EXIT_OK
+
+
+def note_which(session: Session, ref: str, job: JobView) -> None:
+    """Say which job a name meant: there may be several of it."""
+    if ref == job.name and ref != job.id:
+        session.console.note(f"{ref} is {job.id}, the newest of that name")
+
+
+def _as_json(view: Any) -> object:
+    return view.to_json()
+
+
+def _print(session: Session, lines: Sequence[str]) -> None:
+    for line in lines:
+        session.console.print(line)
+
+
+def _show_jobs(session: Session, options: StatusOptions) -> int:
+    client = session.client()
+    states = wanted_states(options.states)
+    since = None if options.since is None else _parse_since(options.since)
+    recent = not options.states and since is None
+
+    def read() -> JobList:
+        found = client.jobs(user=options.user, states=states, since=since)
+        return found if not recent else _recent(found)
+
+    def render(found: JobList) -> list[str]:
+        return job_lines(session.console, found.jobs, time.time()) or ["no jobs; `orch submit job.yaml` makes one"]
+
+    if options.watch:
+        from orchestrator.cli.live import watch_view
+
+        watch_view(session, read, render, as_json=_as_json if options.json else None)
+    elif options.json:
+        print_json(session, read().to_json())
+    else:
+        _print(session, render(read()))
+    return EXIT_OK
+
+
+def _parse_since(text: str) -> float:
+    from orchestrator.cli.units import parse_time
+
+    return parse_time(text, "--since", time.time())
+
+
+def _recent(found: JobList) -> JobList:
+    from dataclasses import replace
+
+    oldest = time.time() - RECENT_SECONDS
+    return replace(found, jobs=tuple(job for job in found.jobs if job.ended_at is None or job.ended_at >= oldest))
+
+
+def wanted_states(texts: Sequence[str]) -> list[str]:
+    """States from ``--state running,failed``; ``all`` is none, that is every one."""
+    names = [name.strip().upper() for text in texts for name in text.split(",") if name.strip()]
+    return [] if "ALL" in names else names
+
+
+def show_queue(session: Session, *, as_json: bool) -> int:
+    """The jobs that wait: higher priority first, then the order of arrival."""
+    jobs = sorted(session.client().jobs(states=["PENDING"]).jobs, key=lambda job: (-job.priority, job.submitted_at))
+    if as_json:
+        print_json(session, {"jobs": [job.to_json() for job in jobs]})
+        return EXIT_OK
+    if not jobs:
+        session.console.print("nothing waits")
+        return EXIT_OK
+    from orchestrator.cli.console import clean
+    from orchestrator.cli.job_table import gpus_text
+    from orchestrator.cli.table import Cell, Column, render_table
+    from orchestrator.cli.units import age
+
+    columns = (
+        Column("JOB", weight=1000),
+        Column("QUEUE", weight=500),
+        Column("PRIORITY", weight=800, right=True),
+        Column("GPUS", weight=400, right=True),
+        Column("WAITS", weight=600, right=True),
+        Column("REASON", weight=700, shrink=True),
+    )
+    now = time.time()
+    rows = [
+        [
+            Cell(job.id, ("bold",)),
+            Cell(job.queue),
+            Cell(str(job.priority)),
+            Cell(gpus_text(job)),
+            Cell(age(now - job.submitted_at)),
+            Cell(clean(job.reason), ("dim",)),
+        ]
+        for job in jobs
+    ]
+    _print(session, render_table(session.console, columns, rows))
+    return EXIT_OK

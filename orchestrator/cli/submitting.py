@@ -1,0 +1,157 @@
+"""`submit` and `run`: text to the daemon, an id back. Loads neither typer nor dataclasses until it must.
+
+The daemon reads the YAML. What is decided here is only where the text comes from, whether a daemon has to be started
+first, and what is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from orchestrator.api import submission, wire
+from orchestrator.api.errors import EXIT_OK, BadRequestError, DaemonUnreachableError
+from orchestrator.api.protocol import API_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.cli.session import Session
+
+PLAN_SECONDS = 30.0
+
+
+class SubmitOptions(NamedTuple):
+    """What `submit` was asked for."""
+
+    files: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    resume_from: str | None = None
+    dry_run: bool = False
+    wait: bool = False
+    follow: bool = False
+    json: bool = False
+    quiet: bool = False
+
+
+class JobText(NamedTuple):
+    """A job.yaml, what to call it, and the base of its ``working_dir``."""
+
+    text: str
+    source: str
+    cwd: str
+
+
+def submit_files(session: Session, options: SubmitOptions) -> int:
+    """Submit each file; all are read before the first is sent."""
+    return submit_texts(session, [job_text(path) for path in options.files], options)
+
+
+def job_text(path: str) -> JobText:
+    """The file at ``path``; ``-`` is standard input, whose ``working_dir`` is relative to the current directory."""
+    if path == "-":
+        return JobText(submission.read_job_file(path, sys.stdin.buffer), "<stdin>", os.getcwd())  # noqa: PTH109
+    text = submission.read_job_file(path)
+    return JobText(text, path, os.path.dirname(os.path.abspath(path)))  # noqa: PTH100, PTH120
+
+
+def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions) -> int:
+    """Submit each text, or plan it, and then wait or follow as asked."""
+    if options.follow and (options.json or len(texts) > 1):
+        raise BadRequestError("--follow shows the log of one job", hint="leave out --json, and submit one file")
+    if options.dry_run:
+        return _plan(session, texts, options)
+    replies = []
+    for item in texts:
+        reply = _deliver(session, _body(session, item, options))
+        replies.append(reply)
+        if not (options.json or options.follow):
+            session.console.print(str(reply["job_id"]))
+        _remark(session, reply, options)
+    if options.wait or options.follow:
+        from orchestrator.cli import live
+
+        ids = [str(reply["job_id"]) for reply in replies]
+        return (
+            live.follow_job(session, ids[0]) if options.follow else live.wait_jobs(session, ids, as_json=options.json)
+        )
+    if options.json:
+        print_json(session, replies[0] if len(replies) == 1 else replies)
+    return EXIT_OK
+
+
+def _body(session: Session, item: JobText, options: SubmitOptions) -> dict[str, Any]:
+    return submission.request_body(
+        item.text,
+        item.source,
+        environ=session.environ,
+        cwd=item.cwd,
+        overrides=options.overrides,
+        resume_from=options.resume_from,
+    )
+
+
+def _remark(session: Session, reply: dict[str, Any], options: SubmitOptions) -> None:
+    console = session.console
+    if options.follow:
+        console.note(f"submitted {reply['job_id']}; Ctrl-C stops looking, not the job")
+    elif not options.json and not options.wait and console.is_terminal:
+        console.note(f"submitted; `orch logs -f {reply['job_id']}` follows it")
+    for note in reply.get("notes") or ():
+        console.note(f"note: {note}")
+
+
+def _deliver(session: Session, body: dict[str, Any]) -> dict[str, Any]:
+    """Submit; where no daemon runs, start one and submit then, with the same key."""
+
+    def send() -> dict[str, Any]:
+        return submission.submit(session.endpoint, body, environ=session.environ)
+
+    return with_daemon(session, send)
+
+
+def with_daemon(session: Session, send: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``send`` returns; where no daemon of this machine listens, one is started first, and that is said."""
+    try:
+        return send()
+    except DaemonUnreachableError as error:
+        if type(error) is not DaemonUnreachableError or not session.endpoint.socket_path:
+            raise
+    from orchestrator.cli import local
+
+    session.console.note("no daemon is running; starting one (`orch down` stops it)")
+    local.start_daemon(session)
+    return send()
+
+
+def _plan(session: Session, texts: list[JobText], options: SubmitOptions) -> int:
+    plans = []
+    for item in texts:
+        body = _body(session, item, options)
+
+        def send(body: dict[str, Any] = body) -> dict[str, Any]:
+            reply: dict[str, Any] = wire.call(
+                session.endpoint, "POST", f"{API_PREFIX}/plan", body=body, deadline_seconds=PLAN_SECONDS
+            )
+            return reply
+
+        plans.append(with_daemon(session, send))
+    if options.json:
+        print_json(session, plans[0] if len(plans) == 1 else plans)
+        return EXIT_OK
+    from orchestrator.api.views import PlanReply
+    from orchestrator.cli.plan_view import plan_lines
+
+    for plan in plans:
+        for line in plan_lines(session.console, PlanReply.from_json(plan)):
+            session.console.print(line)
+    return EXIT_OK
+
+
+def print_json(session: Session, value: object) -> None:
+    """One JSON document: indented for a person, compact for a program."""
+    import json
+
+    indent = 2 if session.console.is_terminal else None
+    session.console.print(json.dumps(value, ensure_ascii=False, indent=indent))

@@ -1,0 +1,74 @@
+"""Tables in plain text: aligned, coloured by cell, narrowed to the terminal by leaving out what matters least."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from orchestrator.cli.console import clip, display_width
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.cli.console import Console
+
+GAP = 2
+
+
+class Cell(NamedTuple):
+    """A text and its styles."""
+
+    text: str
+    styles: tuple[str, ...] = ()
+
+
+class Column(NamedTuple):
+    """A column: ``weight`` says how dear it is (the least goes first), ``right`` aligns numbers.
+
+    One that may ``shrink`` is clipped, down to ``least`` columns, before any other is left out.
+    """
+
+    title: str
+    weight: int = 100
+    right: bool = False
+    shrink: bool = False
+    least: int = 12
+
+
+def render_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[str]:
+    """The table's lines, the head first; none without rows. Empty columns are left out."""
+    if not rows:
+        return []
+    shown = [i for i in range(len(columns)) if any(row[i].text for row in rows)]
+    widths = {i: max(display_width(columns[i].title), *(display_width(row[i].text) for row in rows)) for i in shown}
+    shown, widths = _fit(columns, shown, widths, console.width)
+    head = _line(console, [Cell(columns[i].title, ("dim",)) for i in shown], [columns[i] for i in shown], shown, widths)
+    body = [_line(console, [row[i] for i in shown], [columns[i] for i in shown], shown, widths) for row in rows]
+    return [head, *body]
+
+
+def _fit(
+    columns: Sequence[Column], shown: list[int], widths: dict[int, int], room: int
+) -> tuple[list[int], dict[int, int]]:
+    while True:
+        excess = sum(widths[i] for i in shown) + GAP * (len(shown) - 1) - room
+        elastic = next((i for i in shown if columns[i].shrink), None)
+        if excess <= 0:
+            return shown, widths
+        if elastic is not None and widths[elastic] - excess >= columns[elastic].least:
+            return shown, {**widths, elastic: widths[elastic] - excess}
+        if len(shown) == 1:
+            return shown, {shown[0]: max(1, room)}
+        dropped = min(shown, key=lambda i: columns[i].weight)
+        shown = [i for i in shown if i != dropped]
+
+
+def _line(
+    console: Console, cells: Sequence[Cell], columns: Sequence[Column], shown: Sequence[int], widths: dict[int, int]
+) -> str:
+    parts = []
+    for cell, column, i in zip(cells, columns, shown, strict=True):
+        text = clip(cell.text, widths[i], console.glyphs.ellipsis)
+        padding = " " * (widths[i] - display_width(text))
+        painted = console.style(text, *cell.styles) if text else text
+        parts.append(padding + painted if column.right else painted + padding)
+    return (" " * GAP).join(parts).rstrip()

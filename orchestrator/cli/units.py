@@ -1,0 +1,116 @@
+"""Numbers for people, and times that people type."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from orchestrator.cli.console import Glyphs
+
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def age(seconds: float) -> str:
+    """A rough span in one unit, as in ``5m``: 0s to 99s, then minutes, hours, days."""
+    seconds = max(0.0, seconds)
+    for limit, size, unit in ((100, 1, "s"), (5940, 60, "m"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds // 86400)}d"
+
+
+def span(seconds: float) -> str:
+    """A span in two units, as in ``1m20s``; below ten seconds with a decimal, below one with three."""
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds:.3f}s"
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 172800:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def size(count: float) -> str:
+    """A size in powers of 1024, as in ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def number(value: float) -> str:
+    """A count that is whole most of the time, as in ``2`` or ``0.5``."""
+    return f"{value:g}"
+
+
+def clock(at: float | None, *, seconds: bool = True) -> str:
+    """A time of day on this machine, with the date unless it is today; empty for None."""
+    if at is None:
+        return ""
+    then = time.localtime(at)
+    day = "" if then[:3] == time.localtime()[:3] else time.strftime("%Y-%m-%d ", then)
+    return day + time.strftime("%H:%M:%S" if seconds else "%H:%M", then)
+
+
+def bar(fraction: float, width: int, glyphs: Glyphs) -> str:
+    """A progress bar of ``width`` columns."""
+    filled = min(max(fraction, 0.0), 1.0) * width
+    text = glyphs.full * int(filled)
+    steps = len(glyphs.parts) + 1
+    if glyphs.parts and (part := int((filled - int(filled)) * steps)):
+        text += glyphs.parts[part - 1]
+    return text + glyphs.empty * (width - len(text))
+
+
+def parse_span(text: str, what: str) -> float:
+    """Seconds in ``90``, ``90s``, ``5m``, ``1h30m``, ``2d``. Raises BadRequestError."""
+    total, digits = 0.0, ""
+    for c in text.strip():
+        if c.isdecimal() or c == ".":
+            digits += c
+        elif c in SECONDS and _is_number(digits):
+            total += float(digits) * SECONDS[c]
+            digits = ""
+        else:
+            raise _bad_span(text, what)
+    if digits and (total or not _is_number(digits)):
+        raise _bad_span(text, what)
+    if not text.strip():
+        raise _bad_span(text, what)
+    return total + (float(digits) if digits else 0.0)
+
+
+def _is_number(digits: str) -> bool:
+    return digits.count(".") <= 1 and digits.strip(".") != "" and digits.isascii()
+
+
+def _bad_span(text: str, what: str) -> BadRequestError:
+    return BadRequestError(f"{what} {text!r} is not a span of time", hint="write one like 30s, 5m, 1h30m or 2d")
+
+
+def parse_time(text: str, what: str, now: float) -> float:
+    """Seconds since the epoch for a span before ``now`` (``2h``) or a local date (``2026-11-20``, ``2026-11-20T14:30``).
+
+    Raises BadRequestError.
+    """
+    for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M"):
+        try:
+            return time.mktime(time.strptime(text, form))
+        except ValueError:
+            continue
+    try:
+        return now - parse_span(text, what)
+    except BadRequestError as error:
+        raise BadRequestError(
+            f"{what} {text!r} is not a time", hint="write a span like 2h (before now), or 2026-11-20T14:30"
+        ) from error
