@@ -109,6 +109,7 @@ class ProgressPage:
         self._values = array("d")
         self._names = b""
         self._last_clock: float | None = None
+        self._saving_clock: float | None = None
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Self:
@@ -200,7 +201,11 @@ class ProgressPage:
         """Say that a save stalls the loop since that wall time, or with None that it is over."""
         with self._lock:
             self._saving_since = since or 0.0
-            self._last_clock = None  # the step that contains a save is no sample of a step's duration
+            clock = time.perf_counter()
+            if since is not None:
+                self._saving_clock = clock
+            elif self._saving_clock is not None and self._last_clock is not None:
+                self._last_clock += clock - self._saving_clock  # a step's duration does not include the save in it
             self._publish(time.time())
 
     def write_facts(self, facts: CheckpointFacts) -> None:

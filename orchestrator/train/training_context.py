@@ -191,6 +191,10 @@ class Context:
             self._page.mark_stop_seen()
         return True
 
+    def leave_page(self) -> None:
+        """Report to nobody from now on."""
+        self._page = None
+
     def _checkpoints(self) -> CheckpointStore:
         if self._store is None:
             here = self._environment
@@ -301,8 +305,10 @@ def _open_page(environment: RankEnvironment) -> ProgressPage | None:
 
 
 def _forget_after_fork() -> None:
-    """A forked child is not the rank: it gets a context of its own, which leaves the parent's page alone."""
+    """A forked child is not the rank: what it inherits, and a context of its own, leave the parent's page alone."""
     global _current  # noqa: PLW0603
+    if _current is not None:
+        _current.leave_page()
     _current = None
 
 
