@@ -283,14 +283,8 @@ class Device:
 
     def _read_load(self, values: SampleValues) -> None:
         if self._ask(self._ask_utilization):
-            for name, percent in (
-                ("utilization", self._utilization.gpu),
-                ("memory_activity", self._utilization.memory),
-            ):
-                if percent <= 100:
-                    values[name] = percent / 100
-                else:
-                    self._tally.blank += 1
+            values["utilization"] = self._percent(self._utilization.gpu)
+            values["memory_activity"] = self._percent(self._utilization.memory)
         memory = self._memory.read()
         if memory is not None:
             self._asked, self._answered = self._asked + 1, self._answered + 1

@@ -1,0 +1,185 @@
+"""Whether the GPUs of a job pull their weight: how widely their load is spread, in numbers that PromQL agrees with.
+
+The measure is the coefficient of variation: population standard deviation over mean, across the job's GPUs, of each
+GPU's average over a window. It has no value for a single GPU, nor while the job idles (mean utilization of 5 % or less),
+where noise of 0 and 2 % would read as 100 %. It thins out with size, one idle GPU of n giving 1/sqrt(n-1), so the least
+loaded GPU over the median one stands beside it, and the GPUs that say nothing are counted, for a GPU that stops
+reporting makes the others look balanced. A rank that waits in a collective spins at full utilization: only power shows it.
+
+Values in, values out: no clock, no device.
+"""
+
+from __future__ import annotations
+
+import enum
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from orchestrator.gpu.sample import Sample
+
+WINDOW_SECONDS: Final = 60.0
+IDLE_UTILIZATION: Final = 0.05
+
+
+class Quantity(enum.StrEnum):
+    """What is compared across GPUs."""
+
+    UTILIZATION = "utilization"
+    MEMORY = "memory"
+    POWER = "power"
+
+
+class Band(enum.StrEnum):
+    """How good a spread is."""
+
+    EXCELLENT = "excellent"
+    GOOD = "good"
+    FAIR = "fair"
+    POOR = "poor"
+
+
+BANDS: Final = ((0.05, Band.EXCELLENT), (0.10, Band.GOOD), (0.20, Band.FAIR))
+"""(coefficient of variation below which the band holds, band); above them all it is poor."""
+
+ADVICE: Final = {
+    Band.EXCELLENT: "Nothing to change.",
+    Band.GOOD: "Watch how it develops; little is to be gained.",
+    Band.FAIR: "Look at the batch sizes of the ranks and at data loading.",
+    Band.POOR: "Check how the data is split over the ranks and how DDP is configured, then the ranks named here.",
+}
+
+
+def band(cv: float) -> Band:
+    """The band of a coefficient of variation (ratio)."""
+    return next((name for below, name in BANDS if cv < below), Band.POOR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLoad:
+    """A GPU's averages over the window: ratio, bytes, watts. None where no sample had the value."""
+
+    utilization: float | None
+    memory: float | None
+    power: float | None
+
+    def of(self, quantity: Quantity) -> float | None:
+        """The average of one quantity."""
+        match quantity:
+            case Quantity.UTILIZATION:
+                return self.utilization
+            case Quantity.MEMORY:
+                return self.memory
+            case Quantity.POWER:
+                return self.power
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How one quantity is spread over a job's GPUs."""
+
+    quantity: Quantity
+    cv: float
+    min_per_median: float | None
+    mean: float
+
+    @property
+    def band(self) -> Band:
+        """How good that is."""
+        return band(self.cv)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """A job's balance: the spreads that have a value, how many GPUs it holds, and which of them say nothing."""
+
+    gpus: int
+    silent: tuple[str, ...]
+    spreads: tuple[Spread, ...]
+
+    def spread(self, quantity: Quantity) -> Spread | None:
+        """The spread of one quantity; None for an idle job or a single GPU."""
+        return next((spread for spread in self.spreads if spread.quantity is quantity), None)
+
+    @property
+    def worst(self) -> Spread | None:
+        """The wider of utilization's and power's spread, the two that tell whether ranks wait for each other."""
+        told = (self.spread(Quantity.UTILIZATION), self.spread(Quantity.POWER))
+        return max((spread for spread in told if spread is not None), key=lambda spread: spread.cv, default=None)
+
+
+def balance(loads: Mapping[str, GpuLoad | None]) -> Balance:
+    """A job's balance from its GPUs' loads by UUID; None for a GPU without a sample in the window."""
+    present = [load for load in loads.values() if load is not None]
+    busy = _values(present, Quantity.UTILIZATION)
+    working = bool(busy) and statistics.fmean(busy) > IDLE_UTILIZATION
+    spreads = (_spread(quantity, _values(present, quantity)) for quantity in Quantity) if working else ()
+    return Balance(
+        gpus=len(loads),
+        silent=tuple(uuid for uuid, load in loads.items() if load is None),
+        spreads=tuple(spread for spread in spreads if spread is not None),
+    )
+
+
+def _values(loads: Iterable[GpuLoad], quantity: Quantity) -> list[float]:
+    return [value for load in loads if (value := load.of(quantity)) is not None]
+
+
+def _spread(quantity: Quantity, values: Sequence[float]) -> Spread | None:
+    if len(values) < 2:
+        return None
+    mean = statistics.fmean(values)
+    if mean <= 0.0:
+        return None
+    median = statistics.median(values)
+    floor = IDLE_UTILIZATION if quantity is Quantity.UTILIZATION else 0.0
+    return Spread(
+        quantity=quantity,
+        cv=statistics.pstdev(values, mean) / mean,
+        min_per_median=min(values) / median if median > floor else None,
+        mean=mean,
+    )
+
+
+class LoadWindow:
+    """Each GPU's newest samples, averaged over a sliding window as PromQL's `avg_over_time` does."""
+
+    def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
+        """Average over the last `seconds`."""
+        self._seconds = seconds
+        self._rows: dict[str, deque[tuple[float, float | None, float | None, float | None]]] = {}
+
+    def add(self, sample: Sample) -> None:
+        """Take a sample in; samples of a GPU come in the order of their monotonic time."""
+        rows = self._rows.setdefault(sample.gpu_uuid, deque())
+        memory = None if sample.memory_used_bytes is None else float(sample.memory_used_bytes)
+        rows.append((sample.monotonic, sample.utilization, memory, sample.power_watts))
+        self._expire(rows, sample.monotonic)
+
+    def _expire(self, rows: deque[tuple[float, float | None, float | None, float | None]], now: float) -> None:
+        while rows and rows[0][0] <= now - self._seconds:
+            rows.popleft()
+
+    def load(self, gpu_uuid: str, now: float) -> GpuLoad | None:
+        """The GPU's averages at monotonic time `now`; None when it has been silent for the whole window."""
+        rows = self._rows.get(gpu_uuid)
+        if rows is None:
+            return None
+        self._expire(rows, now)
+        if not rows:
+            del self._rows[gpu_uuid]
+            return None
+        return GpuLoad(utilization=_mean(rows, 1), memory=_mean(rows, 2), power=_mean(rows, 3))
+
+    def balance(self, gpu_uuids: Iterable[str], now: float) -> Balance:
+        """The balance of a job that holds these GPUs."""
+        return balance({uuid: self.load(uuid, now) for uuid in gpu_uuids})
+
+
+def _mean(rows: Iterable[tuple[float, float | None, float | None, float | None]], column: int) -> float | None:
+    values = [value for row in rows if (value := row[column]) is not None]
+    return statistics.fmean(values) if values else None

@@ -1,0 +1,235 @@
+"""Reads GPUs again and again, each in a thread of its own, on deadlines that do not drift.
+
+A driver call can hang for minutes, and nothing can interrupt it. So each GPU has its thread; whoever wants its latest
+sample looks at what that thread left behind and how old it is. A GPU that hangs goes stale, one that is lost is tried
+again with growing pauses, and no other GPU is touched by either. Threads are daemons: one that never comes back does not
+keep its process from ending.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from orchestrator.gpu.reader import Detail, GpuLostError, GpuReader, GpuReadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from orchestrator.gpu.sample import GpuInfo, Sample
+
+LOAD_SECONDS: Final = 0.1
+"""Utilization, memory and clocks are asked for at most this often: no driver renews them faster."""
+FULL_SECONDS: Final = 1.0
+"""Everything else is asked for at most this often."""
+RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Pauses before a failed GPU is tried again; the last one repeats."""
+_SHORT_SLEEP: Final = 0.05
+"""Below this a plain sleep is used: it wakes more exactly than an event, and `stop` can wait that long."""
+
+
+class Health(enum.StrEnum):
+    """Whether a GPU answers."""
+
+    OK = "ok"
+    STALE = "stale"
+    """It answered once, but its driver has been silent for too long."""
+    FAILING = "failing"
+    """Its driver answers with errors."""
+    LOST = "lost"
+    """Its driver says that it is gone."""
+    STARTING = "starting"
+    """It has not answered yet, and has not had the time to."""
+
+
+class Ticker:
+    """Deadlines at multiples of a period from a common start; late ones are skipped and counted, never made up for."""
+
+    def __init__(self, period: float, start: float) -> None:
+        """Tick 0 is at `start` (monotonic seconds), the next one `period` seconds later."""
+        self.period = period
+        self.missed = 0
+        self._start = start
+        self._tick = -1
+
+    def next(self, now: float) -> tuple[int, float]:
+        """(number, deadline) of the first tick that is not a whole period late already."""
+        tick = self._tick + 1
+        late = now - (self._start + tick * self.period)
+        if late >= self.period:
+            skipped = math.floor(late / self.period)
+            self.missed += skipped
+            tick += skipped
+        self._tick = tick
+        return tick, self._start + tick * self.period
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One tick's outcome: the sample, how much of it was asked for, and how late the tick began (seconds)."""
+
+    tick: int
+    lateness: float
+    detail: Detail
+    sample: Sample
+
+
+class Sampler:
+    """Reads one GPU in a thread."""
+
+    def __init__(
+        self,
+        reader: GpuReader,
+        *,
+        rate: float = 1.0,
+        stale_after: float | None = None,
+        on_reading: Callable[[Reading], None] | None = None,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        """Sample `reader` at `rate` hertz; the reader is used, and closed in the end, by the thread alone.
+
+        `rate` may be set anew while it runs; it takes effect with the next tick but one.
+        A GPU is stale when its latest sample is older than `stale_after` seconds (three periods, but at least 3 s).
+        `on_reading` is called in the thread after each reading, `on_change` also after a failed one; both must be quick.
+        """
+        self.info: GpuInfo = reader.info
+        self.rate = rate
+        self.stale_after = max(3.0, 3.0 / rate) if stale_after is None else stale_after
+        self.failures = 0
+        self.missed = 0
+        self.error: str | None = None
+        self.latest: Sample | None = None
+        self._reader = reader
+        self._on_reading = on_reading
+        self._on_change = on_change
+        self._lost = False
+        self._started = math.inf
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, at: float | None = None) -> None:
+        """Begin; `at` (monotonic seconds) aligns the ticks of several samplers."""
+        self._started = time.monotonic() if at is None else at
+        self._thread = threading.Thread(target=self._run, name=f"orch-gpu-{self.info.uuid}", daemon=True)
+        self._thread.start()
+
+    def health(self, now: float | None = None) -> Health:
+        """How the GPU is at monotonic time `now`."""
+        now = time.monotonic() if now is None else now
+        if self._lost:
+            return Health.LOST
+        if self.error is not None:
+            return Health.FAILING
+        since = self._started if self.latest is None else self.latest.monotonic
+        if now - since > self.stale_after:
+            return Health.STALE
+        return Health.OK if self.latest is not None else Health.STARTING
+
+    def fresh(self, now: float | None = None) -> Sample | None:
+        """The latest complete sample of a GPU that answers; None for any other."""
+        return self.latest if self.health(now) is Health.OK else None
+
+    def request_stop(self) -> None:
+        """Ask the thread to end without waiting for it."""
+        self._stop.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread; whether it has ended. A thread that hangs in its driver is left behind."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        ticker = Ticker(1.0 / self.rate, self._started)
+        missed_before = 0
+        next_load = next_full = -math.inf
+        try:
+            while not self._stop.is_set():
+                if ticker.period != 1.0 / self.rate:  # someone changed the rate
+                    missed_before += ticker.missed
+                    ticker = Ticker(1.0 / self.rate, time.monotonic())
+                tick, deadline = ticker.next(time.monotonic())
+                self.missed = missed_before + ticker.missed
+                if not self._sleep_until(deadline):
+                    return
+                lateness = time.monotonic() - deadline
+                detail = Detail.POWER
+                if deadline >= next_load:
+                    detail, next_load = Detail.LOAD, deadline + LOAD_SECONDS - ticker.period / 2
+                if deadline >= next_full:
+                    detail, next_full = Detail.FULL, deadline + FULL_SECONDS - ticker.period / 2
+                self._read(tick, lateness, detail)
+        finally:
+            self._reader.close()
+
+    def _sleep_until(self, deadline: float) -> bool:
+        """Wait for a deadline; False when asked to stop meanwhile."""
+        delay = deadline - time.monotonic()
+        if delay > _SHORT_SLEEP:
+            return not self._stop.wait(delay)
+        if delay > 0.0:
+            time.sleep(delay)
+        return not self._stop.is_set()
+
+    def _read(self, tick: int, lateness: float, detail: Detail) -> None:
+        try:
+            if self.error is not None:
+                self._reader.reopen()
+            sample = self._reader.read(detail)
+        except Exception as error:
+            self._fail(error)
+            return
+        self.failures, self.error, self._lost = 0, None, False
+        if detail is Detail.FULL:
+            self.latest = sample
+        if self._on_reading is not None:
+            self._on_reading(Reading(tick=tick, lateness=lateness, detail=detail, sample=sample))
+        if self._on_change is not None and detail is Detail.FULL:
+            self._on_change()
+
+    def _fail(self, error: Exception) -> None:
+        """Note a failure, tell whoever listens, and pause before the next try."""
+        pause = RETRY_SECONDS[min(self.failures, len(RETRY_SECONDS) - 1)]
+        self.failures += 1
+        self._lost = isinstance(error, GpuLostError)
+        known = isinstance(error, GpuReadError)
+        self.error = str(error) if known else f"{type(error).__name__} in the GPU reader: {error}"
+        if self._on_change is not None:
+            self._on_change()
+        self._stop.wait(pause)
+
+
+class SamplerGroup:
+    """Samplers of several GPUs, started on the same tick and stopped together."""
+
+    def __init__(self, samplers: Iterable[Sampler]) -> None:
+        """Run these when entered."""
+        self.samplers = tuple(samplers)
+
+    def __enter__(self) -> Self:
+        """Start them all."""
+        at = time.monotonic()
+        for sampler in self.samplers:
+            sampler.start(at)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop them all."""
+        self.stop()
+
+    def stop(self, timeout: float = 2.0) -> tuple[str, ...]:
+        """Stop them all within `timeout` seconds; returns the UUIDs of those that hang in their driver."""
+        for sampler in self.samplers:
+            sampler.request_stop()
+        deadline = time.monotonic() + timeout
+        return tuple(
+            sampler.info.uuid for sampler in self.samplers if not sampler.join(max(0.0, deadline - time.monotonic()))
+        )
