@@ -1,0 +1,57 @@
+"""Small pieces of PromQL that boards and rules share.
+
+Joins only: which side is "many", which labels survive. No thresholds and no texts live here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator import catalogue as c
+
+if TYPE_CHECKING:
+    from orchestrator.catalogue import Metric
+
+GPU_IDENTITY = "gpu_uuid_gpu_node:orch_gpu_info:last1h"
+"""Recorded: where a GPU is, for an hour after it fell silent; one series a GPU whatever happened to its labels."""
+
+
+def selector(metric: Metric, **labels: str) -> str:
+    """`metric{label="value",...}`; a value that begins with `=~`, `!=` or `!~` brings its own operator."""
+    unknown = set(labels) - set(metric.labels)
+    if unknown:
+        raise ValueError(f"{metric.name} has no label {', '.join(sorted(unknown))}: see orchestrator/catalogue.py")
+    parts = []
+    for label, value in labels.items():
+        operator, text = (value[:2], value[2:]) if value[:2] in ("=~", "!=", "!~") else ("=", value)
+        parts.append(f'{label}{operator}"{text}"')
+    return metric.name + (f"{{{','.join(parts)}}}" if parts else "")
+
+
+def per(expression: str, *labels: str) -> str:
+    """The expression without the labels of its scrape: two daemons or exporters on the way count once."""
+    return f"max by ({', '.join(labels)}) ({expression})"
+
+
+def on_gpus_of_jobs(expression: str) -> str:
+    """A value per GPU, once for each job that holds that GPU.
+
+    The assignment is the "many" side, so a GPU that two jobs share does not break the join.
+    """
+    return f"{per(c.JOB_GPU.name, 'job_id', 'gpu_uuid')} * on (gpu_uuid) group_left () {per(expression, 'gpu_uuid')}"
+
+
+def named_job(expression: str) -> str:
+    """A value per job, with the job's name, user and queue; values are unchanged."""
+    identity = per(c.JOB_INFO.name, "job_id", "name", "user", "queue")
+    return f"{expression} * on (job_id) group_left (name, user, queue) {identity}"
+
+
+def named_gpu(expression: str) -> str:
+    """A value per GPU, with the GPU's number and node; values are unchanged."""
+    return f"{expression} * on (gpu_uuid) group_left (gpu, node) {GPU_IDENTITY}"
+
+
+def only_running(expression: str) -> str:
+    """What remains of a value per job when starting, recovering and draining jobs are left out."""
+    return f"{expression} and on (job_id) {selector(c.JOB_STATE, state='RUNNING')} == 1"

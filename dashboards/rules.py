@@ -1,0 +1,485 @@
+"""Recording and alerting rules, generated from the metric catalogue.
+
+What an alert looks at, when it speaks and what it says. Thresholds stand here and nowhere else; the page that tells a
+person what to do is docs/runbooks/NAME.md, one for each alert. Every alert names what it is about in its labels (job_id,
+gpu_uuid, node), so that Alertmanager can group, silence and inhibit on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from dashboards.promql import (
+    GPU_IDENTITY,
+    named_gpu,
+    named_job,
+    on_gpus_of_jobs,
+    only_running,
+    per,
+    selector,
+)
+from orchestrator import catalogue as c
+
+if TYPE_CHECKING:
+    from orchestrator.catalogue import Metric
+
+Severity = Literal["info", "warning", "critical"]
+Component = Literal["job", "gpu", "node", "queue", "daemon"]
+
+DAEMON_JOB: Final = "orch-daemon"
+EXPORTER_JOB: Final = "orch-gpu"
+"""Names of the scrape jobs, as in the generated Prometheus configuration."""
+
+CV_LIMIT: Final = 0.20
+"""From here on the balance of a job is poor (bands: 5 %, 10 %, 20 %)."""
+LEAST_SHARE: Final = 0.5
+"""A GPU with less than this share of its job's median load is a straggler, however many GPUs there are."""
+IDLE_MEAN: Final = 0.05
+"""Below this mean utilization a job has no balance to speak of: noise of 0 and 2 % would be a CV of 100 %."""
+SLOW_RANK: Final = 1.5
+"""A rank is slow from this multiple of the other ranks' mean time for a step."""
+
+HARMLESS_XIDS: Final = (13, 31, 43, 45, 68, 109)
+"""Errors of the program on the GPU, not of the GPU: its job fails, and says so itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A recording rule."""
+
+    name: str
+    expr: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """An alerting rule. `component` says whose fault it is; `labels` are the labels that its series carry."""
+
+    name: str
+    expr: str
+    severity: Severity
+    component: Component
+    summary: str
+    description: str
+    wait: str = "0s"
+    labels: tuple[str, ...] = ()
+    keep: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rules that are evaluated one after the other, in this order."""
+
+    name: str
+    interval: str
+    records: tuple[Record, ...] = ()
+    alerts: tuple[Alert, ...] = field(default=())
+
+
+BALANCED: Final[tuple[tuple[str, Metric], ...]] = (
+    ("utilization", c.GPU_UTILIZATION),
+    ("memory", c.GPU_MEMORY_USED),
+    ("power", c.GPU_POWER),
+)
+"""The quantities whose balance is watched. Ranks that wait in a collective spin at 100 %: only power shows them."""
+
+
+def per_gpu(metric: Metric) -> str:
+    """Name of the recorded value of a GPU, per job that holds it, averaged over a minute."""
+    return f"gpu_uuid_job_id:{metric.name}:avg1m"
+
+
+def cv(metric: Metric) -> str:
+    """Name of the recorded coefficient of variation over a job's GPUs."""
+    return f"job_id:{metric.name}:cv1m"
+
+
+def least_share(metric: Metric) -> str:
+    """Name of the recorded value of a job's least loaded GPU over that of its median GPU."""
+    return f"job_id:{metric.name}:min_per_median1m"
+
+
+SLOW_RANKS: Final = "job_id_rank:orch_job_rank_step_seconds:per_others"
+"""Name of the recorded step time of a rank over the mean of the other ranks of its job."""
+SILENT_GPUS: Final = "job_id_gpu_uuid_rank:orch_job_gpu:silent"
+"""Name of the recorded GPUs that a job holds and that report nothing."""
+
+
+def _balance_records() -> tuple[Record, ...]:
+    busy = f"avg without (gpu_uuid) ({per_gpu(c.GPU_UTILIZATION)}) > {IDLE_MEAN}"
+    records = [
+        Record(name=per_gpu(metric), expr=on_gpus_of_jobs(f"avg_over_time({metric.name}[1m])"))
+        for _, metric in BALANCED
+    ]
+    for _, metric in BALANCED:
+        each = per_gpu(metric)
+        guard = f"and (count without (gpu_uuid) ({each}) > 1)\nand ({busy})"
+        # x > 0 keeps 0 / 0 out: memory of a job that has allocated nothing, a sensor that says 0
+        mean = f"(avg without (gpu_uuid) ({each}) > 0)"
+        median = f"(quantile without (gpu_uuid) (0.5, {each}) > 0)"
+        records += [
+            Record(name=cv(metric), expr=f"stddev without (gpu_uuid) ({each}) / {mean}\n{guard}"),
+            Record(name=least_share(metric), expr=f"min without (gpu_uuid) ({each}) / {median}\n{guard}"),
+        ]
+    return tuple(records)
+
+
+def _identity_records() -> tuple[Record, ...]:
+    now = per(c.GPU_INFO.name, "gpu_uuid", "gpu", "node")
+    before = per(f"last_over_time({c.GPU_INFO.name}[1h])", "gpu_uuid", "gpu", "node")
+    held = per(c.JOB_GPU.name, "job_id", "gpu_uuid", "rank")
+    times = per(c.JOB_RANK_STEP.name, "job_id", "rank")
+    others = f"(sum by (job_id) ({c.JOB_RANK_STEP.name}) - on (job_id) group_right () {times})"
+    count = f"on (job_id) group_left () (count by (job_id) ({times}) - 1)"
+    return (
+        # a GPU that got another number keeps one series: topk breaks the tie that would break every join
+        Record(name=GPU_IDENTITY, expr=f"topk by (gpu_uuid) (1, {now} or on (gpu_uuid) {before})"),
+        Record(name=SILENT_GPUS, expr=f"{held} unless on (gpu_uuid) {c.GPU_INFO.name}"),
+        Record(name=SLOW_RANKS, expr=f"{times} * {count} / ({others} > 0)"),
+    )
+
+
+def _balance_alerts() -> tuple[Alert, ...]:
+    cvs = "\nor\n".join(
+        only_running(f'label_replace({cv(metric)} > {CV_LIMIT}, "quantity", "{quantity}", "", "")')
+        for quantity, metric in BALANCED
+        if quantity != "memory"
+    )
+    shares = "\nor\n".join(
+        only_running(f'label_replace({least_share(metric)} < {LEAST_SHARE}, "quantity", "{quantity}", "", "")')
+        for quantity, metric in BALANCED
+        if quantity != "memory"
+    )
+    return (
+        Alert(
+            name="OrchJobImbalance",
+            expr=cvs,
+            wait="5m",
+            keep="2m",
+            severity="warning",
+            component="job",
+            labels=("job_id", "quantity"),
+            summary="Job {{ $labels.job_id }}: its GPUs are not equally busy ({{ $labels.quantity }} CV {{ $value | humanizePercentage }})",
+            description="The {{ $labels.quantity }} of the job's GPUs has varied by more than 20 % of its mean for five "
+            "minutes. See which GPU differs: orch top, or the board GPU balance.",
+        ),
+        Alert(
+            name="OrchGpuStraggler",
+            expr=shares,
+            wait="5m",
+            keep="2m",
+            severity="warning",
+            component="job",
+            labels=("job_id", "quantity"),
+            summary="Job {{ $labels.job_id }}: one GPU has {{ $value | humanizePercentage }} of the median {{ $labels.quantity }}",
+            description="The least loaded GPU of the job has had less than half of the median GPU's "
+            "{{ $labels.quantity }} for five minutes; with many GPUs the CV hides that.",
+        ),
+        Alert(
+            name="OrchRankStraggler",
+            expr=only_running(f"{SLOW_RANKS} > {SLOW_RANK}"),
+            wait="5m",
+            keep="2m",
+            severity="warning",
+            component="job",
+            labels=("job_id", "rank"),
+            summary='Job {{ $labels.job_id }}: rank {{ $labels.rank }} takes {{ $value | printf "%.1f" }} times as long for a step as the others',
+            description="Every other rank waits for it at every step. Waiting is left out of these times, so it is this "
+            "rank's own work: its data, its processor, its GPU.",
+        ),
+    )
+
+
+def _gpu_alerts() -> tuple[Alert, ...]:
+    xids = "|".join(str(code) for code in HARMLESS_XIDS)
+    last_xid = per(f"last_over_time({selector(c.GPU_XID_LAST_TIMESTAMP, xid='!~' + xids)}[10m])", "gpu_uuid", "xid")
+    uncorrected = per(selector(c.GPU_ECC_ERRORS, severity="uncorrected", scope="volatile"), "gpu_uuid")
+    rows = per(selector(c.GPU_REMAPPED_ROWS, cause="=~pending|failure"), "gpu_uuid", "cause")
+    bad_reasons = "thermal|hardware_thermal|hardware_slowdown|power_brake|current|reliability"
+    throttled = per(
+        f"avg_over_time({selector(c.GPU_THROTTLE_ACTIVE, reason='=~' + bad_reasons)}[5m])", "gpu_uuid", "reason"
+    )
+    return (
+        Alert(
+            name="OrchGpuSilent",
+            expr=f"{named_gpu(SILENT_GPUS)}\nor on (job_id, gpu_uuid, rank)\n{SILENT_GPUS}",
+            wait="2m",
+            severity="critical",
+            component="gpu",
+            labels=("job_id", "gpu_uuid", "rank", "gpu", "node"),
+            summary="Job {{ $labels.job_id }}: the GPU of rank {{ $labels.rank }} reports nothing",
+            description="GPU {{ $labels.gpu_uuid }} (number {{ $labels.gpu }} of node {{ $labels.node }}, as last known) "
+            "is held by the job and has had no series for two minutes. It is missing from the job's balance.",
+        ),
+        Alert(
+            name="OrchGpuLost",
+            expr=f"{per(c.EXPORTER_UP.name, 'gpu_uuid', 'gpu', 'node')} == 0",
+            wait="1m",
+            severity="critical",
+            component="gpu",
+            labels=("gpu_uuid", "gpu", "node"),
+            summary="GPU {{ $labels.gpu }} of node {{ $labels.node }} does not answer",
+            description="The driver has not answered for GPU {{ $labels.gpu_uuid }} for a minute: it fell off the bus, or "
+            "its driver hangs. Its node takes no new work for it.",
+        ),
+        Alert(
+            name="OrchGpuXid",
+            # increase() would miss the first event of a series, and the series of a lost GPU is gone with it
+            expr=named_gpu(f"(time() - {last_xid} < 600)"),
+            severity="critical",
+            component="gpu",
+            labels=("gpu_uuid", "xid", "gpu", "node"),
+            summary="GPU {{ $labels.gpu }} of node {{ $labels.node }}: Xid {{ $labels.xid }}",
+            description="The driver reported Xid {{ $labels.xid }} for GPU {{ $labels.gpu_uuid }} "
+            "{{ $value | humanizeDuration }} ago. It is not one of the codes that a program causes.",
+        ),
+        Alert(
+            name="OrchGpuEccUncorrected",
+            expr=named_gpu(f"({uncorrected} > 0)"),
+            severity="critical",
+            component="gpu",
+            labels=("gpu_uuid", "gpu", "node"),
+            summary="GPU {{ $labels.gpu }} of node {{ $labels.node }}: {{ $value }} uncorrected memory errors",
+            description="Memory of GPU {{ $labels.gpu_uuid }} lost data since its driver was loaded. Results computed on "
+            "it may be wrong; reset it before it is used again.",
+        ),
+        Alert(
+            name="OrchGpuRowRemap",
+            expr=named_gpu(f"({rows} > 0)"),
+            wait="5m",
+            severity="warning",
+            component="gpu",
+            labels=("gpu_uuid", "cause", "gpu", "node"),
+            summary="GPU {{ $labels.gpu }} of node {{ $labels.node }}: row remapping {{ $labels.cause }}",
+            description="GPU {{ $labels.gpu_uuid }} wants to replace a bad memory row (pending: at its next reset) or "
+            "could not (failure: it has no spare row left).",
+        ),
+        Alert(
+            name="OrchGpuThrottled",
+            expr=named_gpu(f"({throttled} > 0.5)"),
+            wait="5m",
+            keep="5m",
+            severity="warning",
+            component="gpu",
+            labels=("gpu_uuid", "reason", "gpu", "node"),
+            summary="GPU {{ $labels.gpu }} of node {{ $labels.node }} is slowed down: {{ $labels.reason }}",
+            description="For {{ $value | humanizePercentage }} of the last five minutes GPU {{ $labels.gpu_uuid }} ran "
+            "below its clocks. One slow GPU slows every rank of its job.",
+        ),
+    )
+
+
+def _exporter_alerts() -> tuple[Alert, ...]:
+    up = f'up{{job="{EXPORTER_JOB}"}}'
+    age = f"time() - {per(c.EXPORTER_LAST_SUCCESS_TIMESTAMP.name, 'gpu_uuid')}"
+    return (
+        Alert(
+            name="OrchExporterDown",
+            expr=f"{up} == 0",
+            wait="2m",
+            severity="warning",
+            component="gpu",
+            labels=("instance", "job", "node"),
+            summary="GPU exporter {{ $labels.instance }} of node {{ $labels.node }} cannot be scraped",
+            description="Prometheus has had no answer from it for two minutes. Its GPUs are blind spots; jobs are not touched.",
+        ),
+        Alert(
+            name="OrchNodeDown",
+            expr=f'max by (node) (up{{job="{EXPORTER_JOB}", node!=""}}) == 0',
+            wait="2m",
+            severity="critical",
+            component="node",
+            labels=("node",),
+            summary="Node {{ $labels.node }}: no exporter answers",
+            description="None of the node's GPU exporters has answered for two minutes: the node is down, or cut off. "
+            "Alerts of its GPUs are held back meanwhile.",
+        ),
+        Alert(
+            name="OrchNodeUnreachable",
+            expr=f"{per(selector(c.NODES, state='unreachable'), 'state')} > 0",
+            wait="1m",
+            severity="critical",
+            component="node",
+            labels=("state",),
+            summary="{{ $value }} nodes are out of the daemon's reach",
+            description="The daemon does not hear from them. Their jobs are degraded, not failed, until Ray declares the "
+            "nodes dead: orch nodes names them.",
+        ),
+        Alert(
+            name="OrchExporterStale",
+            expr=named_gpu(f"({age} > 60)"),
+            wait="1m",
+            severity="warning",
+            component="gpu",
+            labels=("gpu_uuid", "gpu", "node"),
+            summary="GPU {{ $labels.gpu }} of node {{ $labels.node }}: values are {{ $value | humanizeDuration }} old",
+            description="The exporter answers but has read nothing new from GPU {{ $labels.gpu_uuid }}: a call into its "
+            "driver hangs.",
+        ),
+    )
+
+
+def _job_alerts() -> tuple[Alert, ...]:
+    failed = per(selector(c.JOB_STATE, state="FAILED"), "job_id")
+    restarts = f"sum by (job_id) (increase({selector(c.JOB_RESTARTS, **{'class': '!=preemption'})}[15m]))"
+    started = selector(c.JOB_EVENT_TIMESTAMP, event="start")
+    saved = f"max by (job_id) ({c.JOB_CHECKPOINT_TIMESTAMP.name} or {started})"
+    allowed = f"clamp_min(3 * {per(c.JOB_CHECKPOINT_INTERVAL.name, 'job_id')}, 600)"
+    return (
+        Alert(
+            name="OrchJobFailed",
+            expr=named_job(f"({failed} == 1)"),
+            severity="warning",
+            component="job",
+            labels=("job_id", "name", "user", "queue"),
+            summary="Job {{ $labels.job_id }} of {{ $labels.user }} failed",
+            description="It will not be tried again. Why, and what to do: orch explain {{ $labels.job_id }}",
+        ),
+        Alert(
+            name="OrchJobRestartLoop",
+            expr=f"{restarts} >= 3",
+            severity="warning",
+            component="job",
+            labels=("job_id",),
+            summary='Job {{ $labels.job_id }} was restarted {{ $value | printf "%.0f" }} times in 15 minutes',
+            description="Something fails again and again; preemptions are not counted. orch events {{ $labels.job_id }} "
+            "shows what.",
+        ),
+        Alert(
+            name="OrchJobHangSuspected",
+            expr=f"{per(c.JOB_HANG_SUSPECTED.name, 'job_id')} == 1",
+            wait="1m",
+            severity="critical",
+            component="job",
+            labels=("job_id",),
+            summary="Job {{ $labels.job_id }} has stopped making steps",
+            description="A rank has been still for longer than its own step times allow. Where it stands: "
+            "orch stacks {{ $labels.job_id }}",
+        ),
+        Alert(
+            name="OrchCheckpointTooOld",
+            expr=only_running(f"(time() - {saved} > on (job_id) {allowed})"),
+            wait="5m",
+            severity="warning",
+            component="job",
+            labels=("job_id",),
+            summary="Job {{ $labels.job_id }}: newest checkpoint is {{ $value | humanizeDuration }} old",
+            description="That is over three times the interval at which it means to save. A failure now would lose all of it.",
+        ),
+    )
+
+
+def _service_alerts() -> tuple[Alert, ...]:
+    daemon = f'up{{job="{DAEMON_JOB}"}}'
+    waits = per(c.QUEUE_OLDEST_PENDING.name, "queue")
+    starts = f"sum by (queue) (increase({c.QUEUE_WAIT.name}_count[1h])) > 0"
+    room = f"(sum({selector(c.GPUS, state='idle')}) > 0 or absent({c.GPUS.name}))"
+    free_share = f"{c.DISK_FREE.name} / {c.DISK_SIZE.name}"
+    return (
+        Alert(
+            name="OrchDaemonDown",
+            expr=f"{daemon} == 0 or absent({daemon})",
+            wait="1m",
+            severity="critical",
+            component="daemon",
+            labels=("job", "instance"),
+            summary="The orch daemon does not answer",
+            description="Running jobs go on without it, but nothing is queued, restarted or shown until it is back.",
+        ),
+        Alert(
+            name="OrchQueueStuck",
+            expr=f"({waits} > 3600 unless on (queue) {starts})\nand on () {room}",
+            wait="10m",
+            severity="warning",
+            component="queue",
+            labels=("queue",),
+            summary="Queue {{ $labels.queue }}: a job has waited for {{ $value | humanizeDuration }} while GPUs are idle",
+            description="No job of this queue started in the last hour. Who waits, and for what: orch queue",
+        ),
+        Alert(
+            name="OrchDiskFilling",
+            expr=f"predict_linear({c.DISK_FREE.name}[3h], 86400) < 0\nand {free_share} < 0.25",
+            wait="30m",
+            severity="warning",
+            component="daemon",
+            labels=("node", "path", "job", "instance"),
+            summary="Disk of {{ $labels.path }} on {{ $labels.node }} will be full within a day",
+            description="At the pace of the last three hours. Checkpoints and logs are the usual reason: orch prune --dry-run",
+        ),
+        Alert(
+            name="OrchDiskAlmostFull",
+            expr=f"{free_share} < 0.05",
+            wait="5m",
+            severity="critical",
+            component="daemon",
+            labels=("node", "path", "job", "instance"),
+            summary="Disk of {{ $labels.path }} on {{ $labels.node }}: {{ $value | humanizePercentage }} free",
+            description="When it is full, checkpoints fail and new jobs are refused; running ones are still recorded.",
+        ),
+        Alert(
+            name="OrchStoreCommitFailing",
+            expr=f"increase({c.STORE_COMMIT_FAILURES.name}[10m]) > 0",
+            severity="critical",
+            component="daemon",
+            labels=("job", "instance"),
+            summary="The daemon cannot write its store",
+            description="Nothing is acknowledged that is not written, so submissions and transitions wait. Check the disk.",
+        ),
+        Alert(
+            name="OrchDaemonSlow",
+            expr=f"avg_over_time({c.DAEMON_LOOP_LAG.name}[5m]) > 0.5",
+            wait="5m",
+            severity="warning",
+            component="daemon",
+            labels=("job", "instance"),
+            summary="The daemon's loop is late by {{ $value | humanizeDuration }}",
+            description="It reacts to failures and submissions that much later. Its machine is overloaded, or a disk hangs.",
+        ),
+    )
+
+
+GROUPS: Final = (
+    Group(name="orch-identity", interval="15s", records=_identity_records()),
+    Group(name="orch-gpu-balance", interval="15s", records=_balance_records(), alerts=_balance_alerts()),
+    Group(name="orch-gpu", interval="15s", alerts=_gpu_alerts()),
+    Group(name="orch-exporters", interval="15s", alerts=_exporter_alerts()),
+    Group(name="orch-jobs", interval="15s", alerts=_job_alerts()),
+    Group(name="orch-service", interval="15s", alerts=_service_alerts()),
+)
+"""Every rule. Groups run side by side, so what others read comes first only within a group."""
+
+ALERTS: Final = tuple(alert for group in GROUPS for alert in group.alerts)
+RECORDS: Final = tuple(record for group in GROUPS for record in group.records)
+
+
+def document(groups: tuple[Group, ...] = GROUPS, *, runbooks: str = "docs/runbooks") -> dict[str, Any]:
+    """The rule file as plain values. `runbooks` is where the pages are: a path in the repository, or a URL."""
+    return {
+        "groups": [
+            {
+                "name": group.name,
+                "interval": group.interval,
+                "rules": [
+                    *({"record": record.name, "expr": record.expr} for record in group.records),
+                    *(_alert(alert, runbooks) for alert in group.alerts),
+                ],
+            }
+            for group in groups
+        ]
+    }
+
+
+def _alert(alert: Alert, runbooks: str) -> dict[str, Any]:
+    rule: dict[str, Any] = {"alert": alert.name, "expr": alert.expr}
+    if alert.wait != "0s":
+        rule["for"] = alert.wait
+    if alert.keep:
+        rule["keep_firing_for"] = alert.keep
+    rule["labels"] = {"severity": alert.severity, "component": alert.component}
+    rule["annotations"] = {
+        "summary": alert.summary,
+        "description": alert.description,
+        "runbook_url": f"{runbooks}/{alert.name}.md",
+    }
+    return rule
