@@ -355,7 +355,7 @@ def _(event: ev.AttemptSucceeded, job: Job) -> Job:
 def _(event: ev.AttemptGone, job: Job) -> Job:
     if not _current(job, event.attempt) or not job.attempt_live:
         return job
-    if job.attempts[-1].ended_at is None:
+    if job.state is JobState.DRAINING and job.attempts[-1].ended_at is None:
         job = _with_attempt(job, ended_at=event.at, state=_drained_attempt(job))
     return replace(job, attempt_live=False, pids=())
 
@@ -435,7 +435,10 @@ def _(event: ev.JobSuspended, job: Job) -> Job:
 def _(event: ev.JobResumed, job: Job) -> Job:
     if job.state is JobState.PENDING:
         return job
-    return replace(_to(job, JobState.PENDING, event.at, f"resumed by {event.by}"), not_before=0.0)
+    _holds_nothing(job, event)
+    return replace(
+        _to(job, JobState.PENDING, event.at, f"resumed by {event.by}"), not_before=0.0, stop=None, retry=False
+    )
 
 
 @_fold.register

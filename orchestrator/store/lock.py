@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class StoreLock:
-    """Held from construction until ``release`` or the end of the process. Raises StoreInUseError,
-    StoreUnreadableError and DiskFullError.
+    """Held from construction until ``release`` or the end of the process.
 
-    The file stays: removing it would let two processes hold two files of the same name.
+    Raises StoreInUseError, StoreUnreadableError and DiskFullError. The file stays: removing it would let two processes
+    hold two files of the same name.
     """
 
     def __init__(self, store_path: Path) -> None:

@@ -1,0 +1,186 @@
+"""Jobs and their events, as short as a test wants to say them."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core import events as ev
+from orchestrator.core.cluster import Node
+from orchestrator.core.ids import JobId
+from orchestrator.core.job import Job, fold, submitted
+from orchestrator.core.states import FailureClass, JobState, StopPurpose
+from orchestrator.spec.job import JobSpec, ResourcesSpec, WorkerResources, to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+T0 = 1_700_000_000.0
+ID = JobId("digits-abc234")
+
+
+def make_spec(
+    *, workers: int = 2, gpu: float = 1.0, cpu: float = 1.0, memory_bytes: int | None = None, **keys: Any
+) -> JobSpec:
+    """A spec of ``workers`` ranks; ``strategy`` and ``gpu_model`` are those of its resources, the rest its own keys."""
+    worker = WorkerResources(gpu=gpu, cpu=cpu, memory_bytes=memory_bytes, gpu_model=keys.pop("gpu_model", None))
+    resources = ResourcesSpec(
+        num_workers=workers, resources_per_worker=worker, placement_strategy=keys.pop("strategy", "PACK")
+    )
+    defaults = {"name": "digits", "entrypoint": "python train.py", "stop_duration": timedelta(seconds=30)}
+    return JobSpec(**{**defaults, **keys, "resources": resources})
+
+
+def submission(spec: JobSpec | None = None, *, job_id: str = ID, at: float = T0, **fields: Any) -> ev.JobSubmitted:
+    """A submission of ``spec``; its idempotency key is the id unless told."""
+    spec = spec or make_spec()
+    return ev.JobSubmitted(
+        **{
+            "job_id": JobId(job_id),
+            "at": at,
+            "name": spec.name,
+            "spec": to_dict(spec),
+            "user": "ada",
+            "uid": 1000,
+            "idempotency_key": f"key-{job_id}",
+            "python": "/usr/bin/python3",
+            "path": "/usr/bin",
+            "work_dir": f"/home/ada/.orch/jobs/{job_id}/work",
+            "snapshot": "sha256:1",
+            **fields,
+        }
+    )
+
+
+def pending(spec: JobSpec | None = None, *, sequence: int = 1, **fields: Any) -> Job:
+    """A job that waits."""
+    return submitted(submission(spec, **fields), sequence)
+
+
+def after(job: Job, *events: ev.Event) -> Job:
+    """The record after ``events``."""
+    for event in events:
+        job = fold(job, event)
+    return job
+
+
+def started(job: Job, *, at: float = T0 + 1, nodes: tuple[str, ...] = (), gang: int | None = None) -> ev.AttemptStarted:
+    """The next attempt of ``job``, on node "a" and in a new gang unless told."""
+    nodes = nodes or ("a",) * job.num_workers
+    gang = job.gang + 1 if gang is None else gang
+    return ev.AttemptStarted(job_id=job.id, at=at, attempt=job.attempt_number + 1, gang=gang, nodes=nodes)
+
+
+def seats(job: Job, nodes: Iterable[str]) -> tuple[ev.Seat, ...]:
+    """A seat for every rank."""
+    return tuple(
+        ev.Seat(rank=r, node_id=n, node_name=n, gpu_ids=(str(r),), gpu_uuids=(f"GPU-{r}",), actor_pid=100 + r)
+        for r, n in enumerate(nodes)
+    )
+
+
+def starting(job: Job | None = None, **fields: Any) -> Job:
+    """A job whose gang is placed and whose ranks are not up."""
+    job = job or pending()
+    job = fold(job, started(job, **fields))
+    return fold(job, ev.GangPlaced(job_id=job.id, at=T0 + 2, gang=job.gang, seats=seats(job, job.nodes)))
+
+
+def running(job: Job | None = None, *, at: float = T0 + 3, **fields: Any) -> Job:
+    """A job whose ranks are up."""
+    job = starting(job, **fields)
+    pids = tuple(200 + r for r in range(job.num_workers))
+    return fold(job, ev.AttemptRunning(job_id=job.id, at=at, attempt=job.attempt_number, pids=pids))
+
+
+def exited(job: Job, rank: int = 0, **fields: Any) -> ev.RankExited:
+    """Rank ``rank`` ended, with exit code 1 unless told."""
+    values: dict[str, Any] = {"exit_code": 1, "signal": None, "at": T0 + 10, **fields}
+    if values["signal"] is not None:
+        values["exit_code"] = None
+    return ev.RankExited(job_id=job.id, attempt=job.attempt_number, rank=rank, **values)
+
+
+def failure(failure_class: FailureClass = FailureClass.INFRA, **fields: Any) -> ev.Failure:
+    """A failure of a class."""
+    return ev.Failure(**{"failure_class": failure_class, "code": "signal", "sentence": "rank 0 was killed", **fields})
+
+
+def failed(job: Job, *, retry: bool = True, keep_gang: bool = True, **fields: Any) -> ev.AttemptFailed:
+    """The current attempt failed."""
+    values: dict[str, Any] = {"failure": failure(), "failed_at": T0 + 10, "at": T0 + 10, "not_before": 0.0, **fields}
+    return ev.AttemptFailed(job_id=job.id, attempt=job.attempt_number, retry=retry, keep_gang=keep_gang, **values)
+
+
+def stop(job: Job, purpose: StopPurpose, *, at: float = T0 + 20, by: str = "ada") -> ev.StopRequested:
+    """A stop is asked for."""
+    return ev.StopRequested(job_id=job.id, at=at, purpose=purpose, by=by, deadline=at + 30)
+
+
+def gone(job: Job, *, at: float = T0 + 21) -> ev.AttemptGone:
+    """The current attempt is confirmed gone."""
+    return ev.AttemptGone(job_id=job.id, at=at, attempt=job.attempt_number)
+
+
+def released(job: Job, *, at: float = T0 + 22) -> ev.GangReleased:
+    """The current gang is confirmed gone."""
+    return ev.GangReleased(job_id=job.id, at=at, gang=job.gang)
+
+
+def lost(job: Job, *, at: float = T0 + 11, not_before: float = 0.0, reason: str = "node a died") -> ev.GangLost:
+    """The current gang lost a node."""
+    return ev.GangLost(job_id=job.id, at=at, gang=job.gang, rank=0, reason=reason, not_before=not_before)
+
+
+def checkpoint(job: Job, step: int, *, path: str = "", at: float = T0 + 5) -> ev.CheckpointSaved:
+    """A checkpoint of the current attempt; in memory unless ``path`` is told."""
+    return ev.CheckpointSaved(job_id=job.id, at=at, attempt=job.attempt_number, step=step, path=path)
+
+
+def finished(job: Job, state: JobState, *, at: float = T0 + 30, **fields: Any) -> ev.JobFinished:
+    """The job ends."""
+    return ev.JobFinished(**{"job_id": job.id, "at": at, "state": state, "reason": "because", **fields})
+
+
+def in_state(state: JobState) -> Job:
+    """A job in ``state``, led there by legal events."""
+    waits, runs = pending(), running()
+    match state:
+        case JobState.PENDING:
+            return waits
+        case JobState.STARTING:
+            return starting()
+        case JobState.RUNNING:
+            return runs
+        case JobState.RECOVERING:
+            return after(runs, exited(runs), failed(runs))
+        case JobState.DRAINING:
+            return after(runs, stop(runs, StopPurpose.PAUSE))
+        case JobState.SUSPENDED:
+            return after(waits, ev.JobSuspended(job_id=waits.id, at=T0 + 1, by="ada"))
+        case JobState.SUCCEEDED:
+            zeros = [exited(runs, rank=r, exit_code=0) for r in range(runs.num_workers)]
+            won = ev.AttemptSucceeded(job_id=runs.id, at=T0 + 11, attempt=1)
+            return after(runs, *zeros, won, released(runs), finished(runs, state, exit_code=0))
+        case JobState.FAILED:
+            return after(
+                runs, exited(runs), failed(runs, retry=False), released(runs), finished(runs, state, exit_code=1)
+            )
+        case JobState.CANCELLED:
+            return after(waits, finished(waits, state))
+
+
+def node(node_id: str, *, gpus: float = 8, cpus: float = 64, **fields: Any) -> Node:
+    """A node with eight GPUs."""
+    return Node(**{"id": node_id, "name": node_id, "gpus": gpus, "cpus": cpus, "memory_bytes": 2**38, **fields})
+
+
+def nodes(*found: Node) -> dict[str, Node]:
+    """Nodes by their ids."""
+    return {n.id: n for n in found}
+
+
+def changed(job: Job, **fields: Any) -> Job:
+    """The record with fields set, for what would take many events to reach."""
+    return dataclasses.replace(job, **fields)

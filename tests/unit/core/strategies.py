@@ -1,0 +1,127 @@
+"""Random events, and random histories of one job in which whatever the rules refuse is left out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+
+from orchestrator.core import events as ev
+from orchestrator.core.errors import CoreError
+from orchestrator.core.job import fold
+from orchestrator.core.states import FailureClass, JobState, StopPurpose
+from tests.unit.core.builders import ID, T0, make_spec, pending, submission
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.core.job import Job
+
+# Text as a rank's log may hold it: halves of surrogate pairs, controls and all.
+text = st.text(max_size=20)
+lines = st.lists(text, max_size=3).map(tuple)
+times = st.floats(min_value=T0, max_value=T0 + 1e6, allow_nan=False)
+numbers = st.integers(min_value=1, max_value=3)
+ranks = st.integers(min_value=0, max_value=2)
+codes = st.none() | st.integers(min_value=0, max_value=255)
+signals = st.none() | st.integers(min_value=1, max_value=31)
+steps = st.integers(min_value=0, max_value=50)
+maybe_times = st.none() | times
+paths = st.sampled_from(["", "/ckpt/1", "/ckpt/2"])
+
+seats = st.builds(
+    ev.Seat, rank=ranks, node_id=text, node_name=text, gpu_ids=lines, gpu_uuids=lines, actor_pid=st.integers(1, 9999)
+)
+failures = st.builds(
+    ev.Failure,
+    failure_class=st.sampled_from(FailureClass),
+    code=text,
+    sentence=text,
+    rank=st.none() | ranks,
+    exit_code=codes,
+    signal=signals,
+    log_tail=lines,
+    advice=text,
+)
+common = {"job_id": st.just(ID), "at": times, "cause": text}
+
+FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
+    ev.AttemptStarted: st.builds(ev.AttemptStarted, **common, attempt=numbers, gang=numbers, nodes=st.just(("a", "a"))),
+    ev.GangPlaced: st.builds(ev.GangPlaced, **common, gang=numbers, seats=st.lists(seats, max_size=2).map(tuple)),
+    ev.AttemptRunning: st.builds(
+        ev.AttemptRunning, **common, attempt=numbers, pids=st.lists(st.integers(1, 9999), max_size=2).map(tuple)
+    ),
+    ev.RankExited: st.builds(
+        ev.RankExited,
+        **common,
+        attempt=numbers,
+        rank=ranks,
+        exit_code=codes,
+        signal=signals,
+        error_type=text,
+        error_message=text,
+        error_at=maybe_times,
+        log_tail=lines,
+    ),
+    ev.GangLost: st.builds(ev.GangLost, **common, gang=numbers, rank=st.none() | ranks, reason=text, not_before=times),
+    ev.AttemptFailed: st.builds(
+        ev.AttemptFailed,
+        **common,
+        attempt=numbers,
+        failure=failures,
+        failed_at=times,
+        retry=st.booleans(),
+        keep_gang=st.booleans(),
+        not_before=times,
+    ),
+    ev.AttemptSucceeded: st.builds(ev.AttemptSucceeded, **common, attempt=numbers),
+    ev.AttemptGone: st.builds(ev.AttemptGone, **common, attempt=numbers),
+    ev.GangReleased: st.builds(ev.GangReleased, **common, gang=numbers),
+    ev.StopRequested: st.builds(
+        ev.StopRequested, **common, purpose=st.sampled_from(StopPurpose), by=text, deadline=times
+    ),
+    ev.JobRequeued: st.builds(ev.JobRequeued, **common, reason=text, not_before=times),
+    ev.JobSuspended: st.builds(ev.JobSuspended, **common, by=text),
+    ev.JobResumed: st.builds(ev.JobResumed, **common, by=text),
+    ev.JobFinished: st.builds(ev.JobFinished, **common, state=st.sampled_from(JobState), reason=text, exit_code=codes),
+    ev.CheckpointSaved: st.builds(ev.CheckpointSaved, **common, attempt=numbers, step=steps, path=paths),
+    ev.FirstStep: st.builds(
+        ev.FirstStep, **common, attempt=st.integers(0, 3), step=steps, step_at=times, steps_lost=steps
+    ),
+    ev.JobUpdated: st.builds(ev.JobUpdated, **common, by=text, priority=st.integers(0, 100)),
+    ev.JobNoted: st.builds(
+        ev.JobNoted, **common, code=text, message=st.sampled_from(["x", "y"]), degraded=st.none() | st.booleans()
+    ),
+}
+submissions = st.builds(
+    submission,
+    st.builds(make_spec, workers=st.integers(1, 3), priority=st.integers(0, 100)),
+    at=times,
+    cause=text,
+    resume_from=st.none() | text,
+    rerun_of=st.none() | text,
+)
+facts = st.one_of(*FACTS.values())
+all_events = st.one_of(submissions, facts)
+
+
+def lived(events: Sequence[ev.Event]) -> Job:
+    """The job that lived through those of ``events`` that the rules allow."""
+    job = pending()
+    for event in events:
+        try:
+            job = fold(job, event)
+        except CoreError:
+            continue
+    return job
+
+
+# Random events alone rarely get past STARTING: a prefix of a plausible life goes first.
+_LIFE = [
+    FACTS[ev.AttemptStarted].map(lambda e: ev.AttemptStarted(job_id=ID, at=e.at, attempt=1, gang=1, nodes=("a", "a"))),
+    FACTS[ev.AttemptRunning].map(lambda e: ev.AttemptRunning(job_id=ID, at=e.at, attempt=1, pids=(1, 2))),
+]
+histories = st.integers(0, 2).flatmap(
+    lambda n: st.tuples(st.tuples(*_LIFE[:n]), st.lists(facts, max_size=12)).map(lambda parts: [*parts[0], *parts[1]])
+)
+jobs = histories.map(lived)
