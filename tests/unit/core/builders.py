@@ -24,7 +24,9 @@ def make_spec(
     *, workers: int = 2, gpu: float = 1.0, cpu: float = 1.0, memory_bytes: int | None = None, **keys: Any
 ) -> JobSpec:
     """A spec of ``workers`` ranks; ``strategy`` and ``gpu_model`` are those of its resources, the rest its own keys."""
-    worker = WorkerResources(gpu=gpu, cpu=cpu, memory_bytes=memory_bytes, gpu_model=keys.pop("gpu_model", None))
+    worker = WorkerResources(
+        gpu=float(gpu), cpu=float(cpu), memory_bytes=memory_bytes, gpu_model=keys.pop("gpu_model", None)
+    )
     resources = ResourcesSpec(
         num_workers=workers, resources_per_worker=worker, placement_strategy=keys.pop("strategy", "PACK")
     )

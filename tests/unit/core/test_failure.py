@@ -1,0 +1,327 @@
+"""Why an attempt failed, and whether there is another: tables of cases."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.core.failure import (
+    KEEP_GANG_SECONDS,
+    SETTLE_SECONDS,
+    Verdict,
+    backoff_seconds,
+    classify,
+    decide_retry,
+    is_collateral,
+)
+from orchestrator.core.signatures import SIGNATURES
+from orchestrator.core.states import FailureClass
+from orchestrator.spec.job import Backoff, ExitCodes, LogPolicy, MaxRestarts, RetrySpec
+from tests.unit.core.builders import (
+    T0,
+    after,
+    changed,
+    checkpoint,
+    exited,
+    failed,
+    failure,
+    gone,
+    lost,
+    make_spec,
+    pending,
+    running,
+)
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from orchestrator.core.job import Job
+
+NOW = T0 + 10.1
+USER, INFRA, HANG, PREEMPTION = (
+    FailureClass.USER,
+    FailureClass.INFRA,
+    FailureClass.HANG,
+    FailureClass.PREEMPTION,
+)
+GLOO = {"error_type": "RuntimeError", "error_message": "[gloo/transport/tcp/pair.cc:534] Connection closed by peer"}
+BOOM = {"error_type": "ValueError", "error_message": "boom\nmore"}
+
+
+def job_with(*exits: dict[str, Any], workers: int = 2, retry: RetrySpec | None = None) -> Job:
+    job = running(pending(make_spec(workers=workers, retry=retry or RetrySpec())))
+    return after(job, *(exited(job, rank, **fields) for rank, fields in enumerate(exits) if fields))
+
+
+def verdict(job: Job, now: float = NOW) -> Verdict:
+    found = classify(job, now)
+    assert isinstance(found, Verdict)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fields", "failure_class", "code", "sentence"),
+    [
+        (BOOM, USER, "exception", "rank 0 raised ValueError: boom"),
+        ({"error_type": "SystemExit", "error_message": ""}, USER, "exception", "rank 0 raised SystemExit"),
+        ({"exit_code": 1}, USER, "exit_code", "rank 0 ended with exit code 1"),
+        ({"signal": 9}, INFRA, "signal", "rank 0 was killed by SIGKILL"),
+        ({"signal": 11}, INFRA, "signal", "rank 0 was killed by SIGSEGV"),
+        ({"signal": 31}, INFRA, "signal", "rank 0 was killed by signal 31"),
+        ({"exit_code": None}, INFRA, "gang_lost", "rank 0 went away without an exit status"),
+        (
+            {"exit_code": 75},
+            INFRA,
+            "retry_exit_code",
+            "rank 0 asked to be tried again (exit code 75, in retry.exit_codes)",
+        ),
+        (
+            {"error_type": "torch.OutOfMemoryError", "error_message": "CUDA out of memory. Tried to allocate"},
+            USER,
+            "cuda_oom",
+            "rank 0: CUDA ran out of memory",
+        ),
+        (
+            {"error_type": "RuntimeError", "error_message": "CUDA error: unknown error"},
+            INFRA,
+            "gpu_lost",
+            "rank 0: its GPU went away",
+        ),
+        (
+            {"log_tail": ("OSError: [Errno 28] No space left on device",)},
+            INFRA,
+            "disk_full",
+            "rank 0: the disk is full",
+        ),
+        (
+            {"error_type": "ModuleNotFoundError", "error_message": "No module named 'x'"},
+            USER,
+            "import_error",
+            "rank 0: a Python module is missing",
+        ),
+        ({"log_tail": ("Address already in use",)}, INFRA, "port_in_use", "rank 0: a port that it wants is taken"),
+    ],
+)
+def test_one_rank_fails(fields: dict[str, Any], failure_class: FailureClass, code: str, sentence: str) -> None:
+    found = verdict(job_with({**fields, "at": T0 + 10}))
+    assert (found.failure.failure_class, found.failure.code, found.failure.sentence) == (failure_class, code, sentence)
+    assert found.failure.rank == 0
+    assert found.failed_at == T0 + 10
+
+
+def test_every_signature_has_its_own_code_and_advice() -> None:
+    assert len({s.code for s in SIGNATURES}) == len(SIGNATURES)
+    assert all(s.advice and s.sentence for s in SIGNATURES)
+
+
+def test_a_signal_is_told_as_a_signal_whatever_stood_in_the_log() -> None:
+    found = verdict(job_with({"signal": 9, "log_tail": ("CUDA out of memory",)}))
+    assert found.failure.code == "signal"
+    assert found.failure.signal == 9
+    assert found.failure.log_tail == ("CUDA out of memory",)
+
+
+def test_nothing_failed() -> None:
+    assert classify(job_with(), NOW) is None
+    assert classify(job_with({"exit_code": 0}), NOW) is None
+
+
+def test_the_exception_says_when_it_began_not_the_death() -> None:
+    found = verdict(job_with({**BOOM, "at": T0 + 12, "error_at": T0 + 9}))
+    assert found.failed_at == T0 + 9
+
+
+class TestCollateral:
+    """Survivors' errors never hide the rank that failed first."""
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            GLOO,
+            {"error_type": "DistBackendError", "error_message": "NCCL communicator was aborted on rank 1."},
+            {"error_type": "torch.distributed.DistNetworkError", "error_message": "failed to recv, got 0 bytes"},
+            {"error_type": "RuntimeError", "error_message": "Socket Timeout"},
+            {"error_type": "ConnectionResetError", "error_message": "Connection reset by peer"},
+            {"log_tail": ("noise", "RuntimeError: Rank 1 is gone")},
+            {"signal": 6, "log_tail": ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)",)},
+        ],
+    )
+    def test_it_is_recognised(self, fields: dict[str, Any]) -> None:
+        (ended,) = job_with(fields).exits
+        assert is_collateral(ended)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            BOOM,
+            {"exit_code": 0, "log_tail": ("Connection closed by peer",)},
+            {"signal": 9, "log_tail": ("Connection closed by peer",)},
+            {"signal": 11, "log_tail": ("NCCL error",)},
+            {"exit_code": 1, "log_tail": ("Connection closed by peer", *(["later lines"] * 15))},
+            {**BOOM, "log_tail": ("Connection closed by peer",)},
+        ],
+    )
+    def test_a_root_is_not_taken_for_it(self, fields: dict[str, Any]) -> None:
+        (ended,) = job_with(fields).exits
+        assert not is_collateral(ended)
+
+    def test_it_does_not_hide_a_root_that_is_reported_later(self) -> None:
+        job = job_with({**GLOO, "at": T0 + 10.0}, {"signal": 9, "at": T0 + 10.2})
+        assert verdict(job, T0 + 10.2).failure.rank == 1
+
+    def test_it_waits_for_the_root_a_moment(self) -> None:
+        job = job_with({**GLOO, "at": T0 + 10}, {})
+        assert classify(job, T0 + 10) == T0 + 10 + SETTLE_SECONDS
+        assert classify(job, T0 + 10 + SETTLE_SECONDS - 0.01) == T0 + 10 + SETTLE_SECONDS
+
+    def test_after_the_moment_it_is_the_verdict_and_charged_to_nobody(self) -> None:
+        found = verdict(job_with({**GLOO, "at": T0 + 10}, {}), T0 + 10 + SETTLE_SECONDS)
+        assert (found.failure.rank, found.failure.failure_class) == (0, INFRA)
+
+    def test_with_every_rank_gone_there_is_nothing_to_wait_for(self) -> None:
+        job = job_with({**GLOO, "at": T0 + 10.1}, {**GLOO, "at": T0 + 10.0})
+        assert verdict(job, T0 + 10.1).failure.rank == 1, "the first of them"
+
+    def test_a_root_is_the_verdict_at_once(self) -> None:
+        assert verdict(job_with({}, {"signal": 9, "at": T0 + 10}), T0 + 10).failure.rank == 1
+
+    def test_of_two_roots_the_first_is_named(self) -> None:
+        job = job_with({**BOOM, "at": T0 + 10.2, "error_at": T0 + 9.0}, {"signal": 9, "at": T0 + 10.0})
+        assert verdict(job).failure.rank == 0
+
+    def test_it_does_not_hide_a_node_that_died(self) -> None:
+        job = job_with({**GLOO, "at": T0 + 10}, {})
+        found = verdict(after(job, lost(job, reason="node b died")), T0 + 10.05)
+        assert (found.failure.code, found.failure.sentence) == ("gang_lost", "node b died")
+        assert found.failed_at == T0 + 10
+
+    def test_a_root_is_not_hidden_by_the_gang_that_went_after_it(self) -> None:
+        job = job_with({**BOOM}, {})
+        assert verdict(after(job, lost(job))).failure.code == "exception"
+
+
+@pytest.mark.parametrize(
+    ("failure_class", "limits", "used", "retry", "refusal"),
+    [
+        (USER, MaxRestarts(), 0, False, ""),
+        (USER, MaxRestarts(user=2), 1, True, ""),
+        (USER, MaxRestarts(user=2), 2, False, "2 of 2 user restarts used"),
+        (INFRA, MaxRestarts(), 9, True, ""),
+        (INFRA, MaxRestarts(), 10, False, "10 of 10 infra restarts used"),
+        (HANG, MaxRestarts(), 1, True, ""),
+        (HANG, MaxRestarts(), 2, False, "2 of 2 hang restarts used"),
+        (PREEMPTION, MaxRestarts(), 10_000, True, ""),
+        (PREEMPTION, MaxRestarts(preemption=3), 3, False, "3 of 3 preemption restarts used"),
+        (FailureClass.TIMEOUT, MaxRestarts(), 0, False, ""),
+        (FailureClass.SPEC, MaxRestarts(), 0, False, ""),
+    ],
+)
+def test_each_class_has_its_own_budget(
+    failure_class: FailureClass, limits: MaxRestarts, used: int, retry: bool, refusal: str
+) -> None:
+    job = running(pending(make_spec(retry=RetrySpec(max_restarts=limits, max_no_progress=10**6))))
+    others = {c.value: 99 for c in FailureClass if c is not failure_class}
+    job = changed(job, restarts={**others, failure_class.value: used})
+    found = decide_retry(job, failure(failure_class), NOW)
+    assert (found.retry, found.refusal) == (retry, refusal)
+
+
+@pytest.mark.parametrize(
+    ("policies", "retry", "refusal"),
+    [
+        ([("out of memory", "fail")], False, "a log policy says fail"),
+        ([("disk on fire", "fail")], True, ""),
+        ([("disk on fire", "fail"), ("out of \\w+", "fail")], False, "a log policy says fail"),
+        ([("out of memory", "restart"), ("out of memory", "fail")], True, ""),
+        ([("was killed", "fail")], False, "a log policy says fail"),
+    ],
+)
+def test_log_policies_are_asked_first_and_the_first_that_matches_counts(
+    policies: list[tuple[str, Any]], retry: bool, refusal: str
+) -> None:
+    rules = tuple(LogPolicy(pattern=pattern, action=action) for pattern, action in policies)
+    job = running(pending(make_spec(retry=RetrySpec(log_policies=rules))))
+    found = decide_retry(job, failure(log_tail=("ran out of memory",)), NOW)
+    assert (found.retry, found.refusal) == (retry, refusal)
+
+
+def test_a_log_policy_may_restart_beyond_the_budget_but_not_without_progress() -> None:
+    rules = (LogPolicy(pattern="flaky", action="restart"),)
+    job = running(pending(make_spec(retry=RetrySpec(log_policies=rules))))
+    flaky = failure(USER, log_tail=("flaky network",))
+    assert decide_retry(job, flaky, NOW).retry
+    assert not decide_retry(changed(job, no_progress=3), flaky, NOW).retry
+
+
+class TestProgress:
+    """Restarts in a row without a newer checkpoint."""
+
+    def test_they_are_bounded(self) -> None:
+        job = changed(running(), no_progress=3)
+        found = decide_retry(job, failure(), NOW)
+        assert not found.retry
+        assert found.refusal == "3 restarts in a row brought no newer checkpoint (retry.max_no_progress)"
+
+    def test_a_newer_checkpoint_begins_anew_and_at_once(self) -> None:
+        job = changed(running(), no_progress=3)
+        job = after(job, checkpoint(job, 7))
+        found = decide_retry(job, failure(), NOW)
+        assert (found.retry, found.not_before) == (True, NOW)
+
+    def test_the_bound_holds_through_a_life(self) -> None:
+        job = running()
+        for _ in range(3):
+            found = decide_retry(job, failure(), NOW)
+            assert found.retry
+            job = after(job, failed(job, retry=True), gone(job))
+            job = running(job, gang=job.gang)
+        assert not decide_retry(job, failure(), NOW).retry
+
+
+class TestBackoff:
+    """How long a restart waits."""
+
+    @pytest.mark.parametrize(
+        ("without_progress", "at_most"), [(1, 1.0), (2, 2.0), (3, 4.0), (5, 16.0), (11, 600.0), (5000, 600.0)]
+    )
+    def test_it_doubles_up_to_the_maximum_with_a_jitter_below_a_tenth(
+        self, without_progress: int, at_most: float
+    ) -> None:
+        seconds = backoff_seconds(running(), without_progress)
+        assert 0.9 * at_most <= seconds <= at_most
+
+    def test_there_is_none_after_progress(self) -> None:
+        assert backoff_seconds(running(), 0) == 0.0
+
+    def test_the_jitter_depends_on_job_and_attempt_only(self) -> None:
+        job = running()
+        other = changed(job, id="digits-zzz999")
+        assert backoff_seconds(job, 3) == backoff_seconds(job, 3)
+        assert backoff_seconds(job, 3) != backoff_seconds(other, 3)
+
+    def test_the_first_restart_is_immediate_and_keeps_the_gang(self) -> None:
+        found = decide_retry(running(), failure(), NOW)
+        assert (found.retry, found.keep_gang, found.not_before) == (True, True, NOW)
+
+    def test_a_long_one_gives_the_gpus_back_meanwhile(self) -> None:
+        backoff = Backoff(initial=timedelta(seconds=2 * KEEP_GANG_SECONDS))
+        job = changed(running(pending(make_spec(retry=RetrySpec(backoff=backoff)))), no_progress=1)
+        found = decide_retry(job, failure(), NOW)
+        assert (found.retry, found.keep_gang) == (True, False)
+
+    def test_a_lost_gang_is_not_kept(self) -> None:
+        job = running()
+        assert not decide_retry(after(job, lost(job)), failure(), NOW).keep_gang
+
+    @pytest.mark.parametrize("code", ["gpu_lost", "startup_timeout"])
+    def test_a_place_that_would_fail_again_is_not_kept(self, code: str) -> None:
+        found = decide_retry(running(), failure(code=code), NOW)
+        assert (found.retry, found.keep_gang) == (True, False)
+
+
+@pytest.mark.parametrize(("code", "failure_class"), [(3, INFRA), (75, USER)])
+def test_the_exit_codes_to_retry_are_the_jobs_own(code: int, failure_class: FailureClass) -> None:
+    job = job_with({"exit_code": code}, retry=RetrySpec(exit_codes=ExitCodes(retry=(3,))))
+    assert verdict(job).failure.failure_class is failure_class
