@@ -51,12 +51,16 @@ ASSUMED_LATENCY_US: Mapping[str, int] = {
 _build_directory: tempfile.TemporaryDirectory[str] | None = None
 
 
-@functools.cache
-def library(*, without: tuple[str, ...] = ()) -> Path:
+def library(*, without: Iterable[str] = ()) -> Path:
     """The built library, lacking the functions in `without` as an old driver does.
 
     Built once per process; the directory goes when the process ends.
     """
+    return _build(tuple(without))
+
+
+@functools.cache
+def _build(without: tuple[str, ...]) -> Path:
     global _build_directory  # noqa: PLW0603  # one for the process, removed by its finalizer
     if _build_directory is None:
         _build_directory = tempfile.TemporaryDirectory(prefix="orch-fake-nvml-")
@@ -182,7 +186,7 @@ class FakeNvml:
 
     def environment(self, *, without: Iterable[str] = ()) -> dict[str, str]:
         """Variables that make a program started with them see these GPUs."""
-        return {"LD_LIBRARY_PATH": str(library(without=tuple(without)).parent), "FAKE_NVML_STATE": str(self.path)}
+        return {"LD_LIBRARY_PATH": str(library(without=without).parent), "FAKE_NVML_STATE": str(self.path)}
 
     @contextmanager
     def loaded(self) -> Iterator[FakeNvml]:

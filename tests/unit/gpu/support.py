@@ -1,0 +1,73 @@
+"""Helpers of the GPU tests: samples with little typing, a reader driven by hand, waiting with a deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.gpu.reader import Detail, ReaderOptions
+from orchestrator.gpu.sample import GpuInfo, Sample, Vendor
+
+
+def gpu_info(uuid: str = "GPU-a", index: int = 0, **changes: Any) -> GpuInfo:
+    values: dict[str, Any] = {
+        "uuid": uuid,
+        "index": index,
+        "ordinal": index,
+        "vendor": Vendor.NVIDIA,
+        "model": "NVIDIA H100",
+        "memory_total_bytes": 80 << 30,
+        "pci_bus_id": f"0000:{index + 1:02x}:00.0",
+        "driver_version": "580.65.06",
+    }
+    return GpuInfo(**{**values, **changes})
+
+
+def sample(uuid: str = "GPU-a", at: float = 100.0, **values: Any) -> Sample:
+    return Sample(gpu_uuid=uuid, timestamp=1.7e9 + at, monotonic=at, **values)
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = 10.0) -> Any:
+    """Poll until `condition` gives something true, and return that; fails the test after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout} s"
+        time.sleep(0.005)
+    return result
+
+
+class ScriptedReader:
+    """A GPU whose next answers a test decides: a power value, an error, or no answer until released."""
+
+    def __init__(self, uuid: str) -> None:
+        self.info = gpu_info(uuid)
+        self.options = ReaderOptions()
+        self.power = 300.0
+        self.error: Exception | None = None
+        self.reads = 0
+        self.reopened = 0
+        self.closed = threading.Event()
+        self._free = threading.Event()
+        self._free.set()
+
+    def hang(self) -> None:
+        self._free.clear()
+
+    def release(self) -> None:
+        self._free.set()
+
+    def read(self, detail: Detail = Detail.FULL) -> Sample:
+        self.reads += 1
+        wall, start = time.time(), time.monotonic()
+        self._free.wait()
+        if self.error is not None:
+            raise self.error
+        return Sample(gpu_uuid=self.info.uuid, timestamp=wall, monotonic=start, power_watts=self.power, utilization=0.5)
+
+    def reopen(self) -> None:
+        self.reopened += 1
+
+    def close(self) -> None:
+        self.closed.set()
