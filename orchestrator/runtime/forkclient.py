@@ -244,7 +244,9 @@ class _lifeline_pair:  # noqa: N801 - used as a function
             end.close()
 
 
-def _roles(stdout: int, stderr: int, lifeline: int, listen: int | None, lease: int | None, extra: Mapping[int, int]) -> dict[str, int]:
+def _roles(
+    stdout: int, stderr: int, lifeline: int, listen: int | None, lease: int | None, extra: Mapping[int, int]
+) -> dict[str, int]:
     """Descriptors by the names that the server knows them by."""
     roles = {"stdout": stdout, "stderr": stderr, "lifeline": lifeline}
     if listen is not None:

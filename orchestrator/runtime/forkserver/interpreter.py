@@ -116,6 +116,8 @@ def _fresh_main() -> types.ModuleType:
     if sys.version_info < (3, 14):
         namespace["__annotations__"] = {}
     sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing's second name for it, made when it was imported
+        sys.modules["__mp_main__"] = main
     return main
 
 

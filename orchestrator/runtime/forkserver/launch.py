@@ -14,16 +14,15 @@ import os
 import sys
 import time
 import traceback
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from . import coldness, interpreter, linux, store
 from .reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
+    from .interpreter import Run
     from .request import Spawn
     from .warm import Baseline
 
@@ -34,18 +33,24 @@ _FIRST_SPARE_FD = 64
 _HERE = os.path.dirname(__file__)  # noqa: PTH120
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """What server.py runs when all of our frames are gone."""
 
-    run: Callable[[], object]
-    reports: Reports
+    def __init__(self, run: Run, reports: Reports) -> None:
+        self._run: Run | None = run
+        self._reports = reports
+
+    def take(self) -> Run:
+        """Hands out what to run, and forgets it: its namespace must die with its module, or files are not flushed."""
+        run, self._run = self._run, None
+        assert run is not None
+        return run
 
     def failing(self, error: BaseException) -> None:
         """Called with what `run` raised, before the interpreter shows it and ends."""
         error.__traceback__ = _without_our_frames(error.__traceback__)
         if not isinstance(error, SystemExit) or not isinstance(error.code, int | None):
-            report_failure(self.reports, error)
+            report_failure(self._reports, error)
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -78,7 +83,7 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) 
     linux.reset_signals(python=True)
     _report_started(reports, cold=None)
     linux.unblock_signals()
-    return Program(run=run, reports=reports)
+    return Program(run, reports)
 
 
 def report_failure(reports: Reports, error: BaseException) -> None:
@@ -115,7 +120,7 @@ def _become_store(spawn: Spawn, baseline: Baseline, reports: Reports) -> Program
     _report_started(reports, cold=None)
     linux.unblock_signals()
     assert spawn.listen is not None
-    return Program(run=functools.partial(store.serve, spawn.listen), reports=reports)
+    return Program(functools.partial(store.serve, spawn.listen), reports)
 
 
 def _place_descriptors(spawn: Spawn, baseline: Baseline) -> None:

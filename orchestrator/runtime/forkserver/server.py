@@ -36,7 +36,7 @@ if __name__ == "__main__":
     _program = _load_package().main(_startup_modules)
     if _program is not None:
         try:
-            _program.run()
+            _program.take()()
         except BaseException as _error:
             _program.failing(_error)
             raise

@@ -1,0 +1,47 @@
+"""The change counter behind ``--watch``, ``--wait`` and ``--follow``: who waits is woken by what concerns him."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.core.ids import JobId
+
+
+class Changes:
+    """Counts every change of any job; remembers the newest per job."""
+
+    def __init__(self, start: int) -> None:
+        self.version = start
+        self._by_job: dict[JobId, int] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def touch(self, job_id: JobId) -> None:
+        """A job changed."""
+        self.version += 1
+        self._by_job[job_id] = self.version
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, after: int, timeout_seconds: float, job_ids: frozenset[JobId]) -> int:
+        """See ``api.service.JobService.wait_change``."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_seconds
+        while after <= self.version and self._newest(job_ids) <= after:
+            left = deadline - loop.time()
+            if left <= 0:
+                break
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiters.add(waiter)
+            try:
+                await asyncio.wait([waiter], timeout=left)
+            finally:
+                self._waiters.discard(waiter)
+        return self.version
+
+    def _newest(self, job_ids: frozenset[JobId]) -> int:
+        if not job_ids:
+            return self.version
+        return max((self._by_job.get(job_id, 0) for job_id in job_ids), default=0)

@@ -1,0 +1,333 @@
+"""The daemon: wires store, loop, cluster and gangs together, and keeps them going. The one place that picks implementations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.api import views as v
+from orchestrator.api.errors import DaemonStoppingError
+from orchestrator.api.service import NodeVerb
+from orchestrator.core import events as ev
+from orchestrator.core.scheduler import request_stop
+from orchestrator.core.states import StopPurpose
+from orchestrator.daemon.changes import Changes
+from orchestrator.daemon.loop import Loop
+from orchestrator.daemon.node_views import node_view
+from orchestrator.daemon.progress import ProgressBook
+from orchestrator.daemon.submission import read_secrets
+from orchestrator.runtime.cluster import Cluster, ClusterError, ClusterOptions
+from orchestrator.runtime.gangs import Gangs
+from orchestrator.runtime.logs import LogLimits
+from orchestrator.runtime.node_dir import page_directory
+from orchestrator.runtime.plan import checkpoint_dir
+from orchestrator.store.sqlite import SqliteStore
+from orchestrator.telemetry.logging import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.api.launch import ServeOptions
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.daemon.progress import JobProgress
+    from orchestrator.spec.settings import Settings
+    from orchestrator.train.progress import ProgressSnapshot
+
+REFRESH_SECONDS: Final = 10.0
+FORK_SERVER_SECONDS: Final = 60.0
+HEAD_RETRY_SECONDS: Final = 2.0
+DRAIN_POLL_SECONDS: Final = 0.05
+REMEMBER_ENDED: Final = 1000
+
+
+class Daemon:
+    """See the module. ``start`` returns when jobs are taken and placed; ``run`` when it was told to stop."""
+
+    def __init__(self, settings: Settings, options: ServeOptions, environ: Mapping[str, str]) -> None:
+        self.settings = settings
+        self.options = options
+        self.started_at = time.time()
+        self.log = get_logger("orch.daemon")
+        self.changes = Changes(int(time.time() * 1000))
+        self.ready = asyncio.Event()
+        self.read_address = ""
+        self.store = SqliteStore.open(
+            settings.paths.store, reserve=settings.paths.reserve, reserve_bytes=settings.reserve_bytes
+        )
+        self._progress = ProgressBook()
+        self._remembered: list[JobId] = []
+        self._problems: dict[str, str] = {}
+        self._cordoned: set[str] = set()
+        self._have_nodes = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._stop_jobs = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure: BaseException | None = None
+        self.loop = Loop(
+            store=self.store,
+            runtime=lambda: self.gangs if self.cluster.connected else None,
+            on_change=lambda job: self.changes.touch(job.id),
+            on_end=self._ended,
+            log=self.log,
+        )
+        self.cluster = Cluster(
+            settings.paths,
+            ClusterOptions(address=options.ray_address or None, simulate_gpus=options.simulate_gpus),
+            on_lost=self._head_lost,
+        )
+        self.gangs = Gangs(
+            cluster=self.cluster,
+            paths=settings.paths,
+            base_env=dict(environ),
+            secrets_of=lambda job: read_secrets(settings, job.id),
+            log_limits=LogLimits(max_bytes=settings.log_max_bytes, keep_files=settings.log_keep_files),
+            post=self.loop.post,
+            progress=self._take_progress,
+            previous_step=self._progress.previous_step,
+            log=self.log,
+        )
+
+    # -- life
+
+    async def start(self) -> None:
+        """Read the store, begin deciding, connect to Ray; ready when gangs can be placed. Raises ClusterError."""
+        await self.loop.load()
+        self.log.info("daemon.loaded", live_jobs=len(self.loop.jobs), home=str(self.settings.home))
+        await self.cluster.start()
+        await self._refresh()
+        self._supervise(self.loop.run(), "loop")
+        self._supervise(self._keep_refreshing(), "nodes")
+        await self._warm_fork_servers()
+        self.ready.set()
+        self.log.info("daemon.ready", seconds=round(time.time() - self.started_at, 3), ray=self.cluster.address)
+
+    def _supervise(self, coroutine: Any, name: str) -> None:
+        """A background task whose failure stops the daemon loudly."""
+        task: asyncio.Task[Any] = asyncio.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self.log.error("daemon.task_failed", task=task.get_name(), exc_info=error)
+            self._failure = error
+            self._stopping.set()
+
+    async def run(self) -> None:
+        """Until told to stop. Raises what a background task died of."""
+        await self._stopping.wait()
+        if self._failure is None and self._stop_jobs:
+            await self._drain_all()
+        await self._stop()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Stop; jobs run on."""
+        self._stopping.set()
+
+    async def begin_shutdown(self, *, stop_jobs: bool, by: str) -> v.ShutdownReply:
+        """Answer what will happen, then stop."""
+        holding = tuple(j.id for j in self.loop.jobs.values() if j.gang_open)
+        self.log.info("daemon.stopping", by=by, stop_jobs=stop_jobs, jobs=len(holding))
+        self._stop_jobs = stop_jobs
+        asyncio.get_running_loop().call_later(0.05, self._stopping.set)
+        return v.ShutdownReply(running=() if stop_jobs else holding, stopped=holding if stop_jobs else ())
+
+    def refuse_when_stopping(self) -> None:
+        """Raise DaemonStoppingError once the daemon is on its way out."""
+        if self._stopping.is_set():
+            raise DaemonStoppingError("the daemon is shutting down")
+
+    async def _drain_all(self) -> None:
+        """Every running job saves and goes back to the queue; nothing new is placed meanwhile."""
+        self.loop.set_nodes({})
+        for job_id in [j.id for j in self.loop.jobs.values() if j.gang_open]:
+            await self.loop.command(lambda job_id=job_id: self._preempt(job_id))  # type: ignore[misc]
+        while any(j.gang_open for j in self.loop.jobs.values()) and self._failure is None:
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+
+    def _preempt(self, job_id: JobId) -> Sequence[ev.Event]:
+        job = self.loop.jobs.get(job_id)
+        return request_stop(job, StopPurpose.PREEMPT, "orch down --stop-jobs", time.time()) if job else []
+
+    async def _stop(self) -> None:
+        busy = any(j.gang_open for j in self.loop.jobs.values())
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.gangs.close()
+        await self.cluster.stop(stop_head=not busy and self._failure is None)
+        self.store.close()
+
+    # -- the cluster
+
+    async def _keep_refreshing(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            if self.cluster.connected:
+                try:
+                    await self._refresh()
+                    self._problems.pop("nodes", None)
+                except Exception as error:
+                    self._problems["nodes"] = f"the cluster's nodes could not be listed: {error}"
+
+    async def _refresh(self) -> None:
+        nodes = await self.cluster.refresh()
+        self._set_nodes(nodes)
+
+    def _set_nodes(self, nodes: dict[str, Node]) -> None:
+        from dataclasses import replace
+
+        marked = {i: replace(n, cordoned=i in self._cordoned) for i, n in nodes.items()}
+        if self._stop_jobs and self._stopping.is_set():
+            return
+        self.loop.set_nodes(marked)
+        if any(n.alive for n in marked.values()):
+            self._have_nodes.set()
+
+    async def wait_for_nodes(self, seconds: float) -> None:
+        """Until the cluster's nodes are known. Raises DaemonStoppingError when they do not come."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._have_nodes.wait()
+        except TimeoutError as error:
+            raise DaemonStoppingError("the cluster has not come up; `orch doctor` looks for the reason") from error
+
+    async def _warm_fork_servers(self) -> None:
+        async def warm(agent: Any) -> None:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(FORK_SERVER_SECONDS):
+                    await agent.fork_server.remote(sys.executable)
+
+        await asyncio.gather(*(warm(agent) for agent in self.cluster.agents.values()))
+
+    def _head_lost(self) -> None:
+        self.log.error("ray.head_lost", address=self.cluster.address)
+        self._problems["ray"] = "Ray's head died and is being started again"
+        self.gangs.forget_all()
+        self._supervise(self._restart_head(), "head")
+
+    async def _restart_head(self) -> None:
+        while True:
+            try:
+                await self.cluster.restart()
+                break
+            except ClusterError as error:
+                self._problems["ray"] = str(error)
+                self.log.error("ray.restart_failed", error=str(error))
+                await asyncio.sleep(HEAD_RETRY_SECONDS)
+        await self._refresh()
+        await self._warm_fork_servers()
+        self._problems.pop("ray", None)
+        self.loop.wake()
+
+    def simulated_gpus(self) -> int:
+        """How many of the cluster's GPUs are simulated."""
+        return sum(len(r.gpus) for r in self.cluster.reports.values() if any(g.simulated for g in r.gpus))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the daemon, for people."""
+        found = list(self._problems.values())
+        if self.loop.blocked_by_disk:
+            found.append(f"decisions cannot be written: {self.loop.blocked_by_disk}")
+        return found
+
+    def node_views(self) -> list[v.NodeView]:
+        """Every node, by name."""
+        views = [
+            node_view(node, self.cluster.reports.get(node.id), self.loop.jobs.values(), self.loop.nodes)
+            for node in self.loop.nodes.values()
+        ]
+        return sorted(views, key=lambda n: (n.name, n.id))
+
+    async def node_action(self, node: Node, verb: NodeVerb, by: str) -> v.NodeActionReply:
+        """Cordon, drain or uncordon."""
+        moved: tuple[JobId, ...] = ()
+        if verb is NodeVerb.UNCORDON:
+            self._cordoned.discard(node.id)
+        else:
+            self._cordoned.add(node.id)
+        self._set_nodes(dict(self.loop.nodes))
+        if verb is NodeVerb.DRAIN:
+            moved = tuple(j.id for j in self.loop.jobs.values() if j.gang_open and node.id in j.nodes)
+            for job_id in moved:
+                await self.loop.command(lambda job_id=job_id: self._move_away(job_id, by))  # type: ignore[misc]
+        state = {NodeVerb.CORDON: "CORDONED", NodeVerb.DRAIN: "DRAINING", NodeVerb.UNCORDON: "READY"}[verb]
+        message = f"{len(moved)} job(s) save and move away" if moved else f"{node.name} is {state.lower()}"
+        return v.NodeActionReply(node=node.name, state=state, message=message, jobs=moved)
+
+    def _move_away(self, job_id: JobId, by: str) -> Sequence[ev.Event]:
+        job = self.loop.jobs.get(job_id)
+        return request_stop(job, StopPurpose.PREEMPT, f"{by} drains its node", time.time()) if job else []
+
+    # -- jobs
+
+    def progress_of(self, job_id: JobId) -> JobProgress | None:
+        """The job's newest progress."""
+        return self._progress.of(job_id)
+
+    def _take_progress(self, job_id: JobId, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
+        job = self.loop.jobs.get(job_id)
+        if job is None:
+            return
+        events = self._progress.take(job, attempt, rank, snapshot, self.settings.paths.metrics(job_id))
+        self.changes.touch(job_id)
+        if events:
+            self.loop.post(events)
+
+    def _ended(self, job: Job) -> None:
+        with contextlib.suppress(OSError):
+            self.settings.paths.secrets(job.id).unlink(missing_ok=True)
+        pages = page_directory(self.cluster.namespace)
+        for rank in range(job.num_workers):
+            with contextlib.suppress(OSError):
+                (pages / f"{job.id}.{rank}.page").unlink(missing_ok=True)
+        self._remembered.append(job.id)
+        for job_id in self._remembered[:-REMEMBER_ENDED]:
+            self._progress.forget(job_id)
+        del self._remembered[:-REMEMBER_ENDED]
+        if self.cluster.connected:
+            self._spawn(self.cluster.warm(job.num_workers))
+
+    def _spawn(self, coroutine: Any) -> None:
+        task: asyncio.Task[Any] = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def list_checkpoints(self, job: Job, *, verify: bool) -> list[v.CheckpointView]:
+        """The job's checkpoints, newest first; blocking."""
+        from orchestrator.checkpoint.info import CheckpointStatus
+        from orchestrator.checkpoint.store import CheckpointStore
+
+        root = checkpoint_dir(job, self.settings.paths)
+        if not os.path.isdir(root):  # noqa: PTH112
+            return []
+        store = CheckpointStore(root, attempt=job.attempt_number)
+        found = []
+        for info in sorted(store.list(), key=lambda i: (i.step, i.attempt), reverse=True):
+            checked = store.verify(info) if verify else info
+            good = checked.status is CheckpointStatus.COMPLETE
+            found.append(
+                v.CheckpointView(
+                    step=info.step,
+                    at=info.created_at or 0.0,
+                    path=info.path,
+                    attempt=info.attempt,
+                    size_bytes=info.bytes,
+                    metrics=dict(info.metrics),
+                    valid=good if verify or not good else None,
+                    problem=checked.why,
+                )
+            )
+        return found

@@ -1,0 +1,202 @@
+"""The daemon's loop: facts come in, decisions come out, everything is written before it is carried out.
+
+One task owns the live jobs. It is woken by facts, commands and deadlines, never by polling. In one round it folds what
+came in, asks ``core.scheduler.decide`` until nothing more follows, writes all of it in one transaction, and only then
+hands the effects to the runtime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+from orchestrator.core.errors import CoreError
+from orchestrator.core.job import Job, fold
+from orchestrator.core.scheduler import State, decide, desired_effect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.effects import Effect
+    from orchestrator.core.events import Event
+    from orchestrator.core.ids import JobId
+    from orchestrator.store.port import Store
+    from structlog.typing import FilteringBoundLogger
+
+WRITE_RETRY_SECONDS: Final = 0.5
+MAX_ROUNDS: Final = 1000
+
+
+class Runtime(Protocol):
+    """What carries effects out. ``apply`` returns at once and is idempotent."""
+
+    def apply(self, job: Job, effect: Effect | None) -> None:
+        """Have the effect done; None ends what is under way."""
+        ...
+
+
+class Loop:
+    """See the module. ``on_change`` is told each job whose record changed; ``on_end`` those that became terminal."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        runtime: Callable[[], Runtime | None],
+        on_change: Callable[[Job], None],
+        on_end: Callable[[Job], None],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._on_change = on_change
+        self._on_end = on_end
+        self._log = log
+        self.jobs: dict[JobId, Job] = {}
+        self.nodes: dict[str, Node] = {}
+        self.waiting: dict[JobId, str] = {}
+        self.blocked_by_disk: str | None = None
+        self._inbox: list[Event] = []
+        self._commands: list[tuple[Callable[[], Sequence[Event]], asyncio.Future[None]]] = []
+        self._wake = asyncio.Event()
+
+    async def load(self) -> None:
+        """Read every live job; what was under way is ordered again by the first round."""
+        self.jobs = {job.id: job for job in await self._store.load_live()}
+        self._wake.set()
+
+    def post(self, events: Sequence[Event]) -> None:
+        """Facts from the runtime. From the loop's thread."""
+        self._inbox.extend(events)
+        self._wake.set()
+
+    def add(self, job: Job) -> None:
+        """A job that was just accepted, and is in the store."""
+        self.jobs[job.id] = job
+        self._on_change(job)
+        self._wake.set()
+
+    def set_nodes(self, nodes: dict[str, Node]) -> None:
+        """The cluster as it is now."""
+        if nodes != self.nodes:
+            self.nodes = nodes
+            self._wake.set()
+
+    def wake(self) -> None:
+        """Decide again."""
+        self._wake.set()
+
+    async def command(self, make: Callable[[], Sequence[Event]]) -> None:
+        """Events that a person's wish makes of the current state; returns when they are durable."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._commands.append((make, done))
+        self._wake.set()
+        await done
+
+    async def run(self) -> None:
+        """Rounds, until cancelled."""
+        wake_at: float | None = None
+        while True:
+            if not self._wake.is_set():
+                timeout = None if wake_at is None else max(0.0, wake_at - time.time())
+                try:
+                    async with asyncio.timeout(timeout):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+            self._wake.clear()
+            wake_at = await self._round()
+
+    async def _round(self) -> float | None:
+        inbox, self._inbox = self._inbox, []
+        commands, self._commands = self._commands, []
+        before = dict(self.jobs)
+        batch: list[Event] = []
+        for event in inbox:
+            try:
+                self._fold(event, batch)
+            except CoreError:
+                self._log.exception("loop.impossible_fact", job=event.job_id, fact=event.kind)
+        answered: list[asyncio.Future[None]] = []
+        for make, done in commands:
+            try:
+                for event in make():
+                    self._fold(event, batch)
+                answered.append(done)
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(error)
+        wake_at = self._decide(batch)
+        if batch:
+            await self._write(batch)
+        for done in answered:
+            if not done.done():
+                done.set_result(None)
+        self._tell(before)
+        return wake_at
+
+    def _fold(self, event: Event, batch: list[Event]) -> None:
+        job = self.jobs.get(event.job_id)
+        if job is None:
+            return
+        after = fold(job, event)
+        if after is not job:
+            self.jobs[job.id] = after
+            batch.append(event)
+
+    def _decide(self, batch: list[Event]) -> float | None:
+        for _ in range(MAX_ROUNDS):
+            commands = decide(State(jobs=self._live(), nodes=self.nodes), time.time())
+            if not commands.events:
+                self.waiting = commands.waiting
+                return commands.wake_at
+            for event in commands.events:
+                self._fold(event, batch)
+        raise RuntimeError(f"decisions do not settle; the last were {[type(e).__name__ for e in batch[-5:]]}")
+
+    def _live(self) -> dict[JobId, Job]:
+        return {job_id: job for job_id, job in self.jobs.items() if not job.state.is_terminal}
+
+    async def _write(self, batch: list[Event]) -> None:
+        """Until it is written: nothing is carried out before. A full disk holds decisions up, never training."""
+        while True:
+            try:
+                await self._store.append(batch)
+            except CoreError:
+                raise  # memory and store disagree: stop loudly, and start again from the store
+            except Exception as error:
+                if self.blocked_by_disk is None:
+                    self._log.exception("store.write_failed", events=len(batch))
+                self.blocked_by_disk = str(error)
+                await asyncio.sleep(WRITE_RETRY_SECONDS)
+            else:
+                self.blocked_by_disk = None
+                return
+
+    def _tell(self, before: dict[JobId, Job]) -> None:
+        runtime = self._runtime()
+        for job_id, job in list(self.jobs.items()):
+            changed = before.get(job_id) is not job
+            if changed:
+                self._log_transition(before.get(job_id), job)
+                self._on_change(job)
+            if job.state.is_terminal:
+                del self.jobs[job_id]
+                if runtime is not None:
+                    runtime.apply(job, None)
+                self._on_end(job)
+            elif runtime is not None and (changed or job.state.may_hold_gang):
+                runtime.apply(job, desired_effect(job))
+
+    def _log_transition(self, before: Job | None, job: Job) -> None:
+        if before is None or before.state is not job.state:
+            self._log.info(
+                "job.state",
+                job=job.id,
+                attempt=job.attempt_number,
+                was=before.state.value if before else None,
+                now=job.state.value,
+                reason=job.reason,
+            )

@@ -1,0 +1,52 @@
+"""From a node, its agent's report and the live jobs to what the API answers. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.api import views as v
+from orchestrator.core.placement import free_on
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.job import Job
+    from orchestrator.runtime.node_agent import NodeReport
+
+
+def node_view(node: Node, report: NodeReport | None, jobs: Collection[Job], nodes: Mapping[str, Node]) -> v.NodeView:
+    """The view of one node."""
+    free = free_on(nodes.values(), jobs).get(node.id)
+    held = {
+        uuid: (job.id, seat.rank)
+        for job in jobs
+        for seat in job.seats
+        if seat.node_id == node.id
+        for uuid in seat.gpu_uuids
+    }
+    gpus = tuple(
+        v.GpuView(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            model=gpu.model,
+            job_id=held[gpu.uuid][0] if gpu.uuid in held else None,
+            rank=held[gpu.uuid][1] if gpu.uuid in held else None,
+        )
+        for gpu in (report.gpus if report else ())
+    )
+    state = "UNREACHABLE" if not node.alive else "CORDONED" if node.cordoned else "READY"
+    return v.NodeView(
+        id=node.id,
+        name=node.name,
+        state=state,
+        reason=" ".join(report.problems) if report else "its agent does not answer",
+        cpus_total=node.cpus,
+        cpus_free=max(0.0, free.cpus) if free else 0.0,
+        gpus_total=node.gpus,
+        gpus_free=max(0.0, free.gpus) if free else 0.0,
+        memory_total_bytes=node.memory_bytes,
+        memory_free_bytes=max(0, free.memory_bytes) if free else 0,
+        gpus=gpus,
+        jobs=tuple(sorted({job.id for job in jobs if node.id in job.nodes})),
+    )

@@ -1,0 +1,144 @@
+"""What training processes report: the newest per job in memory, at most one line a second in ``metrics.jsonl``.
+
+Progress is not an event. Two things in it are: a new complete checkpoint, and the first new step of an attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orchestrator.core import events as ev
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.train.progress import ProgressSnapshot
+
+METRICS_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class JobProgress:
+    """The newest snapshots of one job's current attempt, by rank."""
+
+    attempt: int = 0
+    ranks: dict[int, ProgressSnapshot] = field(default_factory=dict)
+    highest_step: int = 0
+    previous_step: int = 0
+    written_at: float = 0.0
+    written_step: int | None = None
+    quarantined: set[str] = field(default_factory=set)
+
+    @property
+    def leader(self) -> ProgressSnapshot | None:
+        """Rank 0's snapshot, or the lowest rank's that has reported a step."""
+        reported = [(rank, s) for rank, s in sorted(self.ranks.items()) if s.step is not None]
+        return reported[0][1] if reported else None
+
+
+class ProgressBook:
+    """Progress of every live job. ``metrics_path`` names a job's metrics file."""
+
+    def __init__(self, metrics_path: Mapping[JobId, Path] | None = None) -> None:
+        self._jobs: dict[JobId, JobProgress] = {}
+        self._paths: dict[JobId, Path] = dict(metrics_path or {})
+
+    def of(self, job_id: JobId) -> JobProgress | None:
+        """The job's newest progress."""
+        return self._jobs.get(job_id)
+
+    def previous_step(self, job_id: JobId) -> int:
+        """The highest step that any attempt of the job reported to this daemon."""
+        book = self._jobs.get(job_id)
+        return book.highest_step if book else 0
+
+    def forget(self, job_id: JobId) -> None:
+        """The job has ended and was long enough remembered."""
+        self._jobs.pop(job_id, None)
+
+    def take(self, job: Job, attempt: int, rank: int, snapshot: ProgressSnapshot, path: Path) -> list[ev.Event]:
+        """Note a snapshot; the events that follow from it."""
+        book = self._jobs.setdefault(job.id, JobProgress())
+        if attempt < book.attempt:
+            return []
+        if attempt > book.attempt:
+            book.attempt, book.ranks, book.previous_step = attempt, {}, book.highest_step
+        book.ranks[rank] = snapshot
+        book.highest_step = max(book.highest_step, snapshot.max_step or 0)
+        self._write_metrics(book, path)
+        return [
+            *_checkpoint(job, attempt, snapshot),
+            *_first_step(job, attempt, book, snapshot),
+            *_notes(job, book, snapshot),
+        ]
+
+    def _write_metrics(self, book: JobProgress, path: Path) -> None:
+        leader = book.leader
+        now = time.time()
+        if leader is None or now - book.written_at < METRICS_SECONDS or leader.step == book.written_step:
+            return
+        book.written_at, book.written_step = now, leader.step
+        line = {
+            "at": round(leader.last_report_at or now, 3),
+            "attempt": book.attempt,
+            "step": leader.step,
+            "total_steps": leader.total_steps,
+            "epoch": leader.epoch,
+            "phase": leader.phase,
+            "samples": leader.samples,
+            "tokens": leader.tokens,
+            "step_seconds": leader.step_seconds,
+            "metrics": dict(leader.metrics),
+        }
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError:
+            return  # a full disk costs history, never the job; `orch status` still shows the newest
+
+
+def _checkpoint(job: Job, attempt: int, snapshot: ProgressSnapshot) -> list[ev.Event]:
+    facts = snapshot.checkpoint
+    if facts.saved_step is None or (job.checkpoint_at is not None and facts.saved_step <= job.checkpoint_step):
+        return []
+    at = facts.saved_at or time.time()
+    return [ev.CheckpointSaved(job_id=job.id, at=at, attempt=attempt, step=facts.saved_step, path=facts.saved_path)]
+
+
+def _first_step(job: Job, attempt: int, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.Event]:
+    current = job.attempt
+    if current is None or current.number != attempt or current.first_step_at is not None:
+        return []
+    if snapshot.new_step is None or snapshot.new_step_at is None:
+        return []
+    resumed = snapshot.checkpoint.resumed_step or 0
+    lost = max(0, book.previous_step - resumed) if attempt > 1 else 0
+    return [
+        ev.FirstStep(
+            job_id=job.id,
+            at=time.time(),
+            attempt=attempt,
+            step=snapshot.new_step,
+            step_at=snapshot.new_step_at,
+            steps_lost=lost,
+        )
+    ]
+
+
+def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.Event]:
+    notes: list[ev.Event] = []
+    for message in snapshot.checkpoint.quarantined:
+        if message not in book.quarantined:
+            book.quarantined.add(message)
+            notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="quarantined", message=message))
+    failure = snapshot.checkpoint.failure
+    if failure and failure not in book.quarantined:
+        book.quarantined.add(failure)
+        notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="save_failed", message=failure))
+    return notes

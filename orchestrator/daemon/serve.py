@@ -1,0 +1,104 @@
+"""``orch serve``: the daemon in this process, until SIGTERM, SIGINT, or a shutdown over the API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.api.app import create_control_app
+from orchestrator.api.errors import OrchError, RefusedError
+from orchestrator.api.gate import GatePolicy
+from orchestrator.api.read_app import create_read_app, read_policy
+from orchestrator.api.serve import ApiServer, address_of, bind_control_socket, bind_tcp
+from orchestrator.daemon.daemon import Daemon
+from orchestrator.daemon.reading import Reading
+from orchestrator.daemon.service import Service
+from orchestrator.runtime.cluster import ClusterError
+from orchestrator.store.errors import StoreError
+from orchestrator.telemetry.logging import configure_logging
+
+if TYPE_CHECKING:
+    from orchestrator.api.launch import ServeOptions
+    from orchestrator.api.serve import ControlSocket
+    from orchestrator.spec.settings import Settings
+
+
+def serve(settings: Settings, options: ServeOptions) -> int:
+    """Run until told to stop; the exit code. Raises OrchError for what keeps the daemon from starting."""
+    as_json = {"json": True, "console": False}.get(settings.log_format)
+    configure_logging(json=as_json, level=settings.log_level, stream=sys.stderr)
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    settings.paths.run.mkdir(parents=True, exist_ok=True, mode=0o700)
+    environ = dict(os.environ)
+    try:
+        asyncio.run(_serve(settings, options, environ))
+    except (StoreError, ClusterError) as error:
+        raise RefusedError(str(error), hint="`orch doctor` looks for the reason") from error
+    return 0
+
+
+async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, str]) -> None:
+    daemon = Daemon(settings, options, environ)
+    try:
+        control = bind_control_socket(settings.socket, group=options.group or None)
+    except BaseException:
+        daemon.store.close()
+        raise
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stop)
+    try:
+        await _serve_on(daemon, control, settings, options)
+    finally:
+        control.release()
+
+
+async def _serve_on(daemon: Daemon, control: ControlSocket, settings: Settings, options: ServeOptions) -> None:
+    service = Service(daemon)
+    closing = asyncio.Event()
+    token = Path(options.token_file).read_text().strip() if options.token_file else ""
+    policy = GatePolicy(owner_uid=os.getuid(), token=token)
+    servers = [ApiServer(create_control_app(service, policy, closing), [control.sock])]
+    if options.read_listen:
+        servers.append(_reading_server(daemon, service, options.read_listen, token))
+    if options.listen:
+        servers.append(_tcp_server(service, options.listen, token, closing))
+    for server in servers:
+        await server.start()
+    state = settings.paths.daemon_state
+    state.write_text(json.dumps({"pid": os.getpid(), "read_address": daemon.read_address}))
+    try:
+        await daemon.start()
+        await daemon.run()
+    finally:
+        closing.set()
+        for server in servers:
+            await server.stop()
+        with contextlib.suppress(FileNotFoundError):
+            state.unlink()
+
+
+def _reading_server(daemon: Daemon, service: Service, listen: str, token: str) -> ApiServer:
+    host, _, port = listen.rpartition(":")
+    sock = bind_tcp(host, int(port))
+    daemon.read_address = address_of(sock)
+    return ApiServer(create_read_app(Reading(daemon, service), read_policy(host, token, os.getuid())), [sock])
+
+
+def _tcp_server(service: Service, listen: str, token: str, closing: asyncio.Event) -> ApiServer:
+    if not token:
+        raise RefusedError("control over TCP needs a token", hint="pass --token-file FILE, readable by you alone")
+    host, _, port = listen.rpartition(":")
+    from orchestrator.api.serve import host_names
+
+    policy = GatePolicy(owner_uid=os.getuid(), token=token, hosts=host_names(host))
+    return ApiServer(create_control_app(service, policy, closing), [bind_tcp(host, int(port))])
+
+
+__all__ = ["OrchError", "serve"]

@@ -1,0 +1,212 @@
+"""The working directory as it was at submission: kept by content, laid out as a writable copy per job.
+
+A snapshot is a manifest (JSON, itself a blob) of paths, modes and digests. What is under ``.gitignore`` or ``.orchignore``
+stays out, so does ``.git``. Links that lead out of the directory are refused, as is more than the limit. Blobs are durable
+before the snapshot's digest is returned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pathspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+IGNORE_FILES: Final = (".gitignore", ".orchignore")
+ALWAYS_IGNORED: Final = frozenset({".git", "__pycache__", ".venv", ".orch"})
+MAX_FILES: Final = 50_000
+_CHUNK: Final = 1024 * 1024
+
+
+class SnapshotError(Exception):
+    """The working directory cannot be taken as it is; the message says what is in the way and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What was taken: the manifest's digest, the number of files, their size in bytes."""
+
+    digest: str
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    relative: str
+    path: Path
+    status: os.stat_result
+
+
+def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int) -> Snapshot:
+    """Take a snapshot of ``directory``. ``blob`` names a digest's file. Raises SnapshotError."""
+    if not directory.is_dir():
+        raise SnapshotError(f"working_dir {directory} is not a directory; set working_dir to one, or to null for none")
+    found = list(_walk(directory))
+    size = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
+    if size > max_bytes:
+        largest = sorted(found, key=lambda f: -f.status.st_size)[:3]
+        names = ", ".join(f"{f.relative} ({f.status.st_size / 1e6:.0f} MB)" for f in largest)
+        raise SnapshotError(
+            f"working_dir {directory} holds {size / 1e6:.0f} MB, the limit is {max_bytes / 1e6:.0f} MB; list data in"
+            f" .gitignore and read it from its own place. Largest: {names}"
+        )
+    entries = [_entry(f, directory, blob) for f in found]
+    manifest = json.dumps({"version": 1, "entries": entries}, sort_keys=True, separators=(",", ":")).encode()
+    digest = hashlib.sha256(manifest).hexdigest()
+    _store(manifest, blob(digest))
+    return Snapshot(digest=digest, files=len(entries), size_bytes=size)
+
+
+def measure(directory: Path) -> tuple[int, int]:
+    """Files and bytes that a snapshot would hold. Raises SnapshotError."""
+    found = list(_walk(directory))
+    return len(found), sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
+
+
+def lay_out(digest: str, blob: Callable[[str], Path], target: Path) -> None:
+    """Make a writable copy of the snapshot at ``target``, whole or not at all; what is there already is kept."""
+    if target.exists():
+        return
+    manifest = json.loads(blob(digest).read_bytes())
+    draft = target.with_name(f"{target.name}.laying-out")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    for entry in manifest["entries"]:
+        path = draft / entry["path"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        match entry["type"]:
+            case "directory":
+                path.mkdir(exist_ok=True)
+            case "link":
+                path.symlink_to(entry["target"])
+            case _:
+                shutil.copyfile(blob(entry["digest"]), path)
+                path.chmod(entry["mode"])
+    draft.replace(target)
+
+
+def _walk(root: Path) -> Iterator[_Found]:
+    count = 0
+    stack: list[tuple[Path, str, tuple[tuple[str, pathspec.PathSpec], ...]]] = [(root, "", ())]
+    while stack:
+        directory, prefix, specs = stack.pop()
+        specs = (*specs, *_ignores(directory, prefix))
+        try:
+            entries = sorted(os.scandir(directory), key=lambda e: e.name)
+        except OSError as error:
+            raise SnapshotError(f"{directory}: {error.strerror}; make it readable or list it in .gitignore") from error
+        empty = True
+        for entry in entries:
+            relative = f"{prefix}{entry.name}"
+            is_dir = entry.is_dir(follow_symlinks=False)
+            if entry.name in ALWAYS_IGNORED or _ignored(specs, relative, is_dir=is_dir):
+                continue
+            empty = False
+            count += 1
+            if count > MAX_FILES:
+                raise SnapshotError(f"{root} holds more than {MAX_FILES} files; list what is not code in .gitignore")
+            if is_dir:
+                stack.append((Path(entry.path), f"{relative}/", specs))
+                continue
+            yield _Found(relative, Path(entry.path), entry.stat(follow_symlinks=False))
+        if empty and prefix:
+            yield _Found(prefix.rstrip("/"), directory, directory.stat())
+
+
+def _ignores(directory: Path, prefix: str) -> list[tuple[str, pathspec.PathSpec]]:
+    found = []
+    for name in IGNORE_FILES:
+        path = directory / name
+        if path.is_file():
+            lines = path.read_text(errors="replace").splitlines()
+            found.append((prefix, pathspec.PathSpec.from_lines("gitwildmatch", lines)))
+    return found
+
+
+def _ignored(specs: tuple[tuple[str, pathspec.PathSpec], ...], relative: str, *, is_dir: bool) -> bool:
+    name = f"{relative}/" if is_dir else relative
+    return any(spec.match_file(name[len(prefix) :]) for prefix, spec in specs)
+
+
+def _entry(found: _Found, root: Path, blob: Callable[[str], Path]) -> dict[str, object]:
+    mode = found.status.st_mode
+    if stat.S_ISDIR(mode):
+        return {"path": found.relative, "type": "directory"}
+    if stat.S_ISLNK(mode):
+        target = os.readlink(found.path)
+        resolved = Path(os.path.realpath(found.path))
+        if os.path.isabs(target) or not resolved.is_relative_to(Path(os.path.realpath(root))):  # noqa: PTH117
+            raise SnapshotError(
+                f"{found.path} links to {target}, outside of working_dir; put the file itself there, or list the link"
+                " in .gitignore"
+            )
+        return {"path": found.relative, "type": "link", "target": target}
+    if not stat.S_ISREG(mode):
+        raise SnapshotError(f"{found.path} is neither a file, a directory nor a link; list it in .gitignore")
+    return {
+        "path": found.relative,
+        "type": "file",
+        "mode": 0o700 if mode & 0o100 else 0o600,
+        "digest": _store_file(found, blob),
+    }
+
+
+def _store_file(found: _Found, blob: Callable[[str], Path]) -> str:
+    hashing = hashlib.sha256()
+    try:
+        data = found.path.read_bytes() if found.status.st_size <= _CHUNK else None
+        if data is not None:
+            digest = hashlib.sha256(data).hexdigest()
+            _store(data, blob(digest))
+            return digest
+        with found.path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                hashing.update(chunk)
+    except OSError as error:
+        raise SnapshotError(f"{found.path}: {error.strerror}; make it readable or list it in .gitignore") from error
+    digest = hashing.hexdigest()
+    target = blob(digest)
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        with found.path.open("rb") as source, draft.open("wb") as sink:
+            shutil.copyfileobj(source, sink, _CHUNK)
+            _sync(sink.fileno())
+        draft.replace(target)
+        _sync_directory(target.parent)
+    return digest
+
+
+def _store(data: bytes, target: Path) -> None:
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    with draft.open("wb") as sink:
+        sink.write(data)
+        sink.flush()
+        _sync(sink.fileno())
+    draft.replace(target)
+    _sync_directory(target.parent)
+
+
+def _sync(handle: int) -> None:
+    os.fsync(handle)
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,212 @@
+"""From a submission's text to an accepted job: parsed, checked against the cluster, snapshotted, durable."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import secrets as random
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import InvalidSpecError, Problem, RefusedError, invalid_spec
+from orchestrator.core.events import JobSubmitted
+from orchestrator.core.ids import JobId, job_id
+from orchestrator.core.job import submitted
+from orchestrator.core.placement import could_ever_fit
+from orchestrator.daemon import snapshot
+from orchestrator.spec.entrypoint import parse_entrypoint
+from orchestrator.spec.job import JobSpec, parse_job, to_dict
+from orchestrator.spec.problems import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.api.service import Caller, SubmitRequest
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.job import Job
+    from orchestrator.spec.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A submission that may be accepted: its spec, interpreter and working directory (None: an empty one)."""
+
+    spec: JobSpec
+    python: str
+    directory: Path | None
+
+
+def check(request: SubmitRequest) -> Checked:
+    """Parse and check everything that needs no cluster. Raises InvalidSpecError with every error at once."""
+    try:
+        spec = parse_job(request.yaml, source=request.source, overrides=request.overrides)
+    except SpecError as error:
+        raise invalid_spec(error) from error
+    entry = parse_entrypoint(spec.entrypoint)
+    python = entry.python if entry.python and entry.python.startswith("/") else request.python
+    if entry.python is not None and python is None:
+        raise _one(request, "entrypoint", f"there is no {entry.python!r} on your PATH", "activate an environment")
+    if python is not None and not os.access(python, os.X_OK):
+        raise _one(request, "entrypoint", f"{python} cannot be executed here", "name an interpreter of this machine")
+    directory = None if spec.working_dir is None else Path(request.cwd, spec.working_dir)
+    if directory is not None and not directory.is_dir():
+        raise _one(request, "working_dir", f"{directory} is not a directory", "make it, or set working_dir: null")
+    if entry.kind == "script" and directory is not None:
+        script = directory / entry.target
+        if not script.is_file():
+            hint = "the path is relative to working_dir"
+            raise _one(request, "entrypoint", f"{script} does not exist", hint)
+    return Checked(spec=spec, python=python or sys.executable, directory=directory)
+
+
+def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
+    """Refuse what this cluster can never hold, with the remedy. Raises RefusedError."""
+    worker = checked.spec.resources.resources_per_worker
+    alive = [n for n in nodes.values() if n.alive]
+    if worker.gpu and not any(n.gpus for n in alive):
+        raise RefusedError(
+            f"the job asks for {worker.gpu:g} GPU per rank, and this cluster has none",
+            hint="set resources_per_worker: {gpu: 0} to train on CPUs, or try things out with `orch down` and"
+            " `orch up --simulate-gpus 2`",
+        )
+    if alive and not could_ever_fit(probe(checked), nodes):
+        per_node = "; ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in alive)
+        workers = checked.spec.resources.num_workers
+        raise RefusedError(
+            f"{workers} ranks of {worker.gpu:g} GPU and {worker.cpu:g} CPU can never fit here ({per_node})",
+            hint="ask for fewer ranks, or less per rank (resources_per_worker)",
+        )
+
+
+def _one(request: SubmitRequest, path: str, message: str, hint: str) -> InvalidSpecError:
+    problem = Problem(message=message, path=path, hint=hint, source=request.source)
+    return InvalidSpecError(f"{request.source} has one error", problems=[problem])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Who:
+    user: str
+    uid: int
+    path: str
+    key: str
+
+
+_NOBODY = _Who(user="", uid=0, path="", key="")
+
+
+def _event(
+    checked: Checked,
+    who: _Who,
+    work_dir: str,
+    digest: str,
+    new_id: str,
+    resume_from: str | None,
+    at: float,
+    rerun_of: str | None = None,
+) -> JobSubmitted:
+    return JobSubmitted(
+        job_id=JobId(new_id),
+        at=at,
+        name=checked.spec.name,
+        spec=to_dict(checked.spec),
+        user=who.user,
+        uid=who.uid,
+        idempotency_key=who.key,
+        python=checked.python,
+        path=who.path,
+        work_dir=work_dir,
+        snapshot=digest,
+        resume_from=resume_from,
+        rerun_of=rerun_of,
+    )
+
+
+async def prepare(
+    checked: Checked, request: SubmitRequest, caller: Caller, settings: Settings, resume_from: str | None
+) -> JobSubmitted:
+    """Take the snapshot, lay out the working copy, write the secrets; the event that submits the job."""
+    new_id = job_id(checked.spec.name, random.randbits(64))
+    paths = settings.paths
+    work = paths.work(new_id)
+    digest = ""
+    try:
+        if checked.directory is not None:
+            taken = await asyncio.to_thread(
+                snapshot.take, checked.directory, paths.blob, max_bytes=settings.snapshot_max_bytes
+            )
+            digest = taken.digest
+        await asyncio.to_thread(_lay_out, digest, settings, new_id)
+    except snapshot.SnapshotError as error:
+        raise RefusedError(str(error)) from error
+    write_secrets(settings, new_id, request.secrets)
+    path = os.pathsep.join(dict.fromkeys([str(Path(checked.python).parent), *request.path.split(os.pathsep)]))
+    who = _Who(user=caller.user, uid=caller.uid, path=path, key=request.idempotency_key)
+    return _event(checked, who, str(work), digest, new_id, resume_from, time.time())
+
+
+def _lay_out(digest: str, settings: Settings, new_id: str) -> None:
+    work = settings.paths.work(new_id)
+    if digest:
+        snapshot.lay_out(digest, settings.paths.blob, work)
+    else:
+        work.mkdir(parents=True, exist_ok=True)
+
+
+def write_secrets(settings: Settings, new_id: str, values: Mapping[str, str]) -> None:
+    """Keep the job's secrets in a file of mode 0600, until its end."""
+    if not values:
+        return
+    import json
+
+    path = settings.paths.secrets(new_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(handle, json.dumps(dict(values)).encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_secrets(settings: Settings, existing_id: str) -> dict[str, str]:
+    """The job's secrets; empty when it has none."""
+    import json
+
+    try:
+        values: dict[str, str] = json.loads(settings.paths.secrets(existing_id).read_bytes())
+    except FileNotFoundError:
+        return {}
+    return values
+
+
+def discard(settings: Settings, new_id: str) -> None:
+    """Remove what ``prepare`` made for a job that was not accepted after all."""
+    shutil.rmtree(settings.paths.job(new_id), ignore_errors=True)
+
+
+def owner_name() -> str:
+    """The daemon's user."""
+    return getpass.getuser()
+
+
+def probe(checked: Checked) -> Job:
+    """A record as the submission would make, for asking where it would go."""
+    return submitted(_event(checked, _NOBODY, "", "", "probe-aaaaaa", None, time.time()), 2**62)
+
+
+async def prepare_rerun(
+    job: Job, caller: Caller, settings: Settings, secrets: Mapping[str, str], resume_from: str | None
+) -> JobSubmitted:
+    """A new job that runs what ``job`` ran, from the same snapshot."""
+    new_id = job_id(job.name, random.randbits(64))
+    await asyncio.to_thread(_lay_out, job.snapshot, settings, new_id)
+    write_secrets(settings, new_id, secrets)
+    checked = Checked(spec=job.spec, python=job.python, directory=None)
+    who = _Who(user=caller.user, uid=caller.uid, path=job.path, key=f"rerun-{new_id}")
+    work = str(settings.paths.work(new_id))
+    return _event(checked, who, work, job.snapshot, new_id, resume_from, time.time(), rerun_of=job.id)

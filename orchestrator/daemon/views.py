@@ -1,0 +1,193 @@
+"""From a job's record and its newest progress to what the API answers. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.api import views as v
+from orchestrator.core.events import event_body
+from orchestrator.core.states import JobState
+from orchestrator.spec.job import to_dict
+
+if TYPE_CHECKING:
+    from orchestrator.core.events import Failure
+    from orchestrator.core.job import Attempt, Job
+    from orchestrator.daemon.progress import JobProgress
+    from orchestrator.store.port import StoredEvent
+
+
+def job_view(job: Job, progress: JobProgress | None, waiting: str | None, log_dir: str) -> v.JobView:
+    """The whole view of a job. ``waiting`` says what a pending job waits for."""
+    reason = waiting if waiting and job.state is JobState.PENDING else job.reason
+    return v.JobView(
+        id=job.id,
+        name=job.name,
+        user=job.user,
+        uid=job.uid,
+        queue=job.spec.queue,
+        priority=job.priority,
+        state=job.state.value,
+        reason=reason,
+        reason_code=_reason_code(job),
+        submitted_at=job.submitted_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        attempt=job.attempt_number,
+        attempts=tuple(_attempt(a) for a in job.attempts),
+        restarts=sum(job.restarts.values()),
+        restarts_by_class=dict(job.restarts),
+        num_workers=job.num_workers,
+        gpus=tuple(_rank(job, seat.rank) for seat in job.seats),
+        resources=_resources(job),
+        progress=_progress(job, progress),
+        checkpoint=_checkpoint(job),
+        quarantined=tuple(sorted(progress.quarantined)) if progress else (),
+        degraded=job.degraded,
+        exit_code=job.exit_code,
+        failure=_failure(job.failure),
+        timings=_timings(job),
+        working_dir=job.work_dir,
+        labels=dict(job.spec.labels),
+        log_dir=log_dir,
+        version=job.version,
+    )
+
+
+def _resources(job: Job) -> dict[str, Any]:
+    resources = to_dict(job.spec)["resources"]
+    return resources if isinstance(resources, dict) else {}
+
+
+def _reason_code(job: Job) -> str:
+    if job.failure is not None and job.state in (JobState.FAILED, JobState.RECOVERING):
+        return job.failure.code
+    return job.stop.purpose.value if job.stop else ""
+
+
+def _attempt(attempt: Attempt) -> v.AttemptView:
+    failure = attempt.failure
+    return v.AttemptView(
+        number=attempt.number,
+        state=attempt.state.value,
+        started_at=attempt.started_at,
+        running_at=attempt.running_at,
+        ended_at=attempt.ended_at,
+        failure_class=failure.failure_class.value if failure else None,
+        reason=failure.sentence if failure else "",
+    )
+
+
+def _rank(job: Job, rank: int) -> v.RankView:
+    seat = job.seats[rank]
+    pid = job.pids[rank] if rank < len(job.pids) else None
+    return v.RankView(rank=rank, node=seat.node_name, gpu_uuids=seat.gpu_uuids, pid=pid)
+
+
+def _progress(job: Job, progress: JobProgress | None) -> v.ProgressView | None:
+    leader = progress.leader if progress else None
+    if leader is None:
+        return None
+    fraction = min(1.0, leader.step / leader.total_steps) if leader.step and leader.total_steps else None
+    rate = 1.0 / leader.step_seconds if leader.step_seconds else None
+    eta = None
+    if rate and leader.total_steps and leader.step is not None and job.state is JobState.RUNNING:
+        eta = max(0.0, (leader.total_steps - leader.step) / rate)
+    return v.ProgressView(
+        step=leader.step,
+        total_steps=leader.total_steps,
+        epoch=None if leader.epoch is None else int(leader.epoch),
+        phase=leader.phase or None,
+        fraction=fraction,
+        steps_per_second=rate,
+        eta_seconds=eta,
+        metrics=dict(leader.metrics),
+        updated_at=leader.last_report_at,
+    )
+
+
+def _checkpoint(job: Job) -> v.CheckpointRef | None:
+    if job.checkpoint_at is None:
+        return None
+    return v.CheckpointRef(step=job.checkpoint_step, at=job.checkpoint_at, path=job.checkpoint_path)
+
+
+def _failure(failure: Failure | None) -> v.FailureView | None:
+    if failure is None:
+        return None
+    return v.FailureView(
+        failure_class=failure.failure_class.value,
+        sentence=failure.sentence,
+        rank=failure.rank,
+        log_tail=failure.log_tail,
+        advice=failure.advice,
+    )
+
+
+def _timings(job: Job) -> v.TimingsView:
+    first = next((a.first_step_at for a in job.attempts if a.first_step_at is not None), None)
+    recoveries = [
+        after.first_step_at - before.ended_at
+        for before, after in zip(job.attempts, job.attempts[1:], strict=False)
+        if after.first_step_at is not None and before.ended_at is not None and before.failure is not None
+    ]
+    started = job.attempts[0].started_at if job.attempts else None
+    return v.TimingsView(
+        queued_seconds=None if started is None else started - job.submitted_at,
+        submit_to_first_step_seconds=None if first is None else first - job.submitted_at,
+        recovery_seconds=tuple(round(r, 4) for r in recoveries),
+        steps_lost=sum(a.steps_lost for a in job.attempts),
+    )
+
+
+def event_view(stored: StoredEvent) -> v.EventView:
+    """One line of a job's history."""
+    event = stored.event
+    body = event_body(event)
+    if event.kind == "job_submitted":
+        body = {k: body[k] for k in ("name", "user", "python", "work_dir", "resume_from", "rerun_of")}
+    return v.EventView(
+        sequence=stored.number,
+        at=event.at,
+        kind=event.kind,
+        attempt=body.get("attempt"),
+        summary=_summary(event.kind, body),
+        cause=event.cause,
+        body=body,
+    )
+
+
+def _summary(kind: str, body: dict[str, Any]) -> str:
+    match kind:
+        case "job_submitted":
+            return f"submitted by {body['user']}"
+        case "attempt_started":
+            return f"attempt {body['attempt']}: {len(body['nodes'])} ranks on {len(set(body['nodes']))} node(s)"
+        case "gang_placed":
+            gpus = [u for seat in body["seats"] for u in seat["gpu_uuids"]]
+            return f"gang {body['gang']} placed" + (f" on {', '.join(gpus)}" if gpus else "")
+        case "attempt_running":
+            return "every rank is up: pids " + ", ".join(map(str, body["pids"]))
+        case "rank_exited":
+            how = f"signal {body['signal']}" if body["signal"] else f"exit code {body['exit_code']}"
+            error = f" ({body['error_type']}: {body['error_message'][:120]})" if body["error_type"] else ""
+            return f"rank {body['rank']} ended with {how}{error}"
+        case "attempt_failed":
+            then = "tried again" if body["retry"] else "not tried again"
+            return f"attempt {body['attempt']} failed ({body['failure']['failure_class']}): {body['failure']['sentence']}; {then}"
+        case "checkpoint_saved":
+            return f"checkpoint of step {body['step']} is complete"
+        case "first_step":
+            lost = f", {body['steps_lost']} steps done again" if body["steps_lost"] else ""
+            return f"first new step {body['step']}{lost}"
+        case "stop_requested":
+            return f"{body['purpose']} asked for by {body['by']}"
+        case "job_finished":
+            return f"{body['state']}: {body['reason']}"
+        case "gang_lost" | "job_requeued":
+            return str(body["reason"])
+        case "job_noted":
+            return str(body["message"])
+        case "job_suspended" | "job_resumed" | "job_updated":
+            return f"{kind.removeprefix('job_')} by {body['by']}"
+        case _:
+            return kind.replace("_", " ")

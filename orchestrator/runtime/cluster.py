@@ -1,0 +1,384 @@
+"""The Ray cluster under the daemon: an embedded head that outlives it, or somebody's cluster.
+
+Owns the connection, the head's processes, and the node agents. Every blocking call of Ray runs in a thread, with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+
+from orchestrator.core.cluster import Node
+from orchestrator.runtime.names import agent_name, namespace
+from orchestrator.runtime.node_dir import node_directory
+from orchestrator.runtime.prestart import prestart_workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from orchestrator.runtime.node_agent import NodeReport
+    from orchestrator.spec.paths import Paths
+
+HEAD_SECONDS: Final = 60.0
+CALL_SECONDS: Final = 30.0
+OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's minimum is 75 MB; nothing large travels through it
+LOOPBACK: Final = "127.0.0.1"
+
+
+class ClusterError(Exception):
+    """Ray could not be started or reached; the message says what it answered and what to do next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """``address`` None: an embedded head. ``simulate_gpus`` per node; None takes the GPUs that are there."""
+
+    address: str | None = None
+    simulate_gpus: int = 0
+    num_cpus: int | None = None
+    warm_workers: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The embedded head that runs, as its file says."""
+
+    gcs_address: str
+    pids: Mapping[str, tuple[int, float]]
+    session_dir: str
+
+
+class Cluster:
+    """See the module. ``on_lost`` is called, in the loop's thread, when the embedded head has died."""
+
+    def __init__(self, paths: Paths, options: ClusterOptions, *, on_lost: Callable[[], None]) -> None:
+        self._paths = paths
+        self._options = options
+        self._on_lost = on_lost
+        self.namespace = namespace(paths.home)
+        self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="ray")
+        self._token: str | None = None
+        self._head: Head | None = None
+        self._watch: list[int] = []
+        self.agents: dict[str, Any] = {}
+        self.reports: dict[str, NodeReport] = {}
+        self._home_token = secrets.token_hex(16)
+        self.connected = False
+
+    async def call(self, function: Callable[..., Any], *args: Any, seconds: float = CALL_SECONDS, **kwargs: Any) -> Any:
+        """Run a blocking call of Ray in a thread. Raises TimeoutError; the thread is left to finish."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(seconds):
+            return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
+
+    async def start(self) -> None:
+        """Find or start the head, connect, and put an agent on every node. Raises ClusterError."""
+        self._paths.ray.mkdir(parents=True, exist_ok=True)
+        self._paths.run.mkdir(parents=True, exist_ok=True)
+        (self._paths.run / "home-token").write_text(self._home_token)
+        address = self._options.address
+        if address is None:
+            self._prepare_environment()
+            self._head = await self._find_head() or await self._start_head()
+            address = self._head.gcs_address
+            self._watch_head(self._head)
+        try:
+            await self.call(self._connect, address, seconds=HEAD_SECONDS)
+        except Exception as error:
+            raise ClusterError(f"Ray at {address} did not let us in: {error}; see {self._paths.ray}") from error
+        self.connected = True
+        await self.refresh()
+        await self.warm()
+
+    def _prepare_environment(self) -> None:
+        token = self._paths.ray / "token"
+        if not token.exists():
+            handle = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.write(handle, secrets.token_hex(32).encode())
+            os.close(handle)
+        self._token = token.read_text()
+        os.environ.update(ray_environment(token))
+
+    def _connect(self, address: str) -> None:
+        import ray
+
+        ray.init(
+            address=address,
+            namespace=self.namespace,
+            log_to_driver=False,
+            configure_logging=False,
+            ignore_reinit_error=False,
+        )
+
+    async def _find_head(self) -> Head | None:
+        try:
+            data = json.loads((self._paths.ray / "head.json").read_text())
+        except (OSError, ValueError):
+            return None
+        head = Head(
+            gcs_address=data["gcs_address"],
+            session_dir=data["session_dir"],
+            pids={name: (pid, created) for name, (pid, created) in data["pids"].items()},
+        )
+        if all(_alive(pid, created) for pid, created in head.pids.values()):
+            return head
+        await asyncio.to_thread(kill_session, head)
+        return None
+
+    async def _start_head(self) -> Head:
+        options = {
+            "num_cpus": self._options.num_cpus or os.cpu_count() or 1,
+            "num_gpus": await asyncio.to_thread(self._count_gpus),
+            "resources": {},
+            "labels": {},
+            "object_store_bytes": OBJECT_STORE_BYTES,
+            "address": LOOPBACK,
+            "port": 0,
+            "temp_dir": str(self._short_temp_dir()),
+            "system_config": {},
+        }
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "orchestrator.runtime.head",
+            json.dumps(options),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            cwd="/",
+        )
+        try:
+            async with asyncio.timeout(HEAD_SECONDS):
+                stdout, stderr = await process.communicate()
+        except TimeoutError as error:
+            process.kill()
+            raise ClusterError(
+                f"Ray's head did not start within {HEAD_SECONDS:g} s; see {options['temp_dir']}"
+            ) from error
+        lines = stdout.decode(errors="replace").strip().splitlines()
+        if process.returncode != 0 or not lines:
+            said = stderr.decode(errors="replace").strip().splitlines()[-3:]
+            raise ClusterError(f"Ray's head did not start: {' | '.join(said)}; `orch doctor` looks for the reason")
+        told = json.loads(lines[-1])
+        pids = {name: (group[0], psutil.Process(group[0]).create_time()) for name, group in told["pids"].items()}
+        head = Head(gcs_address=told["gcs_address"], pids=pids, session_dir=told["session_dir"])
+        _write(
+            self._paths.ray / "head.json",
+            {"gcs_address": head.gcs_address, "session_dir": head.session_dir, "pids": pids},
+        )
+        return head
+
+    def _short_temp_dir(self) -> Path:
+        """Ray makes Unix sockets in there, whose paths are at most 107 bytes; about 60 of them are Ray's own."""
+        wanted = self._paths.ray / "s"
+        if len(os.fsencode(wanted)) <= 40:
+            return wanted
+        short = node_directory(self.namespace, "ray")
+        short.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return short
+
+    def _count_gpus(self) -> int:
+        from orchestrator.gpu.inventory import discover
+
+        return self._options.simulate_gpus or len(discover())
+
+    def _watch_head(self, head: Head) -> None:
+        loop = asyncio.get_running_loop()
+        for pid, _created in head.pids.values():
+            try:
+                handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                loop.call_soon(self._head_died)
+                return
+            loop.add_reader(handle, self._head_died)
+            self._watch.append(handle)
+
+    def _unwatch_head(self) -> None:
+        loop = asyncio.get_running_loop()
+        for handle in self._watch:
+            loop.remove_reader(handle)
+            os.close(handle)
+        self._watch = []
+
+    def _head_died(self) -> None:
+        self._unwatch_head()
+        self.connected = False
+        self._on_lost()
+
+    async def restart(self) -> None:
+        """After the head's death: clear away what is left of it, start another, connect."""
+        self._unwatch_head()
+        self.agents, self.reports = {}, {}
+        head, self._head = self._head, None
+        with contextlib.suppress(Exception):
+            await self.call(_disconnect)
+        if head is not None:
+            await asyncio.to_thread(kill_session, head)
+        (self._paths.ray / "head.json").unlink(missing_ok=True)
+        await self.start()
+
+    async def stop(self, *, stop_head: bool) -> None:
+        """Disconnect; with ``stop_head`` the embedded head and everything in it ends too."""
+        self._unwatch_head()
+        if stop_head:
+            for agent in self.agents.values():
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(agent.shut_down.remote(), CALL_SECONDS)
+        with contextlib.suppress(Exception):
+            await self.call(_disconnect)
+        self.connected = False
+        if stop_head and self._head is not None:
+            await asyncio.to_thread(kill_session, self._head)
+            (self._paths.ray / "head.json").unlink(missing_ok=True)
+            self._head = None
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def address(self) -> str:
+        """Where Ray is."""
+        if self._options.address is not None:
+            return self._options.address
+        return self._head.gcs_address if self._head else ""
+
+    async def refresh(self) -> dict[str, Node]:
+        """The nodes as they are now; agents are put on new ones and dropped with dead ones."""
+        alive, raw = await self.call(_list_nodes)
+        for node_id in set(self.agents) - set(alive):
+            del self.agents[node_id]
+            self.reports.pop(node_id, None)
+        new = [node_id for node_id in alive if node_id not in self.agents]
+        for node_id in new:
+            self.agents[node_id] = await self.call(self._ensure_agent, node_id)
+        for node_id, agent in self.agents.items():
+            if node_id not in self.reports:
+                self.reports[node_id] = await asyncio.wait_for(agent.report.remote(), CALL_SECONDS)
+        return {node_id: self._node(node_id, raw[node_id]) for node_id in raw}
+
+    def _node(self, node_id: str, raw: Mapping[str, Any]) -> Node:
+        report = self.reports.get(node_id)
+        total = raw["total"]
+        return Node(
+            id=node_id,
+            name=report.hostname if report else raw["hostname"],
+            alive=raw["alive"] and report is not None,
+            cpus=total.get("CPU", 0.0),
+            gpus=total.get("GPU", 0.0),
+            memory_bytes=int(total.get("memory", 0)),
+            gpu_models=tuple(sorted({g.model for g in report.gpus})) if report else (),
+            simulated=bool(report and any(g.simulated for g in report.gpus)),
+        )
+
+    def _ensure_agent(self, node_id: str) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from orchestrator.runtime.node_agent import NodeAgent
+
+        return (
+            ray.remote(NodeAgent)
+            .options(
+                name=agent_name(node_id),
+                namespace=self.namespace,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=-1,
+                max_task_retries=-1,
+                max_concurrency=64,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
+            )
+            .remote(
+                node_id=node_id,
+                node_dir=str(node_directory(self.namespace, node_id)),
+                simulate_gpus=self._options.simulate_gpus,
+                home_token=(str(self._paths.run / "home-token"), self._home_token),
+            )
+        )
+
+    async def warm(self, count: int | None = None) -> None:
+        """Ask every node for idle workers, so that the next gang's actors start at once."""
+        wanted = self._options.warm_workers if count is None else count
+        if wanted and self.connected:
+            with contextlib.suppress(Exception):
+                await self.call(self._prestart, wanted)
+
+    def _prestart(self, count: int) -> None:
+        import ray
+
+        for node in ray.nodes():
+            if node["Alive"]:
+                prestart_workers(node["NodeManagerAddress"], node["NodeManagerPort"], count, self._token)
+
+
+def ray_environment(token: Path) -> dict[str, str]:
+    """What Ray reads from the environment of everything that belongs to an embedded head."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray otherwise trades the loopback address for the machine's outside one, which may not be reachable from
+        # inside, and would open its ports to the network.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+
+
+def kill_session(head: Head) -> None:
+    """Kill what is left of an embedded head: its processes, and whatever they started. Returns when all are gone."""
+    victims: list[psutil.Process] = []
+    for pid, created in head.pids.values():
+        if _alive(pid, created):
+            process = psutil.Process(pid)
+            victims += [process, *process.children(recursive=True)]
+    marker = head.session_dir
+    for process in psutil.process_iter(["pid", "cmdline", "uids"]):
+        # Workers whose raylet has died; they name their session on their command line until they rename themselves.
+        if process.info["uids"] and process.info["uids"].real == os.getuid():
+            if any(marker in part for part in process.info["cmdline"] or ()):
+                victims.append(process)
+    for victim in victims:
+        with contextlib.suppress(psutil.Error):
+            victim.send_signal(signal.SIGKILL)
+    psutil.wait_procs(victims, timeout=10)
+
+
+def _alive(pid: int, created: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _disconnect() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def _list_nodes() -> tuple[list[str], dict[str, dict[str, Any]]]:
+    import ray
+
+    raw = {
+        n["NodeID"]: {"alive": n["Alive"], "total": n["Resources"], "hostname": n["NodeManagerHostname"]}
+        for n in ray.nodes()
+    }
+    return [node_id for node_id, node in raw.items() if node["alive"]], raw
+
+
+def _write(path: Path, value: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value))
+    temporary.replace(path)

@@ -1,0 +1,179 @@
+"""A rank's output on disk: written by its actor, read by anybody, also after the job has ended.
+
+One file per attempt and rank, ``attempt-0001/rank-00000.log``; a line is ``TIME STREAM TEXT``, TIME in seconds since the
+epoch with microseconds, STREAM ``o`` or ``e`` (capitals: the line goes on in the next one). Files are capped: a full one
+becomes ``.log.1``, older ones move up, the oldest goes. Secrets are masked before anything touches the disk.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+TAIL_LINES: Final = 40
+LONGEST_LINE_BYTES: Final = 64 * 1024
+MASK: Final = b"***"
+_NAME = re.compile(r"attempt-(\d+)/rank-(\d+)\.log(?:\.(\d+))?$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry:
+    """One line of a rank's output. ``at`` is seconds since the epoch; ``stream`` is stdout or stderr."""
+
+    at: float
+    attempt: int
+    rank: int
+    stream: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLimits:
+    """How large one rank's log may grow: bytes per file, and how many full files are kept beside the current one."""
+
+    max_bytes: int = 64 * 1024 * 1024
+    keep_files: int = 2
+
+
+def log_path(directory: Path, attempt: int, rank: int) -> Path:
+    """The current log file of a rank's attempt."""
+    return directory / f"attempt-{attempt:04d}" / f"rank-{rank:05d}.log"
+
+
+class LogWriter:
+    """Splits output into lines, masks secrets, stamps, rotates. Not thread-safe: one event loop owns it."""
+
+    def __init__(self, path: Path, *, secrets: Sequence[str] = (), limits: LogLimits | None = None) -> None:
+        self._path = path
+        self._limits = limits or LogLimits()
+        self._secrets = sorted((s.encode() for s in secrets if s), key=len, reverse=True)
+        self._partial: dict[str, bytes] = {"o": b"", "e": b""}
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._lost: str | None = None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._size = os.fstat(self._file).st_size
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines, without stamps."""
+        return tuple(self._tail)
+
+    @property
+    def lost(self) -> str | None:
+        """Why output could not be written (a full disk), or None."""
+        return self._lost
+
+    def feed(self, stream: str, data: bytes, at: float) -> None:
+        """Take what a pipe gave; ``stream`` is ``o`` or ``e``, ``at`` the time it came (seconds since the epoch)."""
+        whole = self._partial[stream] + data
+        *lines, rest = whole.split(b"\n")
+        out = [self._line(stream, line, at) for line in lines]
+        if len(rest) > LONGEST_LINE_BYTES:
+            out.append(self._line(stream.upper(), rest, at))
+            rest = b""
+        self._partial[stream] = rest
+        if out:
+            self._write(b"".join(out))
+
+    def close(self, at: float) -> None:
+        """Write what is left without a newline, and close."""
+        for stream, rest in self._partial.items():
+            if rest:
+                self._write(self._line(stream, rest, at))
+        self._partial = {"o": b"", "e": b""}
+        os.close(self._file)
+
+    def _line(self, stream: str, line: bytes, at: float) -> bytes:
+        line = line.removesuffix(b"\r")
+        if b"\r" in line:  # a progress bar redraws its line; what a person last saw is what counts
+            line = line.rsplit(b"\r", 1)[1]
+        for secret in self._secrets:
+            line = line.replace(secret, MASK)
+        self._tail.append(line.decode(errors="replace"))
+        return b"%.6f %s %s\n" % (at, stream.encode(), line)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            if self._size and self._size + len(data) > self._limits.max_bytes:
+                self._rotate()
+            os.write(self._file, data)
+            self._size += len(data)
+            self._lost = None
+        except OSError as error:
+            self._lost = f"output is being lost: {error.strerror} ({self._path})"
+
+    def _rotate(self) -> None:
+        os.close(self._file)
+        for number in range(self._limits.keep_files, 0, -1):
+            source = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
+            if source.exists():
+                source.replace(self._path.with_name(f"{self._path.name}.{number}"))
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._size = 0
+
+
+class LogReader:
+    """Reads a job's logs from where it left off; lines of several ranks come merged by time."""
+
+    def __init__(self, directory: Path, *, attempt: int | None = None, rank: int | None = None) -> None:
+        self._directory = directory
+        self._attempt = attempt
+        self._rank = rank
+        self._offsets: dict[tuple[str, int], int] = {}
+
+    def read(self) -> list[LogEntry]:
+        """Every line that was added since the last call, oldest first."""
+        per_file = [self._read_file(path) for path in self._files()]
+        return list(heapq.merge(*per_file, key=lambda entry: (entry.attempt, entry.at)))
+
+    def _files(self) -> Iterable[Path]:
+        found = []
+        for path in self._directory.glob("attempt-*/rank-*.log*"):
+            match = _NAME.search(path.as_posix())
+            if match is None:
+                continue
+            attempt, rank, age = int(match[1]), int(match[2]), int(match[3] or 0)
+            if self._attempt in (None, attempt) and self._rank in (None, rank):
+                found.append((attempt, rank, -age, path))
+        return [path for *_, path in sorted(found)]
+
+    def _read_file(self, path: Path) -> list[LogEntry]:
+        match = _NAME.search(path.as_posix())
+        assert match is not None
+        try:
+            with path.open("rb") as file:
+                # The inode, not the name: a file that was rotated away goes on where it was read to.
+                key = (str(path.parent), os.fstat(file.fileno()).st_ino)
+                file.seek(self._offsets.get(key, 0))
+                data = file.read()
+                end = data.rfind(b"\n") + 1
+                self._offsets[key] = self._offsets.get(key, 0) + end
+        except FileNotFoundError:
+            return []
+        return list(_entries(data[:end], int(match[1]), int(match[2])))
+
+
+def _entries(data: bytes, attempt: int, rank: int) -> Iterator[LogEntry]:
+    for line in data.splitlines():
+        at, _, rest = line.partition(b" ")
+        stream, _, text = rest.partition(b" ")
+        try:
+            stamp = float(at)
+        except ValueError:  # a line torn by a power cut
+            continue
+        yield LogEntry(
+            at=stamp,
+            attempt=attempt,
+            rank=rank,
+            stream="stderr" if stream.lower() == b"e" else "stdout",
+            text=text.decode(errors="replace"),
+        )

@@ -1,0 +1,160 @@
+"""One detached actor per node, zero CPUs: inventory, fork servers, and the answer to "is that rank really gone?".
+
+Ray restarts it when it dies; nothing that runs notices. It holds no state that a new one could not find again: fork
+servers by their sockets, process trees by the locks that their keepers hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator import __version__
+from orchestrator.runtime.forkclient import ForkServerClient, ForkServerError, Hello, start_fork_server
+from orchestrator.runtime.node_dir import fork_socket, make_private
+from orchestrator.runtime.rank_host import lock_is_free, rank_lock_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PRELOAD = ("orchestrator.train.context", "safetensors.torch")
+_WATCH_SECONDS = 30.0
+_POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGpu:
+    """A GPU of a node, as placement needs it."""
+
+    index: int
+    uuid: str
+    model: str
+    simulated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What an agent says of its node."""
+
+    node_id: str
+    hostname: str
+    agent_pid: int
+    version: str
+    python: str
+    node_dir: str
+    home_shared: bool
+    gpus: tuple[NodeGpu, ...]
+    problems: tuple[str, ...]
+
+
+class NodeAgent:
+    """See the module. ``home_token`` is a file of the daemon's node; seeing it means that the home is shared."""
+
+    def __init__(self, *, node_id: str, node_dir: str, simulate_gpus: int, home_token: tuple[str, str]) -> None:
+        self._node_id = node_id
+        self._node_dir = make_private(Path(node_dir))
+        self._simulate = simulate_gpus
+        self._home_token = home_token
+        self._watched: dict[str, asyncio.Task[None]] = {}
+
+    async def report(self) -> NodeReport:
+        """The node's inventory. GPUs are looked up anew each time."""
+        gpus, problems = await asyncio.to_thread(self._survey)
+        path, token = self._home_token
+        shared = False
+        with contextlib.suppress(OSError):
+            shared = Path(path).read_text() == token
+        return NodeReport(
+            node_id=self._node_id,
+            hostname=socket.gethostname(),
+            agent_pid=os.getpid(),
+            version=__version__,
+            python=sys.executable,
+            node_dir=str(self._node_dir),
+            home_shared=shared,
+            gpus=gpus,
+            problems=problems,
+        )
+
+    def _survey(self) -> tuple[tuple[NodeGpu, ...], tuple[str, ...]]:
+        from orchestrator.gpu.inventory import survey
+
+        found = survey(simulate=self._simulate, node=self._node_id[:12] if self._simulate else None)
+        try:
+            gpus = tuple(
+                NodeGpu(index=index, uuid=gpu.uuid, model=gpu.model, simulated=gpu.simulated)
+                for index, gpu in enumerate(found.gpus)
+            )
+            return gpus, found.problems
+        finally:
+            found.close()
+
+    async def fork_server(self, python: str) -> Hello:
+        """A warm fork server for ``python``; started when there is none, and started again whenever it dies."""
+        client = await self._start(python)
+        hello = await client.hello()
+        if python not in self._watched or self._watched[python].done():
+            self._watched[python] = asyncio.create_task(self._keep_alive(python, hello.pid))
+        return hello
+
+    async def _start(self, python: str) -> ForkServerClient:
+        path = fork_socket(self._node_dir, python)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(start_fork_server, python, path, path.with_suffix(".log"), PRELOAD)
+        return ForkServerClient(path)
+
+    async def _keep_alive(self, python: str, pid: int) -> None:
+        while True:
+            await _death_of(pid)
+            while True:
+                try:
+                    pid = (await (await self._start(python)).hello()).pid
+                    break
+                except ForkServerError:
+                    await asyncio.sleep(1.0)
+
+    async def ranks_gone(self, job_id: str, ranks: Sequence[int], seconds: float) -> tuple[int, ...]:
+        """Wait until no process tree of those ranks is left on this node; returns the ranks that still have one."""
+        deadline = time.monotonic() + seconds
+        left = tuple(ranks)
+        while True:
+            left = tuple(r for r in left if not lock_is_free(rank_lock_path(self._node_dir, job_id, r)))
+            if not left or time.monotonic() > deadline:
+                return left
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def shut_down(self) -> None:
+        """End the node's fork servers; for the end of an embedded cluster."""
+        for task in self._watched.values():
+            task.cancel()
+        for path in (self._node_dir / "fork").glob("*.sock"):
+            with contextlib.suppress(ForkServerError):
+                await ForkServerClient(path).shutdown()
+
+
+async def _death_of(pid: int) -> None:
+    """Returns when the process has ended; at once when it has already."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    dead: asyncio.Future[None] = loop.create_future()
+
+    def died() -> None:
+        if not dead.done():
+            dead.set_result(None)
+
+    loop.add_reader(handle, died)
+    try:
+        await dead
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)

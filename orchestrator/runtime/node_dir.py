@@ -1,0 +1,37 @@
+"""Where a node keeps what is its own: sockets, locks, progress pages. Never on a shared filesystem."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is that it is memory
+
+
+def node_directory(namespace: str, node_id: str) -> Path:
+    """The node's directory; short, because a Unix socket's path is."""
+    return Path(tempfile.gettempdir()) / f"orch-{os.getuid()}" / namespace.removeprefix("orch-") / node_id[:12]
+
+
+def fork_socket(node_dir: Path, python: str) -> Path:
+    """The fork server's socket for an interpreter."""
+    return node_dir / "fork" / f"{hashlib.sha256(python.encode()).hexdigest()[:12]}.sock"
+
+
+def page_directory(namespace: str) -> Path:
+    """Where progress pages live: shared memory where there is some."""
+    base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    return base / f"orch-{os.getuid()}-{namespace.removeprefix('orch-')}"
+
+
+def make_private(path: Path) -> Path:
+    """Create a directory, and its parents below the temporary directory, for this user alone.
+
+    Raises PermissionError when another user owns it: somebody else got there first.
+    """
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.stat().st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to another user; remove it, or set TMPDIR to a directory of your own")
+    return path

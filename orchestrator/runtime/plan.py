@@ -1,0 +1,139 @@
+"""From a job's record and its gang's seats to what each rank is told. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.runtime.logs import LogLimits
+from orchestrator.runtime.node_dir import fork_socket
+from orchestrator.runtime.rank_env import rank_environment
+from orchestrator.runtime.rank_host import RankPlan
+from orchestrator.spec.entrypoint import Entrypoint, cold_start_variables, parse_entrypoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from orchestrator.core.events import Seat
+    from orchestrator.core.job import Job
+    from orchestrator.spec.paths import Paths
+
+__all__ = ["Places", "local_ranks", "rank_plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Directories that a plan names on one node, and what the ranks' environment starts from."""
+
+    paths: Paths
+    node_dir: Path
+    page_dir: Path
+    base_env: Mapping[str, str]
+    secrets: Mapping[str, str]
+    log_limits: LogLimits
+    previous_step: int
+    simulated: bool
+
+
+def local_ranks(seats: Sequence[Seat]) -> list[tuple[int, int, int, int]]:
+    """For each rank: local rank, local world size, group rank, group world size; nodes count as torchrun's groups."""
+    nodes = list(dict.fromkeys(seat.node_id for seat in seats))
+    result = []
+    for seat in seats:
+        mates = [s.rank for s in seats if s.node_id == seat.node_id]
+        result.append((mates.index(seat.rank), len(mates), nodes.index(seat.node_id), len(nodes)))
+    return result
+
+
+def visible_gpus(seats: Sequence[Seat], node_id: str) -> tuple[str, ...]:
+    """All of the job's GPU ids on a node, in the order of LOCAL_RANK; a GPU that ranks share is named once."""
+    return tuple(dict.fromkeys(gpu for seat in seats if seat.node_id == node_id for gpu in seat.gpu_ids))
+
+
+def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int], places: Places) -> RankPlan:
+    """What one rank is told. ``master`` is the rendezvous address and port."""
+    seat = seats[rank]
+    local_rank, local_size, group_rank, group_size = local_ranks(seats)[rank]
+    entry = parse_entrypoint(job.spec.entrypoint)
+    attempt = job.attempt_number
+    page = places.page_dir / f"{job.id}.{rank}.page"
+    python = _interpreter(job, entry)
+    job_env = {**job.spec.env, **places.secrets}
+    env = rank_environment(
+        base={**places.base_env, "PATH": job.path},
+        job_env=job_env,
+        job_id=job.id,
+        attempt=attempt,
+        rank=rank,
+        world_size=len(seats),
+        local_rank=local_rank,
+        local_world_size=local_size,
+        group_rank=group_rank,
+        group_world_size=group_size,
+        master_addr=master[0],
+        master_port=master[1],
+        restart_count=attempt - 1,
+        max_restarts=job.spec.retry.max_restarts.infra,
+        visible_gpus=() if places.simulated else visible_gpus(seats, seat.node_id),
+        checkpoint_dir=checkpoint_dir(job, places.paths),
+        resume_from=job.resume_from,
+        progress_path=str(page),
+        previous_step=places.previous_step,
+        working_dir=job.work_dir,
+        extra=_checkpoint_settings(job),
+    )
+    threads = env.get("OMP_NUM_THREADS", "")
+    mode, target, args = _what_to_run(entry, python)
+    return RankPlan(
+        job_id=job.id,
+        attempt=attempt,
+        rank=rank,
+        mode=mode,
+        target=target,
+        args=args,
+        python_options=entry.python_options if mode != "command" else (),
+        cwd=job.work_dir,
+        env=env,
+        threads=int(threads) if threads.isdigit() and int(threads) > 0 else None,
+        cold=bool(cold_start_variables(job_env)),
+        python=python,
+        fork_socket=str(fork_socket(places.node_dir, python)),
+        log_dir=str(places.paths.logs(job.id)),
+        exit_record=str(places.paths.exit_record(job.id, attempt, rank)),
+        page=str(page),
+        previous_step=places.previous_step,
+        secrets=tuple(places.secrets.values()),
+        log_limits=places.log_limits,
+    )
+
+
+def checkpoint_dir(job: Job, paths: Paths) -> str:
+    """Where the job's checkpoints go: ``checkpoint.storage_path``, relative to the working copy, or the job's own."""
+    configured = job.spec.checkpoint.storage_path
+    if configured is None:
+        return str(paths.checkpoints(job.id))
+    from pathlib import Path as FilePath
+
+    return str(FilePath(job.work_dir) / configured)
+
+
+def _checkpoint_settings(job: Job) -> dict[str, str]:
+    checkpoint = job.spec.checkpoint
+    settings = {"ORCH_CHECKPOINT_KEEP": str(checkpoint.keep)}
+    if checkpoint.score_attribute is not None:
+        settings["ORCH_CHECKPOINT_SCORE"] = checkpoint.score_attribute
+        settings["ORCH_CHECKPOINT_SCORE_ORDER"] = checkpoint.score_order or "min"
+    return settings
+
+
+def _interpreter(job: Job, entry: Entrypoint) -> str:
+    """The absolute interpreter: ``python`` is what it meant to the submitter."""
+    return entry.python if entry.python is not None and entry.python.startswith("/") else job.python
+
+
+def _what_to_run(entry: Entrypoint, python: str) -> tuple[str, str, tuple[str, ...]]:
+    if entry.kind != "command":
+        return entry.kind, entry.target, entry.args
+    program = python if entry.python is not None else entry.argv[0]
+    return "command", program, tuple(entry.argv[1:])

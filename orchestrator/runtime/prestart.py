@@ -1,0 +1,31 @@
+"""Keeps idle Ray worker processes warm, so that a rank actor answers in 0.1 s instead of 0.5 s.
+
+Uses the raylet's ``PrestartWorkers`` call, which is internal to Ray; this module is the only place that knows it. When it
+fails in any way, actors merely start slower. ``tests/integration/test_ray_internals.py`` tells when a new Ray breaks it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+KEEP_ALIVE_SECONDS = 24 * 3600
+_DEADLINE_SECONDS = 5.0
+
+
+def prestart_workers(address: str, port: int, count: int, token: str | None) -> str | None:
+    """Ask the raylet at ``address:port`` for ``count`` idle Python workers. Returns what went wrong, or None."""
+    try:
+        import grpc
+        from ray.core.generated import common_pb2, node_manager_pb2, node_manager_pb2_grpc
+
+        request = node_manager_pb2.PrestartWorkersRequest(
+            language=common_pb2.PYTHON, num_workers=count, keep_alive_duration_secs=KEEP_ALIVE_SECONDS
+        )
+        metadata: list[tuple[str, str]] = [("authorization", f"Bearer {token}")] if token else []
+        channel: Any
+        with grpc.insecure_channel(f"{address}:{port}") as channel:
+            stub = node_manager_pb2_grpc.NodeManagerServiceStub(channel)
+            stub.PrestartWorkers(request, metadata=metadata, timeout=_DEADLINE_SECONDS)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None

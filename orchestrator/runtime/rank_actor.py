@@ -1,0 +1,109 @@
+"""The Ray actor around a rank's host: what Ray knows (GPU ids, the node), and the lease on the cluster.
+
+The lease: an actor that has not reached Ray's control plane for a while ends its rank before a replacement may start, so
+that a node cut off from the cluster never runs a rank twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.runtime.forkclient import start_fork_server
+from orchestrator.runtime.node_agent import PRELOAD
+from orchestrator.runtime.rank_host import PollReply, RankHost, RankPlan
+
+LEASE_SECONDS: Final = 10.0
+_LEASE_CHECK_SECONDS: Final = 2.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGreeting:
+    """Who an actor is: its node, process id, GPU ids, and the attempt that it has launched."""
+
+    node_id: str
+    pid: int
+    address: str
+    gpu_ids: tuple[str, ...]
+    launched: int
+    port: int | None
+    highest_step: int
+
+
+class RankActor:
+    """One rank of a gang. Every method is idempotent; calls that name an older attempt are refused."""
+
+    def __init__(self, *, job_id: str, gang: int, rank: int, node_dir: str) -> None:
+        self._host = RankHost(
+            job_id=job_id,
+            gang=gang,
+            rank=rank,
+            node_dir=Path(node_dir),
+            start_fork_server=_start_fork_server,
+        )
+        self._lease: asyncio.Task[None] | None = None
+
+    async def hello(self) -> RankGreeting:
+        """Answers as soon as the actor exists."""
+        import ray
+
+        if self._lease is None:
+            self._lease = asyncio.create_task(self._keep_lease())
+        context = ray.get_runtime_context()
+        return RankGreeting(
+            node_id=context.get_node_id(),
+            pid=os.getpid(),
+            address=ray.util.get_node_ip_address(),
+            gpu_ids=tuple(str(i) for i in context.get_accelerator_ids().get("GPU", [])),
+            launched=self._host.launched,
+            port=self._host.port,
+            highest_step=self._host.highest_step,
+        )
+
+    async def prepare(self, attempt: int, serve_on: str | None) -> int | None:
+        """See RankHost.prepare."""
+        return await self._host.prepare(attempt, serve_on)
+
+    async def launch(self, plan: RankPlan) -> None:
+        """See RankHost.launch."""
+        await self._host.launch(plan)
+
+    async def poll(self, attempt: int, after: int, seconds: float) -> PollReply:
+        """See RankHost.poll."""
+        return await self._host.poll(attempt, after, seconds)
+
+    async def stop(self, attempt: int, grace_seconds: float) -> None:
+        """See RankHost.stop."""
+        await self._host.stop(attempt, grace_seconds)
+
+    async def kill(self, attempt: int) -> None:
+        """See RankHost.kill."""
+        await self._host.kill(attempt)
+
+    async def _keep_lease(self) -> None:
+        reached = time.monotonic()
+        while True:
+            await asyncio.sleep(_LEASE_CHECK_SECONDS)
+            try:
+                async with asyncio.timeout(_LEASE_CHECK_SECONDS):
+                    await asyncio.to_thread(_reach_control_plane)
+                reached = time.monotonic()
+            except Exception:
+                if time.monotonic() - reached > LEASE_SECONDS:
+                    os._exit(1)  # the lifeline closes, the keeper kills the rank
+
+
+def _reach_control_plane() -> None:
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    _internal_kv_get(b"orch-lease")
+
+
+async def _start_fork_server(plan: RankPlan) -> None:
+    path = Path(plan.fork_socket)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    await asyncio.to_thread(start_fork_server, plan.python, path, path.with_suffix(".log"), PRELOAD)

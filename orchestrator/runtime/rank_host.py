@@ -1,0 +1,439 @@
+"""One rank of a gang, seen from beside it: starts its process through the fork server, holds its lifeline, keeps its story.
+
+A plain asyncio object, so that it works in a Ray actor (rank_actor.py) and without Ray alike. It owns the rank's pipes,
+log, progress page and, on rank 0, the attempt's rendezvous. It decides nothing: the daemon does. Whatever happens to the
+process is a numbered event that can be asked for again, so a restarted daemon misses nothing. When this object's process
+dies, the lifeline closes and the keeper kills everything below it.
+
+Fencing: every call names its attempt; an older one is refused. A process tree holds an advisory lock per job and rank on
+its node (through its keeper), so a second tree cannot start before the first is gone, whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.runtime.forkclient import (
+    ErrorRaised,
+    Exited,
+    ForkServerClient,
+    ForkServerMissingError,
+    Gone,
+    KeeperLost,
+    Lifeline,
+    SpawnRequest,
+    Started,
+)
+from orchestrator.runtime.logs import LogLimits, LogWriter, log_path
+from orchestrator.runtime.rendezvous import bind_rendezvous
+from orchestrator.train.progress import ProgressPage, ProgressSnapshot
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Mapping
+
+PROGRESS_SECONDS: Final = 1.0
+_LOCK_SECONDS: Final = 30.0
+_FORK_SERVER_SECONDS: Final = 30.0
+_READ_BYTES: Final = 256 * 1024
+_PIPE_BYTES: Final = 1024 * 1024
+
+
+class StaleAttemptError(Exception):
+    """The call names an attempt that a newer one has replaced; nothing was done. Ask for the current attempt."""
+
+
+class RankBusyError(Exception):
+    """Processes of an earlier attempt of this rank are still there after the deadline; see the node's process list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """Everything that one rank of one attempt needs to start. ``env`` is its complete environment."""
+
+    job_id: str
+    attempt: int
+    rank: int
+    mode: str
+    target: str
+    args: tuple[str, ...]
+    python_options: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    threads: int | None
+    cold: bool
+    python: str
+    fork_socket: str
+    log_dir: str
+    exit_record: str
+    page: str
+    previous_step: int
+    secrets: tuple[str, ...] = ()
+    log_limits: LogLimits = field(default_factory=LogLimits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEvent:
+    """One thing that happened to the rank: ``started``, ``exited`` or ``gone``. Times are seconds since the epoch."""
+
+    number: int
+    kind: str
+    at: float
+    pid: int = 0
+    cold: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    error_type: str = ""
+    error_message: str = ""
+    error_at: float | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollReply:
+    """Events after the one that was asked from, and the newest progress when it changed."""
+
+    attempt: int
+    events: tuple[RankEvent, ...]
+    progress: ProgressSnapshot | None
+    log_lost: str | None = None
+
+
+class RankHost:
+    """See the module. ``start_fork_server`` is called when nobody answers on the plan's socket."""
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        gang: int,
+        rank: int,
+        node_dir: Path,
+        start_fork_server: Callable[[RankPlan], Awaitable[None]],
+    ) -> None:
+        self.job_id, self.gang, self.rank = job_id, gang, rank
+        self._node_dir = node_dir
+        self._start_fork_server = start_fork_server
+        self.attempt = 0
+        self._launched = 0
+        self._serial = asyncio.Lock()
+        self._events: list[RankEvent] = []
+        self._news = asyncio.Event()
+        self._lifeline: Lifeline | None = None
+        self._store: Lifeline | None = None
+        self._listener: socket.socket | None = None
+        self._page: ProgressPage | None = None
+        self._told: ProgressSnapshot | None = None
+        self._told_at = 0.0
+        self._log: LogWriter | None = None
+        self._pipes: dict[int, str] = {}
+        self._error: ErrorRaised | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self.highest_step = 0
+
+    @property
+    def launched(self) -> int:
+        """The newest attempt whose process was started; 0 before the first."""
+        return self._launched
+
+    @property
+    def port(self) -> int | None:
+        """The rendezvous port that this host serves, if it does."""
+        return None if self._listener is None else int(self._listener.getsockname()[1])
+
+    async def prepare(self, attempt: int, serve_on: str | None) -> int | None:
+        """Make room for ``attempt``: what is left of an older one is killed and gone when this returns.
+
+        With ``serve_on``, an address of this node, the attempt's rendezvous socket is bound there; returns its port.
+        """
+        async with self._serial:
+            self._refuse_older(attempt)
+            if attempt > self.attempt:
+                await self._clear()
+                self.attempt = attempt
+                self._events = []
+                if serve_on is not None:
+                    self._listener = bind_rendezvous(serve_on)
+            return self.port
+
+    async def launch(self, plan: RankPlan) -> None:
+        """Start the rank's process, once per attempt; asking again does nothing."""
+        async with self._serial:
+            self._refuse_older(plan.attempt)
+            if self._launched == plan.attempt:
+                return
+            client = ForkServerClient(Path(plan.fork_socket))
+            if self._listener is not None:
+                self._store = await self._with_fork_server(plan, lambda: self._serve_store(client, plan))
+            self._open_page(plan)
+            Path(plan.exit_record).parent.mkdir(parents=True, exist_ok=True)
+            Path(plan.exit_record).unlink(missing_ok=True)
+            self._log = LogWriter(
+                log_path(Path(plan.log_dir), plan.attempt, plan.rank), secrets=plan.secrets, limits=plan.log_limits
+            )
+            lock = await self._lock()
+            try:
+                self._lifeline = await self._with_fork_server(plan, lambda: self._spawn(client, plan, lock))
+            finally:
+                os.close(lock)  # the keeper holds its own copy
+            self._launched = plan.attempt
+            self._watcher = asyncio.create_task(self._watch(self._lifeline, plan.attempt))
+
+    async def poll(self, attempt: int, after: int, seconds: float) -> PollReply:
+        """Wait until there is an event numbered above ``after`` or new progress (at most one a second), or ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self._refuse_older(attempt)
+            events = tuple(e for e in self._events if e.number > after)
+            progress = self._progress_due(final=bool(events))
+            left = deadline - time.monotonic()
+            if events or progress is not None or left <= 0:
+                lost = self._log.lost if self._log else None
+                return PollReply(attempt=self.attempt, events=events, progress=progress, log_lost=lost)
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, PROGRESS_SECONDS)):
+                    await self._news.wait()
+
+    async def stop(self, attempt: int, grace_seconds: float) -> None:
+        """SIGTERM now, SIGKILL of the whole tree after the grace, whoever is alive then."""
+        self._refuse_older(attempt)
+        if self._page is not None:
+            self._page.request_stop()
+        if self._lifeline is not None:
+            self._lifeline.stop(timedelta(seconds=max(grace_seconds, 0.0)))
+
+    async def kill(self, attempt: int) -> None:
+        """SIGKILL of the whole tree, now; ``gone`` follows as an event."""
+        self._refuse_older(attempt)
+        if self._lifeline is not None:
+            self._lifeline.kill()
+
+    async def clear(self) -> None:
+        """Kill what is there; nothing is left when this returns."""
+        async with self._serial:
+            await self._clear()
+
+    def _refuse_older(self, attempt: int) -> None:
+        if attempt < self.attempt:
+            raise StaleAttemptError(
+                f"{self.job_id} rank {self.rank}: attempt {attempt} was replaced by {self.attempt}; nothing was done"
+            )
+
+    async def _clear(self) -> None:
+        if self._lifeline is not None:
+            self._lifeline.kill()
+        if self._watcher is not None:
+            await self._watcher
+            self._watcher = None
+        self._lifeline = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    async def _with_fork_server(self, plan: RankPlan, call: Callable[[], Awaitable[Lifeline]]) -> Lifeline:
+        deadline = time.monotonic() + _FORK_SERVER_SECONDS
+        while True:
+            try:
+                return await call()
+            except ForkServerMissingError:
+                if time.monotonic() > deadline:
+                    raise
+                await self._start_fork_server(plan)
+
+    async def _serve_store(self, client: ForkServerClient, plan: RankPlan) -> Lifeline:
+        assert self._listener is not None
+        env = {name: plan.env[name] for name in ("PATH", "HOME") if name in plan.env}
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            spawned = await client.spawn(
+                SpawnRequest(mode="store", cwd="/", env=env, threads=1),
+                stdout=null,
+                stderr=null,
+                listen=self._listener.fileno(),
+            )
+        finally:
+            os.close(null)
+        return spawned.lifeline
+
+    async def _spawn(self, client: ForkServerClient, plan: RankPlan, lock: int) -> Lifeline:
+        pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
+        try:
+            for _, write_end in pipes:
+                os.set_blocking(write_end, True)
+                with contextlib.suppress(OSError):
+                    fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            spawned = await client.spawn(
+                SpawnRequest(
+                    mode=plan.mode,  # type: ignore[arg-type]  # checked where the entry point was parsed
+                    target=plan.target,
+                    args=plan.args,
+                    python_options=plan.python_options,
+                    cwd=plan.cwd,
+                    env=plan.env,
+                    threads=plan.threads,
+                    cold=plan.cold,
+                    exit_record=Path(plan.exit_record),
+                    record={"job": plan.job_id, "attempt": plan.attempt, "rank": plan.rank},
+                ),
+                stdout=pipes[0][1],
+                stderr=pipes[1][1],
+                lease=lock,
+            )
+        except BaseException:
+            for read_end, _ in pipes:
+                os.close(read_end)
+            raise
+        finally:
+            for _, write_end in pipes:
+                os.close(write_end)
+        self._error = None
+        loop = asyncio.get_running_loop()
+        for (read_end, _), stream in zip(pipes, "oe", strict=True):
+            self._pipes[read_end] = stream
+            loop.add_reader(read_end, self._read_pipe, read_end)
+        return spawned.lifeline
+
+    async def _lock(self) -> int:
+        """The node's lock for this job and rank: held by the keeper of a live tree, so at most one tree exists."""
+        path = rank_lock_path(self._node_dir, self.job_id, self.rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + _LOCK_SECONDS
+        delay = 0.001
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    os.close(handle)
+                    raise RankBusyError(f"{path} is still locked by an older process tree") from None
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 0.1)
+            else:
+                return handle
+
+    def _open_page(self, plan: RankPlan) -> None:
+        if self._page is not None:
+            self._page.close()
+        Path(plan.page).parent.mkdir(parents=True, exist_ok=True)
+        self._page = ProgressPage.create(plan.page)
+        self._told = None
+
+    def _progress_due(self, *, final: bool) -> ProgressSnapshot | None:
+        """The newest progress when it differs from what was told, at most once a second unless something happened."""
+        now = time.monotonic()
+        if self._page is None or (not final and now - self._told_at < PROGRESS_SECONDS * 0.9):
+            return None
+        snapshot = self._page.read()
+        if snapshot == self._told:
+            return None
+        self._told, self._told_at = snapshot, now
+        self.highest_step = max(self.highest_step, snapshot.max_step or 0)
+        return snapshot
+
+    def _read_pipe(self, fd: int) -> bool:
+        """Take what there is; False at the end of the file."""
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        if data:
+            if self._log is not None:
+                self._log.feed(self._pipes[fd], data, time.time())
+            return True
+        asyncio.get_running_loop().remove_reader(fd)
+        del self._pipes[fd]
+        os.close(fd)
+        return False
+
+    def _drain_pipes(self) -> None:
+        """What the process wrote before it died is in the pipes: take all of it."""
+        for fd in list(self._pipes):
+            while True:
+                try:
+                    data = os.read(fd, _READ_BYTES)
+                except BlockingIOError:
+                    break
+                if not data:
+                    break
+                if self._log is not None:
+                    self._log.feed(self._pipes[fd], data, time.time())
+
+    def _close_pipes(self) -> None:
+        loop = asyncio.get_running_loop()
+        for fd in list(self._pipes):
+            loop.remove_reader(fd)
+            os.close(fd)
+        self._pipes.clear()
+
+    async def _watch(self, lifeline: Lifeline, attempt: int) -> None:
+        exited = False
+        async for event in lifeline:
+            match event:
+                case Started():
+                    self._add(kind="started", at=event.at, pid=event.pid, cold=event.cold)
+                case ErrorRaised():
+                    self._error = event
+                case Exited():
+                    exited = True
+                    self._drain_pipes()
+                    self._add_exit(event.at, event.exit_code, event.signal)
+                case Gone() | KeeperLost():
+                    self._drain_pipes()
+                    if not exited:
+                        self._add_exit(event.at, None, 9)
+                    self._add(kind="gone", at=event.at)
+        self._close_pipes()
+        if self._log is not None:
+            self._log.close(time.time())
+            self._log = None
+        lifeline.close()
+
+    def _add_exit(self, at: float, exit_code: int | None, signal: int | None) -> None:
+        error = self._error if exit_code != 0 else None
+        self._add(
+            kind="exited",
+            at=at,
+            exit_code=exit_code,
+            signal=signal,
+            error_type=error.type if error else "",
+            error_message=error.message if error else "",
+            error_at=error.at if error else None,
+            log_tail=self._log.tail if self._log and exit_code != 0 else (),
+        )
+
+    def _add(self, **fields: Any) -> None:
+        self._events.append(RankEvent(number=len(self._events) + 1, **fields))
+        self._news.set()
+
+
+def rank_lock_path(node_dir: Path, job_id: str, rank: int) -> Path:
+    """The lock file of a job's rank on a node."""
+    return node_dir / "ranks" / f"{job_id}.{rank}.lock"
+
+
+def lock_is_free(path: Path) -> bool:
+    """No process tree of that rank is alive on this node."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    return True
