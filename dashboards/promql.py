@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 GPU_IDENTITY = "gpu_uuid_gpu_node:orch_gpu_info:last1h"
 """Recorded: where a GPU is, for an hour after it fell silent; one series a GPU whatever happened to its labels."""
 
+PLACEMENT = "gpu_uuid_gpu_node_job_id:orch_gpu_info:placed"
+"""Recorded: where a GPU is and which job holds it; without `job_id` while none does, once per job when it is shared."""
+
 
 def selector(metric: Metric, **labels: str) -> str:
     """`metric{label="value",...}`; a value that begins with `=~`, `!=` or `!~` brings its own operator."""
@@ -55,3 +58,25 @@ def named_gpu(expression: str) -> str:
 def only_running(expression: str) -> str:
     """What remains of a value per job when starting, recovering and draining jobs are left out."""
     return f"{expression} and on (job_id) {selector(c.JOB_STATE, state='RUNNING')} == 1"
+
+
+def of_chosen_jobs(expression: str) -> str:
+    """What remains of a value per job when only jobs of the chosen queues, users and ids are kept."""
+    chosen = selector(c.JOB_INFO, queue="=~$queue", user="=~$user", job_id="=~$job_id")
+    return f"{expression} and on (job_id) {chosen}"
+
+
+def of_chosen_owners(expression: str) -> str:
+    """As `of_chosen_jobs`, on a board that has no choice of jobs."""
+    chosen = selector(c.JOB_INFO, queue="=~$queue", user="=~$user")
+    return f"{expression} and on (job_id) {chosen}"
+
+
+def of_chosen_gpus(expression: str, *labels: str, node: bool = True) -> str:
+    """A value per GPU (and per `labels`), with the GPU's number and node, of the chosen GPUs; values are unchanged.
+
+    `node` False leaves the choice of node and GPU out and keeps that of the job, for boards that have no other.
+    """
+    chosen = 'job_id=~"$job_id"' + (',node=~"$node",gpu_uuid=~"$gpu"' if node else "")
+    where = f"max by (gpu_uuid, gpu, node) ({PLACEMENT}{{{chosen}}})"
+    return f"{per(expression, 'gpu_uuid', *labels)} * on (gpu_uuid) group_left (gpu, node) {where}"

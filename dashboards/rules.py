@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from dashboards.promql import (
     GPU_IDENTITY,
+    PLACEMENT,
     named_gpu,
     named_job,
     on_gpus_of_jobs,
@@ -129,12 +130,17 @@ def _identity_records() -> tuple[Record, ...]:
     now = per(c.GPU_INFO.name, "gpu_uuid", "gpu", "node")
     before = per(f"last_over_time({c.GPU_INFO.name}[1h])", "gpu_uuid", "gpu", "node")
     held = per(c.JOB_GPU.name, "job_id", "gpu_uuid", "rank")
+    holder = per(c.JOB_GPU.name, "job_id", "gpu_uuid")
     times = per(c.JOB_RANK_STEP.name, "job_id", "rank")
     others = f"(sum by (job_id) ({c.JOB_RANK_STEP.name}) - on (job_id) group_right () {times})"
     count = f"on (job_id) group_left () (count by (job_id) ({times}) - 1)"
     return (
         # a GPU that got another number keeps one series: topk breaks the tie that would break every join
         Record(name=GPU_IDENTITY, expr=f"topk by (gpu_uuid) (1, {now} or on (gpu_uuid) {before})"),
+        Record(
+            name=PLACEMENT,
+            expr=f"{holder} * on (gpu_uuid) group_left (gpu, node) {GPU_IDENTITY}\nor on (gpu_uuid)\n{GPU_IDENTITY}",
+        ),
         Record(name=SILENT_GPUS, expr=f"{held} unless on (gpu_uuid) {c.GPU_INFO.name}"),
         Record(name=SLOW_RANKS, expr=f"{times} * {count} / ({others} > 0)"),
     )

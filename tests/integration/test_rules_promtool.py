@@ -259,7 +259,10 @@ SCENARIOS = [
         }
         | of_gpu("orch_gpu_ecc_errors_total", flat(1), gpu_uuid="g0", severity="uncorrected", scope="volatile"),
         {"OrchGpuEccUncorrected": [G0]},
-        values={"count(gpu_uuid_gpu_node:orch_gpu_info:last1h)": [("{}", 3)]},
+        values={
+            "count(gpu_uuid_gpu_node:orch_gpu_info:last1h)": [("{}", 3)],
+            "count by (job_id) (gpu_uuid_gpu_node_job_id:orch_gpu_info:placed)": [('{job_id="a"}', 2), ("{}", 1)],
+        },
     ),
     Scenario(
         "a GPU is lost, with its Xid and its job",

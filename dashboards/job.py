@@ -1,0 +1,319 @@
+"""The board of a job: how far it is, how fast, on what, and what happened to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dashboards import rules, words
+from dashboards.promql import of_chosen_gpus, of_chosen_jobs, per, selector
+from dashboards.widgets import (
+    BYTES,
+    CV,
+    GPUS,
+    NONE_IS_GOOD,
+    RATIO,
+    SECONDS,
+    WATTS,
+    Board,
+    Json,
+    Look,
+    Query,
+    Section,
+    event_annotation,
+    lines,
+    number,
+    source_variable,
+    states,
+    variable,
+)
+from orchestrator import catalogue as c
+from orchestrator.core.states import JobState
+
+if TYPE_CHECKING:
+    from grafanalib import core as g
+
+STATE_COLORS = {
+    JobState.PENDING: "light-blue",
+    JobState.STARTING: "blue",
+    JobState.RUNNING: "green",
+    JobState.RECOVERING: "orange",
+    JobState.DRAINING: "purple",
+    JobState.SUSPENDED: "text",
+    JobState.SUCCEEDED: "dark-green",
+    JobState.FAILED: "red",
+    JobState.CANCELLED: "dark-yellow",
+}
+EVENT_COLORS = {
+    "start": "blue",
+    "checkpoint": "green",
+    "failure": "red",
+    "recovery": "orange",
+    "preemption": "purple",
+}
+"""Kinds of `orch_job_event_timestamp_seconds` that are drawn as annotations."""
+
+RATE = "[$__rate_interval]"
+
+
+def _by_job(metric: c.Metric, **labels: str) -> str:
+    return of_chosen_jobs(per(selector(metric, **labels), "job_id"))
+
+
+def _state_number() -> str:
+    terms = [f"{selector(c.JOB_STATE, state=state)} * {i}" for i, state in enumerate(JobState, start=1)]
+    return of_chosen_jobs(f"sum by (job_id) ({' or '.join(terms)})")
+
+
+def _now() -> Section:
+    ledger, useful = c.JOB_GPU_TIME.name, selector(c.JOB_GPU_TIME, phase="productive")
+    goodput = f"sum by (job_id) (increase({useful}[$__range])) / sum by (job_id) (increase({ledger}[$__range]))"
+    return Section(
+        title="Now",
+        panels=(
+            number(
+                "Progress",
+                "Newest step over all steps, where the script reports both.",
+                Query(expr=_by_job(c.JOB_PROGRESS), legend="{{job_id}}"),
+                missing=words.NOT_REPORTED,
+                look=RATIO,
+            ),
+            number(
+                "Step",
+                "Newest optimizer step of rank 0.",
+                Query(expr=_by_job(c.JOB_STEP), legend="{{job_id}}"),
+                missing=words.NOT_REPORTED,
+            ),
+            number(
+                "GPUs",
+                "GPUs that the job holds, whether they report or not.",
+                Query(expr=_by_job(c.JOB_GPUS), legend="{{job_id}}"),
+                missing=words.NO_JOB,
+                look=GPUS,
+            ),
+            number(
+                "Goodput",
+                "Share of the job's GPU time in this time range that moved it forward.",
+                Query(expr=of_chosen_jobs(goodput), legend="{{job_id}}"),
+                missing=words.NO_HELD_TIME,
+                look=RATIO,
+                graph=False,
+            ),
+            number(
+                "Age of the newest checkpoint",
+                "What a failure now would cost at most.",
+                Query(
+                    expr=f"time() - {per(c.JOB_CHECKPOINT_TIMESTAMP.name, 'job_id')} and on (job_id) " + _chosen(),
+                    legend="{{job_id}}",
+                ),
+                missing=words.NO_CHECKPOINT,
+                look=SECONDS,
+            ),
+            number(
+                "Hang suspected",
+                "1 while a rank has been still for longer than its own step times allow: orch stacks JOB.",
+                Query(expr=_by_job(c.JOB_HANG_SUSPECTED), legend="{{job_id}}"),
+                missing=words.NO_JOB,
+                look=NONE_IS_GOOD,
+            ),
+            states(
+                "State",
+                "States of the job; what the reasons were: orch events JOB.",
+                Query(expr=_state_number(), legend="{{job_id}}"),
+                missing=words.NO_JOB,
+                look=Look(
+                    words=tuple((i, state.value, STATE_COLORS[state]) for i, state in enumerate(JobState, start=1))
+                ),
+            ),
+        ),
+    )
+
+
+def _chosen() -> str:
+    return selector(c.JOB_INFO, queue="=~$queue", user="=~$user", job_id="=~$job_id")
+
+
+def _training() -> Section:
+    def metric(name: str) -> str:
+        return of_chosen_jobs(per(selector(c.JOB_METRIC, name=name), "job_id", "name"))
+
+    times = of_chosen_jobs(per(c.JOB_RANK_STEP.name, "job_id", "rank"))
+    return Section(
+        title="Training",
+        panels=(
+            lines(
+                "Loss",
+                "Every value that the script reports under a name with loss in it.",
+                Query(expr=metric("=~(?i).*loss.*"), legend="{{job_id}} {{name}}"),
+                missing=words.NOT_REPORTED,
+            ),
+            lines(
+                "Other reported values",
+                "Everything else that the script reports.",
+                Query(expr=metric("!~(?i).*loss.*"), legend="{{job_id}} {{name}}"),
+                missing=words.NOT_REPORTED,
+            ),
+            lines(
+                "Samples a second",
+                "Training samples over all ranks.",
+                Query(expr=of_chosen_jobs(f"sum by (job_id) (rate({c.JOB_SAMPLES.name}{RATE}))"), legend="{{job_id}}"),
+                missing=words.NOT_REPORTED,
+                look=Look(unit="ops", low=0),
+                width=8,
+            ),
+            lines(
+                "Tokens a second",
+                "Training tokens over all ranks.",
+                Query(expr=of_chosen_jobs(f"sum by (job_id) (rate({c.JOB_TOKENS.name}{RATE}))"), legend="{{job_id}}"),
+                missing=words.NOT_REPORTED,
+                look=Look(unit="ops", low=0),
+                width=8,
+            ),
+            lines(
+                "Model FLOP/s utilization",
+                "Floating point work of the model over what the GPUs could do at their peak.",
+                Query(expr=_by_job(c.JOB_MFU), legend="{{job_id}}"),
+                missing=words.NOT_REPORTED,
+                look=RATIO,
+                width=8,
+            ),
+            lines(
+                "Step time by rank",
+                "A rank's own time for a step, waiting for the others left out: who holds the others up.",
+                Query(expr=times, legend="{{job_id}} rank {{rank}}"),
+                missing=words.NOT_REPORTED,
+                look=SECONDS,
+            ),
+            lines(
+                "Last sign of life",
+                "Time since the slowest rank of the job was heard of.",
+                Query(
+                    expr=f"time() - {per(c.JOB_HEARTBEAT_TIMESTAMP.name, 'job_id')} and on (job_id) {_chosen()}",
+                    legend="{{job_id}}",
+                ),
+                missing=words.NOT_REPORTED,
+                look=SECONDS,
+            ),
+        ),
+    )
+
+
+def _gpus() -> Section:
+    def per_gpu(title: str, text: str, metric: c.Metric, look: Look) -> g.Panel:
+        query = Query(expr=of_chosen_gpus(metric.name, node=False), legend="{{node}} GPU {{gpu}}")
+        return lines(title, text, query, missing=words.NO_EXPORTER, look=look)
+
+    hottest = Query(
+        expr=of_chosen_gpus(f"max by (gpu_uuid) ({c.GPU_TEMPERATURE.name})", node=False), legend="{{node}} GPU {{gpu}}"
+    )
+    return Section(
+        title="GPUs of the job",
+        panels=(
+            per_gpu("Utilization", "Share of time in which the GPU ran any work.", c.GPU_UTILIZATION, RATIO),
+            per_gpu("Memory in use", "Device memory that the job's processes hold.", c.GPU_MEMORY_USED, BYTES),
+            per_gpu("Power", "Power draw: the best sign of how hard a GPU works.", c.GPU_POWER, WATTS),
+            lines(
+                "Temperature",
+                "The hottest sensor of each GPU.",
+                hottest,
+                missing=words.NO_EXPORTER,
+                look=Look(unit="celsius"),
+            ),
+        ),
+    )
+
+
+def _balance() -> Section:
+    cvs = [
+        Query(expr=of_chosen_jobs(per(rules.cv(metric), "job_id")), legend="{{job_id}} " + quantity)
+        for quantity, metric in rules.BALANCED
+    ]
+    shares = [
+        Query(expr=of_chosen_jobs(per(rules.least_share(metric), "job_id")), legend="{{job_id}} " + quantity)
+        for quantity, metric in rules.BALANCED
+    ]
+    return Section(
+        title="Balance",
+        panels=(
+            lines(
+                "Balance over time (CV)",
+                "Under 5 % excellent, under 10 % good, under 20 % fair, else poor. No value for one GPU or an idle job.",
+                *cvs,
+                missing=words.NO_RULES,
+                look=CV,
+                bands=True,
+            ),
+            lines(
+                "Least loaded GPU over the median",
+                "1 is perfect; under one half, a GPU is a straggler, however many GPUs the job has.",
+                *shares,
+                missing=words.NO_RULES,
+                look=RATIO,
+            ),
+        ),
+    )
+
+
+def _robustness() -> Section:
+    restarts = f"sum by (job_id, class) (increase({c.JOB_RESTARTS.name}[$__range]))"
+    phases = f"sum by (job_id, phase) (rate({c.JOB_GPU_TIME.name}{RATE}))"
+    return Section(
+        title="Restarts, checkpoints, goodput",
+        panels=(
+            lines(
+                "Restarts in this time range",
+                "By failure class; each class has a budget of its own.",
+                Query(expr=of_chosen_jobs(restarts), legend="{{job_id}} {{class}}"),
+                missing=words.NO_JOB,
+                look=GPUS,
+                width=8,
+            ),
+            lines(
+                "Age of the newest checkpoint",
+                "Beside it the interval at which the job means to save.",
+                Query(
+                    expr=f"time() - {per(c.JOB_CHECKPOINT_TIMESTAMP.name, 'job_id')} and on (job_id) {_chosen()}",
+                    legend="{{job_id}} age",
+                ),
+                Query(expr=_by_job(c.JOB_CHECKPOINT_INTERVAL), legend="{{job_id}} interval"),
+                missing=words.NO_CHECKPOINT,
+                look=SECONDS,
+                width=8,
+            ),
+            lines(
+                "GPU time by phase",
+                "GPUs' worth of time, and where it went.",
+                Query(expr=of_chosen_jobs(phases), legend="{{job_id}} {{phase}}"),
+                missing=words.NO_HELD_TIME,
+                look=GPUS,
+                stacked=True,
+                width=8,
+            ),
+        ),
+    )
+
+
+def run_marks() -> tuple[Json, ...]:
+    """Marks for what happened to the chosen jobs."""
+    return tuple(
+        event_annotation(
+            event.capitalize(),
+            of_chosen_jobs(per(selector(c.JOB_EVENT_TIMESTAMP, event=event), "job_id", "event") + " * 1000"),
+            color,
+        )
+        for event, color in EVENT_COLORS.items()
+    )
+
+
+BOARD = Board(
+    uid="orch-job",
+    title="orch / Job",
+    description="Progress, speed, GPUs, balance, restarts and checkpoints of one job or of several side by side.",
+    sections=(_now(), _training(), _gpus(), _balance(), _robustness()),
+    variables=(
+        source_variable(),
+        variable("queue", "Queue", f"label_values({c.JOB_INFO.name}, queue)"),
+        variable("user", "User", f'label_values({c.JOB_INFO.name}{{queue=~"$queue"}}, user)'),
+        variable("job_id", "Job", f'label_values({c.JOB_INFO.name}{{queue=~"$queue",user=~"$user"}}, job_id)'),
+    ),
+    annotations=run_marks(),
+)
