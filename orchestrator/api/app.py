@@ -28,12 +28,13 @@ from orchestrator.api.bodies import (
 from orchestrator.api.errors import (
     PROBLEM_CONTENT_TYPE,
     BadRequestError,
+    InternalError,
     MethodNotAllowedError,
     NotFoundError,
     NotPermittedError,
     OrchError,
 )
-from orchestrator.api.gate import Gate, GatePolicy
+from orchestrator.api.gate import FAILED, Gate, GatePolicy
 from orchestrator.api.protocol import API_PREFIX, MAX_WAIT_SECONDS
 from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb, Verb
 from orchestrator.api.streams import log_stream, until_closing
@@ -139,6 +140,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, OrchError)
         return problem(error)
 
+    async def internal(_: Request, __: Exception) -> Response:
+        return problem(InternalError(FAILED))  # Starlette raises it on to the gate, which logs it
+
     async def invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         return problem(bad_request(list(error.errors())))
@@ -152,6 +156,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return problem(BadRequestError(str(error.detail), hint=f"see {API_PREFIX}/openapi.json"))
 
     app.add_exception_handler(OrchError, ours)
+    app.add_exception_handler(Exception, internal)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
 

@@ -133,10 +133,10 @@ class NotFoundError(OrchError):
 
 
 class NoSuchJobError(NotFoundError):
-    """No job has this id, prefix or name. `orch status --state all` lists every job."""
+    """No job has this id, prefix or name. `orch status --state all` lists every one."""
 
     code = "no_such_job"
-    default_hint = "`orch status` lists the jobs"
+    default_hint = "`orch status --state all` lists every job"
 
 
 class NoSuchNodeError(NotFoundError):
@@ -206,7 +206,7 @@ class NotPermittedError(OrchError):
 
 
 class RefusedError(OrchError):
-    """The request is understood but the rules forbid it now: the state it meets, a full queue, a key used twice."""
+    """The rules forbid it now: the state it meets, a full queue, a key used twice. The hint says what would be taken."""
 
     code = "refused"
     http_status = 409

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("orch.api")
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+FAILED = "the daemon failed to answer"
 _NO_BODY = frozenset({"GET", "HEAD"})
 
 
@@ -79,10 +80,12 @@ class Gate:
         """Serve one request; answers refusals itself."""
         if scope["type"] != "http":
             return
-        started = False
+        started = finished = False
 
         async def marked_send(message: Message) -> None:
-            nonlocal started
+            nonlocal started, finished
+            if message["type"] == "http.response.body":
+                finished = not message.get("more_body", False)
             if message["type"] == "http.response.start":
                 started = True
                 version = (PROTOCOL_HEADER.lower().encode(), str(PROTOCOL_VERSION).encode())
@@ -98,9 +101,10 @@ class Gate:
             await send_problem(error, marked_send)
         except Exception:
             log.exception("api.request_failed", method=scope["method"], path=scope["path"])
-            if started:
-                raise
-            await send_problem(InternalError("the daemon failed to answer"), marked_send)
+            if not started:
+                await send_problem(InternalError(FAILED), marked_send)
+            elif not finished:
+                raise  # the server then cuts the connection: half an answer must not look whole
 
     def _admit(self, scope: Scope) -> Caller | None:
         policy = self._policy

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from orchestrator import __version__
-from orchestrator.api.app import create_control_app
+from orchestrator.api.app import control_routes
 from orchestrator.api.endpoint import Endpoint
 from orchestrator.api.errors import (
     AmbiguousReferenceError,
@@ -26,8 +26,8 @@ from orchestrator.api.errors import (
     Problem,
     RefusedError,
 )
-from orchestrator.api.gate import GatePolicy
-from orchestrator.api.protocol import PROTOCOL_VERSION
+from orchestrator.api.gate import Gate, GatePolicy
+from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PROTOCOL_VERSION
 from orchestrator.api.read_app import MetricsPage, create_read_app, read_policy
 from orchestrator.api.serve import ApiServer, address_of, bind_control_socket, bind_tcp, host_names
 from orchestrator.api.service import Verb
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
     from pathlib import Path
 
+    from orchestrator.api.serve import ControlSocket
     from orchestrator.api.service import ActionRequest, Caller, JobFilter, LogQuery, NodeVerb, SubmitRequest
 
 FIRST_TIME = 1_790_000_000.0
@@ -344,20 +345,19 @@ class FakeService:
 class ServedFake:
     """A FakeService behind real listeners, on an event loop in a thread of its own."""
 
-    def __init__(self, directory: Path, *, owner_uid: int, token: str, max_body_bytes: int | None) -> None:
+    def __init__(self, directory: Path, policy: GatePolicy, token: str) -> None:
         self.service = FakeService()
         self.endpoint = Endpoint(socket_path=str(directory / "orch.sock"))
         self.tcp_endpoint = Endpoint()
         self.read_address = ""
         self._directory = directory
-        self._policy = GatePolicy(owner_uid=owner_uid)
-        if max_body_bytes is not None:
-            self._policy = replace(self._policy, max_body_bytes=max_body_bytes)
+        self._policy = policy
         self._token = token
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="orch-fake")
         self._closing = asyncio.Event()
-        self._stops: list[Callable[[], Any]] = []
+        self._servers: list[ApiServer] = []
+        self._control: ControlSocket | None = None
 
     def do(self, work: Callable[[FakeService], Any]) -> Any:
         """Run ``work`` on the service, in its thread; returns what it returns."""
@@ -375,17 +375,29 @@ class ServedFake:
         """Stop listening, as a daemon that stops in good order does."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(timeout=10)
 
+    def read_with_token(self, token: str) -> Endpoint:
+        """One more reading port, which wants this token."""
+
+        async def open_port() -> Endpoint:
+            sock = bind_tcp("127.0.0.1", 0)
+            host, _, port = address_of(sock).rpartition(":")
+            policy = read_policy("orch.example", token, self._policy.owner_uid)
+            await self._serve(create_read_app(self.service, policy), sock)
+            return Endpoint(host=host, port=int(port))
+
+        return asyncio.run_coroutine_threadsafe(open_port(), self._loop).result(timeout=10)
+
     async def _start(self) -> None:
         self._closing = asyncio.Event()
-        control = bind_control_socket(self._directory / "orch.sock")
-        await self._serve(create_control_app(self.service, self._policy, self._closing), control.sock)
-        self._stops.append(control.release)
+        self._control = bind_control_socket(self._directory / "orch.sock")
+        routes = control_routes(self.service, self._closing)
+        await self._serve(Gate(routes, self._policy), self._control.sock)
         if self._token:
             tcp = bind_tcp("127.0.0.1", 0)
             host, _, port = address_of(tcp).rpartition(":")
             self.tcp_endpoint = Endpoint(host=host, port=int(port), token=self._token)
             policy = replace(self._policy, token=self._token, hosts=host_names(host))
-            await self._serve(create_control_app(self.service, policy, self._closing), tcp)
+            await self._serve(Gate(routes, policy), tcp)
         reading = bind_tcp("127.0.0.1", 0)
         self.read_address = address_of(reading)
         policy = read_policy("127.0.0.1", "", self._policy.owner_uid)
@@ -394,15 +406,15 @@ class ServedFake:
     async def _serve(self, app: Any, sock: Any) -> None:
         server = ApiServer(app, [sock])
         await server.start()
-        self._stops.append(server.stop)
+        self._servers.append(server)
 
     async def _stop(self) -> None:
         self._closing.set()
-        for stop in self._stops:
-            result = stop()
-            if result is not None:
-                await result
-        self._stops.clear()
+        await asyncio.gather(*(server.stop() for server in self._servers))
+        self._servers.clear()
+        if self._control is not None:
+            self._control.release()
+            self._control = None
 
     @contextmanager
     def running(self) -> Iterator[ServedFake]:
@@ -420,9 +432,15 @@ class ServedFake:
 
 @contextmanager
 def serve_fake(
-    directory: Path, *, owner_uid: int, token: str = "", max_body_bytes: int | None = None
+    directory: Path,
+    *,
+    owner_uid: int,
+    token: str = "",
+    max_body_bytes: int = MAX_BODY_BYTES,
+    body_seconds: float = BODY_SECONDS,
 ) -> Iterator[ServedFake]:
     """A FakeService on ``directory/orch.sock``, on a reading port, and with ``token`` on a TCP control port as well."""
-    served = ServedFake(directory, owner_uid=owner_uid, token=token, max_body_bytes=max_body_bytes)
+    policy = GatePolicy(owner_uid=owner_uid, max_body_bytes=max_body_bytes, body_seconds=body_seconds)
+    served = ServedFake(directory, policy, token)
     with served.running():
         yield served

@@ -1,0 +1,293 @@
+"""The routes: what they answer, and that the OpenAPI document says so."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from orchestrator.api import views
+from orchestrator.api.errors import (
+    AmbiguousReferenceError,
+    BadRequestError,
+    NoSuchJobError,
+    NoSuchNodeError,
+    ProtocolMismatchError,
+    RefusedError,
+)
+from orchestrator.api.views import CheckpointView, View
+from tests.support.plain_http import JSON, ask
+
+if TYPE_CHECKING:
+    from orchestrator.api.client import Client
+    from orchestrator.api.testing import ServedFake
+
+JOB = "name: digits\nentrypoint: python train.py\n"
+
+
+def test_a_job_from_submission_to_its_end(served: ServedFake, client: Client) -> None:
+    reply = client.submit_text(JOB)
+    assert reply.created
+    assert reply.job_id is not None
+    job = client.job(reply.job_id)
+    assert (job.name, job.state) == ("digits", "PENDING")
+    served.do(lambda service: service.set(job.id, state="RUNNING", reason="every rank is up"))
+    assert client.job("digits").reason == "every rank is up"
+    assert client.cancel(job.id).state == "CANCELLED"
+    assert [event.kind for event in client.events(job.id)] == ["job_submitted", "job_changed", "job_changed"]
+    assert [event.sequence for event in client.events(job.id, after=2)] == [3]
+
+
+def test_references(served: ServedFake, client: Client) -> None:
+    old = served.do(lambda service: service.add("digits"))
+    new = served.do(lambda service: service.add("digits"))
+    other = served.do(lambda service: service.add("resnet"))
+    assert client.job(old.id).id == old.id
+    assert client.job("digits").id == new.id, "a name is its newest job"
+    assert client.job("resnet-").id == other.id
+    with pytest.raises(AmbiguousReferenceError) as caught:
+        client.job("digit")
+    assert {problem.path for problem in caught.value.problems} == {old.id, new.id}
+    with pytest.raises(NoSuchJobError):
+        client.job("bert")
+
+
+def test_filters(served: ServedFake, client: Client) -> None:
+    served.do(lambda service: service.add("a", user="ada", state="RUNNING"))
+    late = served.do(lambda service: service.add("b", user="ada"))
+    served.do(lambda service: service.add("c", user="bob"))
+    assert [job.name for job in client.jobs().jobs] == ["c", "b", "a"]
+    assert [job.name for job in client.jobs(user="ada").jobs] == ["b", "a"]
+    assert [job.name for job in client.jobs(states=["running", "FAILED"]).jobs] == ["a"]
+    assert [job.name for job in client.jobs(since=late.submitted_at).jobs] == ["c", "b"]
+    assert [job.name for job in client.jobs(limit=1).jobs] == ["c"]
+    with pytest.raises(BadRequestError, match="'flying' is no state") as caught:
+        client.jobs(states=["flying"])
+    assert "RUNNING" in caught.value.hint
+
+
+def test_actions(served: ServedFake, client: Client) -> None:
+    job = served.do(lambda service: service.add())
+    assert client.pause(job.id).state == "SUSPENDED"
+    assert client.resume(job.id).state == "PENDING"
+    client.update(job.id, priority=90)
+    assert client.job(job.id).priority == 90
+    again = client.rerun(job.id, from_checkpoint=True)
+    assert again.job_id != job.id
+    client.cancel(job.id)
+    assert client.cancel(job.id).state == "CANCELLED", "what is reached already is answered, not refused"
+    with pytest.raises(RefusedError, match="cancelled already"):
+        client.resume(job.id)
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "message"),
+    [
+        ("update", {}, "update needs priority"),
+        ("update", {"priority": 101}, "less than or equal to 100"),
+        ("update", {"priority": "high"}, "valid integer"),
+        ("cancel", {"priority": 3}, "cancel takes no priority"),
+        ("pause", {"from_checkpoint": True}, "pause takes no from_checkpoint"),
+        ("cancel", {"force": True}, "Extra inputs"),
+        ("explode", {}, "verb"),
+    ],
+)
+def test_wrong_actions_are_refused_with_their_place(
+    served: ServedFake, verb: str, body: dict[str, Any], message: str
+) -> None:
+    job = served.do(lambda service: service.add())
+    answer = ask(served.endpoint, "POST", f"/api/v1/jobs/{job.id}/{verb}", headers=JSON, body=json.dumps(body).encode())
+    assert answer.status == 400
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert message in answer.json["message"]
+    assert served.do(lambda service: service.calls) == []
+
+
+def test_errors_never_repeat_a_secret(served: ServedFake) -> None:
+    body = {"yaml": JOB, "idempotency_key": "k" * 8, "cwd": "/", "secrets": {"HF_TOKEN": 12345, "bad-name": "hush"}}
+    answer = ask(served.endpoint, "POST", "/api/v1/jobs", headers=JSON, body=json.dumps(body).encode())
+    assert answer.status == 400
+    assert b"hush" not in answer.body
+    assert b"12345" not in answer.body
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cwd": "relative"},
+        {"cwd": "/a\0b"},
+        {"python": "python"},
+        {"source": "a\0b"},
+        {"idempotency_key": "../../etc"},
+        {"idempotency_key": "short"},
+        {"overrides": ["x"] * 201},
+        {"yaml": 3},
+        {"unknown": 1},
+        {"secrets": {f"S{i}": "v" for i in range(101)}},
+    ],
+    ids=str,
+)
+def test_a_submission_that_is_out_of_bounds(served: ServedFake, change: dict[str, Any]) -> None:
+    body = {"yaml": JOB, "idempotency_key": "k" * 8, "cwd": "/", **change}
+    answer = ask(served.endpoint, "POST", "/api/v1/jobs", headers=JSON, body=json.dumps(body).encode())
+    assert answer.status == 400
+    assert served.do(lambda service: service.requests) == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"yaml": "\xff"}', b"[" * 100_000])
+def test_a_body_that_is_no_json(served: ServedFake, body: bytes) -> None:
+    answer = ask(served.endpoint, "POST", "/api/v1/jobs", headers=JSON, body=body)
+    assert answer.status == 400
+    assert answer.json["code"] == "bad_request"
+
+
+def test_a_dry_run_stores_nothing(client: Client) -> None:
+    plan = client.plan(JOB, cwd="/srv")
+    assert (plan.starts, plan.seats[0].node, plan.working_dir) == ("now", "node-a", "/srv")
+    assert client.jobs().jobs == ()
+
+
+def test_checkpoints(served: ServedFake, client: Client) -> None:
+    job = served.do(lambda service: service.add())
+    assert client.checkpoints(job.id) == ()
+    served.do(lambda service: service.save(job.id, CheckpointView(step=10, at=1.0, path="/c/10")))
+    served.do(lambda service: service.save(job.id, CheckpointView(step=20, at=2.0, path="/c/20", problem="torn")))
+    assert [item.valid for item in client.checkpoints(job.id)] == [None, None]
+    assert [(item.step, item.valid) for item in client.checkpoints(job.id, verify=True)] == [(20, False), (10, True)]
+
+
+def test_nodes(client: Client) -> None:
+    assert client.nodes()[0].name == "node-a"
+    assert client.node_action("node-a", "drain").state == "DRAINING"
+    with pytest.raises(NoSuchNodeError):
+        client.node_action("node-z", "cordon")
+
+
+def test_health_prune_and_shutdown(served: ServedFake, client: Client) -> None:
+    job = served.do(lambda service: service.add(state="FAILED"))
+    running = served.do(lambda service: service.add())
+    assert client.health().counts == {"FAILED": 1, "PENDING": 1}
+    assert client.prune(older_than_seconds=0, dry_run=True).removed == (job.id,)
+    assert client.prune(older_than_seconds=0).removed == (job.id,)
+    assert [item.id for item in client.jobs().jobs] == [running.id]
+    assert client.shutdown().running == (running.id,)
+    assert client.shutdown(stop_jobs=True).stopped == (running.id,)
+
+
+@pytest.mark.parametrize("seconds", [-1, "NaN", "Infinity"])
+def test_a_wrong_age_prunes_nothing(served: ServedFake, seconds: object) -> None:
+    body = f'{{"older_than_seconds": {seconds}}}'.encode()
+    assert ask(served.endpoint, "POST", "/api/v1/prune", headers=JSON, body=body).status == 400
+    assert served.do(lambda service: service.calls) == []
+
+
+def test_logs(served: ServedFake, client: Client) -> None:
+    job = served.do(lambda service: service.add(state="RUNNING"))
+    served.do(lambda service: service.write(job.id, "one", "zwei ü\x1b[0m", "drei"))
+    served.do(lambda service: service.write(job.id, "from rank 1", rank=1, stream="stderr"))
+    texts = [line.text for line in client.logs(job.id)]
+    assert texts == ["one", "zwei ü\x1b[0m", "drei", "from rank 1"]
+    assert [line.text for line in client.logs(job.id, tail=1)] == ["from rank 1"]
+    assert [line.text for line in client.logs(job.id, tail=0)] == []
+    assert [line.text for line in client.logs(job.id, rank=0)] == ["one", "zwei ü\x1b[0m", "drei"]
+    with pytest.raises(NoSuchJobError):
+        list(client.logs("nothing"))
+
+
+def test_a_page_that_is_not_there(served: ServedFake) -> None:
+    for path in ("/", "/api/v1", "/api/v2/jobs", "/docs", "/api/v1/jobs/", "/api/v1/jobs/a/b/c"):
+        answer = ask(served.endpoint, "GET", path)
+        assert (answer.status, answer.json["code"]) == (404, "not_found"), path
+
+
+def test_a_method_that_a_page_lacks(served: ServedFake) -> None:
+    answer = ask(served.endpoint, "POST", "/api/v1/nodes", headers=JSON, body=b"{}")
+    assert (answer.status, answer.json["code"]) == (405, "method_not_allowed")
+
+
+def test_another_protocol_is_refused_with_the_way_out(served: ServedFake) -> None:
+    answer = ask(served.endpoint, "GET", "/api/v1/jobs", headers={"X-Orch-Protocol": "99"})
+    assert answer.status == 426
+    assert "orch down && orch up" in answer.json["hint"]
+    assert answer.headers["x-orch-protocol"] == "1"
+
+
+def test_a_client_of_another_version_says_so(
+    served: ServedFake, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.api.wire.PROTOCOL_VERSION", 99)
+    with pytest.raises(ProtocolMismatchError):
+        client.jobs()
+
+
+def test_a_failure_inside_is_one_sentence(served: ServedFake, capfd: pytest.CaptureFixture[str]) -> None:
+    def broken() -> None:
+        raise RuntimeError("the store fell over")
+
+    served.do(lambda service: setattr(service, "nodes", broken))
+    answer = ask(served.endpoint, "GET", "/api/v1/nodes")
+    assert (answer.status, answer.json["code"]) == (500, "internal")
+    assert b"fell over" not in answer.body
+
+
+def test_a_long_poll_returns_at_the_change(served: ServedFake, client: Client) -> None:
+    job = served.do(lambda service: service.add())
+    other = served.do(lambda service: service.add())
+    version = client.wait_change(None)
+    assert client.wait_change(version - 1) == version, "what changed before is told at once"
+    begin = time.monotonic()
+    assert client.wait_change(version, timeout_seconds=0.05) == version
+    assert client.wait_change(version + 1000) == version, "a counter of another life returns at once"
+    served.do(lambda service: service.set(other.id, state="RUNNING"))
+    assert client.wait_change(version, job_ids=[job.id], timeout_seconds=0.05) == version + 1
+    assert client.wait_change(version, job_ids=[other.id]) == version + 1
+    assert time.monotonic() - begin < 5
+
+
+# -- the OpenAPI document
+
+
+@pytest.fixture
+def document(served: ServedFake) -> dict[str, Any]:
+    document: dict[str, Any] = ask(served.endpoint, "GET", "/api/v1/openapi.json").json
+    return document
+
+
+def references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if "$ref" in value else []
+        return own + [ref for item in value.values() for ref in references(item)]
+    return [ref for item in value for ref in references(item)] if isinstance(value, list) else []
+
+
+def test_the_document_is_whole(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.")
+    for reference in references(document):
+        place: Any = document
+        for step in reference.removeprefix("#/").split("/"):
+            place = place[step]
+    operations = [op for path in document["paths"].values() for op in path.values()]
+    assert len({op["operationId"] for op in operations}) == len(operations) >= 14
+    for operation in operations:
+        assert operation.get("description"), operation["operationId"]
+        assert "application/problem+json" in operation["responses"]["default"]["content"]
+        assert "422" not in operation["responses"], "what cannot be understood is a problem document"
+
+
+def test_the_document_names_what_routes_answer(served: ServedFake, client: Client, document: dict[str, Any]) -> None:
+    job = served.do(lambda service: service.add())
+    served.do(lambda service: service.save(job.id, CheckpointView(step=1, at=1.0, path="/c")))
+    checked = 0
+    for path, methods in document["paths"].items():
+        if "get" not in methods or path.endswith("/logs"):
+            continue
+        schema = methods["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+        cls: type[View] = getattr(views, schema.rpartition("/")[2])
+        answer = ask(served.endpoint, "GET", path.replace("{ref}", job.id))
+        assert answer.status == 200
+        TypeAdapter(cls).validate_json(answer.body)  # lists for tuples, and nothing else bent
+        checked += 1
+    assert checked >= 7
