@@ -46,11 +46,12 @@ A path alone refuses every value but the default; `path:form` refuses one form o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One broken rule, and the value that it is about."""
+    """One broken rule, the value that it is about, and the other values that it looked at."""
 
     path: Path
     message: str
     hint: str
+    others: tuple[Path, ...] = ()
 
 
 def cross_checks(spec: JobSpec) -> Iterator[Finding]:
@@ -104,7 +105,10 @@ def _entrypoint(spec: JobSpec) -> Iterator[Finding]:
     if posixpath.normpath(entrypoint.target).split("/")[0] == "..":
         message = f"{quoted(entrypoint.target)} lies outside working_dir, which is all that is copied"
         yield Finding(
-            path=("entrypoint",), message=message, hint="set working_dir to a directory that holds the script"
+            path=("entrypoint",),
+            message=message,
+            hint="set working_dir to a directory that holds the script",
+            others=(("working_dir",),),
         )
 
 
@@ -147,7 +151,9 @@ def _names(spec: JobSpec) -> Iterator[Finding]:
     for index, dependency in enumerate(spec.depends_on):
         if dependency.job == spec.name:
             message = "the job would wait for itself"
-            yield Finding(path=("depends_on", index, "job"), message=message, hint="name another job")
+            yield Finding(
+                path=("depends_on", index, "job"), message=message, hint="name another job", others=(("name",),)
+            )
     for index, hook in enumerate(spec.notify):
         if not hook.on:
             yield Finding(path=("notify", index, "on"), message="no state is named", hint="write on: [FAILED]")
@@ -158,11 +164,19 @@ def _checkpoint(spec: JobSpec) -> Iterator[Finding]:
     if attribute is None and order is not None:
         message = "an order without score_attribute"
         yield Finding(
-            path=("checkpoint", "score_order"), message=message, hint="name the metric: score_attribute: loss"
+            path=("checkpoint", "score_order"),
+            message=message,
+            hint="name the metric: score_attribute: loss",
+            others=(("checkpoint", "score_attribute"),),
         )
     if attribute is not None and order is None:
         message = f"whether a low or a high {quoted(attribute)} is better is not said"
-        yield Finding(path=("checkpoint", "score_attribute"), message=message, hint="add score_order: min, or max")
+        yield Finding(
+            path=("checkpoint", "score_attribute"),
+            message=message,
+            hint="add score_order: min, or max",
+            others=(("checkpoint", "score_order"),),
+        )
 
 
 def _matrix(matrix: MatrixSpec) -> Iterator[Finding]:
@@ -177,8 +191,11 @@ def _matrix(matrix: MatrixSpec) -> Iterator[Finding]:
         message = f"{jobs} combinations, more than {MAX_MATRIX_JOBS}"
         yield Finding(path=("matrix", "parameters"), message=message, hint="try fewer values")
     for index, combination in enumerate(matrix.exclude):
-        for name in combination.keys() - matrix.parameters.keys():
+        for name in sorted(combination.keys() - matrix.parameters.keys()):
             message = f"excludes by {quoted(name)}, which is no parameter"
             yield Finding(
-                path=("matrix", "exclude", index), message=message, hint=f"parameters: {', '.join(matrix.parameters)}"
+                path=("matrix", "exclude", index),
+                message=message,
+                hint=f"parameters: {', '.join(matrix.parameters)}",
+                others=(("matrix", "parameters"),),
             )

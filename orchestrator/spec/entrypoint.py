@@ -87,7 +87,7 @@ def parse_entrypoint(text: str) -> Entrypoint:
     _refuse_assignments(words)
     entrypoint = _recognize(words)
     _refuse_launcher(entrypoint)
-    if entrypoint.kind == "command" and entrypoint.target.endswith(".py") and "/" not in entrypoint.target:
+    if _is_bare_script(words):
         suggestion = shlex.join(("python", *words))
         hint = f"write {yaml_line('entrypoint', suggestion)}"
         raise EntrypointError(f"{quoted(words[0])} is a script, not a program", hint, suggestion=suggestion)
@@ -101,6 +101,10 @@ def cold_start_variables(env: Mapping[str, str]) -> tuple[str, ...]:
     `OMP_NUM_THREADS` is not among them, because torch takes it afterwards as well.
     """
     return tuple(sorted(name for name in env if name.startswith(_COLD_PREFIXES) and name != "OMP_NUM_THREADS"))
+
+
+def _is_bare_script(words: tuple[str, ...]) -> bool:
+    return words[0].endswith(".py") and "/" not in words[0]
 
 
 def _recognize(words: tuple[str, ...]) -> Entrypoint:
@@ -169,7 +173,7 @@ def _refuse_assignments(words: tuple[str, ...]) -> None:
     try:
         launched = _without_launchers(_recognize(words))
     except EntrypointError:
-        launched = None
+        words, launched = ("python", "train.py"), None
     if launched is not None:
         words, keys = launched.words, {**keys, **dict(launched.keys)}
     elif len(devices) > 1:
@@ -179,7 +183,9 @@ def _refuse_assignments(words: tuple[str, ...]) -> None:
 
 
 def _instead(message: str, translation: Translation) -> EntrypointError:
-    suggestion = shlex.join(translation.words).replace(shlex.quote(CHECKPOINT), CHECKPOINT)
+    # `srun train.py` ran a file; what is no program needs its interpreter.
+    words = ("python", *translation.words) if _is_bare_script(translation.words) else translation.words
+    suggestion = shlex.join(words).replace(shlex.quote(CHECKPOINT), CHECKPOINT)
     keys = ", ".join(f"{key}: {value}" for key, value in translation.keys)
     hint = f"write {yaml_line('entrypoint', suggestion)}" + (f" with {keys}" if keys else "")
     return EntrypointError(message, hint, suggestion=suggestion)

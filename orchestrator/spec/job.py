@@ -84,7 +84,11 @@ def parse_job(text: str, *, source: str = "job.yaml", overrides: Sequence[str] =
     spec = JOB.read(root, (), problems)
     findings = [*cross_checks(spec), *not_yet(to_dict(spec), _defaults())]
     seen = {problem.path for problem in problems}
-    problems += [_placed(finding, root) for finding in findings if not _spoiled(finding.path, seen)]
+    problems += [
+        _placed(finding, root)
+        for finding in findings
+        if not any(_spoiled(path, seen) for path in (finding.path, *finding.others))
+    ]
     if problems:
         raise SpecError(_in_order(problems, source))
     return spec

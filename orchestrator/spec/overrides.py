@@ -23,8 +23,8 @@ _MAX_STEPS = 16
 def apply_overrides(root: MapNode, overrides: Sequence[str], problems: list[Problem]) -> MapNode:
     r"""Set each `path=value` in turn; what cannot be set is added to `problems`.
 
-    The value is read as YAML. Where YAML cannot read it, or the key wants text, it counts as typed: nobody quotes
-    twice on a command line. Lists take positions (`notify.0.url=...`); `\.` is a dot inside a key.
+    The value is read as YAML: a scalar, or a list or mapping in brackets. Where the key wants text, or it is neither,
+    it counts as typed: nobody quotes twice on a command line. Lists take positions (`notify.0.url=...`); `\.` is a dot inside a key.
     """
     tree: Node = root
     for override in overrides:
@@ -50,20 +50,23 @@ def _split(override: str) -> tuple[list[str], str]:
 
 
 def _value(text: str, source: str, problems: list[Problem]) -> Node:
-    mark = Mark(source=source)
+    as_text = ScalarNode(text=text, kind="text", mark=Mark(source=source), as_typed=True)
+    collection = text.lstrip()[:1] in ("[", "{")
     found: list[Problem] = []
     try:
         node = compose(text, source=source, problems=found)
     except SpecError as error:
-        if text.lstrip()[:1] in ("[", "{") or not text.isprintable():
+        if collection or not text.isprintable():
             raise SpecError(dataclasses.replace(problem, line=0, column=0) for problem in error.problems) from error
-        return ScalarNode(text=text, kind="text", mark=mark, as_typed=True)
-    problems.extend(dataclasses.replace(problem, line=0, column=0) for problem in found)
+        return as_text
     if node is None:
-        return ScalarNode(text=text, kind="null", mark=mark, as_typed=True)
-    if isinstance(node, ScalarNode):
-        return dataclasses.replace(node, mark=mark, as_typed=True)
-    return _at(node, mark)
+        return dataclasses.replace(as_text, kind="null")
+    if isinstance(node, ScalarNode) and not found:
+        return dataclasses.replace(node, mark=as_text.mark, as_typed=True)
+    if not collection:  # such as `a: b`, which YAML takes for a mapping
+        return as_text
+    problems.extend(dataclasses.replace(problem, line=0, column=0) for problem in found)
+    return _at(node, as_text.mark)
 
 
 def _at(node: Node, mark: Mark) -> Node:

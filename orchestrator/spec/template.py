@@ -11,7 +11,7 @@ from orchestrator.spec.entrypoint import parse_entrypoint, yaml_line
 _YAML_WORDS = frozenset({"yes", "no", "on", "off", "true", "false", "null"})
 _TEMPLATE = """\
 # A job for orch. Check it with `orch submit --dry-run`; every key is explained in docs/job-yaml.md.
-# Lines that begin with a # and no space show a default, or an example; remove the # to change them.
+# A key behind a # shows its default or an example; remove the # to set it.
 version: 1
 {name}
 {entrypoint}

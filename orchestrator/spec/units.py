@@ -33,7 +33,7 @@ DURATION_PATTERN = (
     + "".join(f"(?:{_NUMBER}{unit} ?)?" for unit in ("w", "d", "h", "m", "s"))
     + f"(?:{_NUMBER}ms)?)$"
 )
-MEMORY_PATTERN = r"^(" + _NUMBER + r") ?([KMGTPkmgtp]?)(i?)([bB]?)$"
+MEMORY_PATTERN = r"^([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([KMGTPkmgtp]?)(i?)([bB]?)$"
 
 _DURATION = re.compile(DURATION_PATTERN)
 _PART = re.compile(rf"({_NUMBER})(ms|[wdhms])?")

@@ -85,6 +85,7 @@ def test_every_duration_reads_back_to_the_microsecond(duration: timedelta) -> No
         ("2PiB", 2 * 1024**5),
         ("3MB", 3_000_000),
         ("1024", 1024),
+        ("1000000000000000", 10**15),
         ("7B", 7),
     ],
 )
