@@ -12,15 +12,15 @@ import contextlib
 import json
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.checkpoint import layout, manifest, tensorfile
-from orchestrator.checkpoint.errors import CorruptCheckpointError, InsufficientSpaceError
+from orchestrator.checkpoint.errors import CorruptCheckpointError, InsufficientSpaceError, OvertakenError
 from orchestrator.checkpoint.manifest import FileRecord, Manifest
 from orchestrator.checkpoint.reader import CheckpointReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from orchestrator.checkpoint.codec import Leaf
     from orchestrator.checkpoint.directory import CheckpointDirectory
@@ -31,27 +31,54 @@ if TYPE_CHECKING:
 _SPACE_SLACK_BYTES = 1024 * 1024  # manifest and directories beside the parts
 
 
+class Part(Protocol):
+    """One part of a checkpoint (the shared state, or a rank's own), ready to be written."""
+
+    @property
+    def tree(self) -> bytes | memoryview:
+        """The JSON tree."""
+        ...
+
+    @property
+    def total_bytes(self) -> int:
+        """What the part takes on storage, about."""
+        ...
+
+    def tensor_file(self) -> Iterator[bytes | memoryview] | None:
+        """The content of its tensor file, piece by piece; None when it has no tensors."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One part of a checkpoint (the shared state, or a rank's own): its JSON tree and its tensors."""
+class EncodedPart:
+    """A part straight from the codec."""
 
     tree: bytes
     leaves: Sequence[Leaf]
 
     @property
     def total_bytes(self) -> int:
-        """What the part takes on storage, but for the tensor file's header."""
+        """See Part."""
         return len(self.tree) + sum(leaf.total_bytes for leaf in self.leaves)
+
+    def tensor_file(self) -> Iterator[bytes | memoryview] | None:
+        """See Part."""
+        return _tensor_file(self.leaves) if self.leaves else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What one rank contributes to the checkpoint of ``version``. ``gang``: every rank contributes a part."""
+    """What one rank contributes to the checkpoint of ``version``.
+
+    ``gang``: every rank contributes a part. ``still_valid`` is asked after the parts were read: when it says no, they
+    changed meanwhile and are not used.
+    """
 
     version: Version
     parts: Mapping[str, Part]
     gang: bool
     metrics: Mapping[str, float] = field(default_factory=dict)
+    still_valid: Callable[[], bool] = lambda: True
 
 
 class CheckpointWriter:
@@ -67,8 +94,8 @@ class CheckpointWriter:
     def write(self, draft: Draft) -> CheckpointInfo | None:
         """Store the contribution; the checkpoint when that made it complete, None while others are outstanding.
 
-        A version that is committed already is left as it is. Raises OSError or InsufficientSpaceError, and then
-        leaves nothing behind that takes space; earlier checkpoints are never touched.
+        A version that is committed already is left as it is. Raises OSError, InsufficientSpaceError or
+        OvertakenError, and then leaves nothing behind that takes space; earlier checkpoints are never touched.
         """
         committed = self._committed(draft.version)
         if committed is not None:
@@ -79,12 +106,15 @@ class CheckpointWriter:
         try:
             for name, part in draft.parts.items():
                 self._write_part(staging, name, part, files)
+            if not draft.still_valid():
+                raise OvertakenError(f"the snapshot of step {draft.version.step} was overwritten while it was stored")
             if draft.gang:
                 marker = json.dumps(manifest.render_files(files)).encode()
-                self._storage.write(f"{staging}/{layout.done_marker(self._rank)}", [marker])
+                # Whole or absent: a neighbour that sees the name reads it at once. The manifest is what must last.
+                self._storage.replace(f"{staging}/{layout.done_marker(self._rank)}", marker)
                 return self._commit_gang(staging, draft)
             return self._commit(staging, draft, files, ranks=())
-        except OSError:
+        except (OSError, OvertakenError):
             self._abandon(staging, draft)
             raise
 
@@ -115,9 +145,10 @@ class CheckpointWriter:
     def _write_part(self, staging: str, part: str, content: Part, files: dict[str, FileRecord]) -> None:
         name = layout.tree_file(part)
         files[name] = self._storage.write(f"{staging}/{name}", [content.tree])
-        if content.leaves:
+        chunks = content.tensor_file()
+        if chunks is not None:
             name = layout.tensor_file(part)
-            files[name] = self._storage.write(f"{staging}/{name}", _tensor_file(content.leaves))
+            files[name] = self._storage.write(f"{staging}/{name}", chunks)
 
     def _commit_gang(self, staging: str, draft: Draft) -> CheckpointInfo | None:
         markers = [layout.done_marker(rank) for rank in range(self._world_size)]
