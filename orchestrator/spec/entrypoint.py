@@ -173,7 +173,7 @@ def _refuse_assignments(words: tuple[str, ...]) -> None:
     try:
         launched = _without_launchers(_recognize(words))
     except EntrypointError:
-        words, launched = ("python", "train.py"), None
+        launched = None
     if launched is not None:
         words, keys = launched.words, {**keys, **dict(launched.keys)}
     elif len(devices) > 1:
@@ -183,12 +183,21 @@ def _refuse_assignments(words: tuple[str, ...]) -> None:
 
 
 def _instead(message: str, translation: Translation) -> EntrypointError:
-    # `srun train.py` ran a file; what is no program needs its interpreter.
-    words = ("python", *translation.words) if _is_bare_script(translation.words) else translation.words
-    suggestion = shlex.join(words).replace(shlex.quote(CHECKPOINT), CHECKPOINT)
+    suggestion = shlex.join(_runnable(translation.words)).replace(shlex.quote(CHECKPOINT), CHECKPOINT)
     keys = ", ".join(f"{key}: {value}" for key, value in translation.keys)
     hint = f"write {yaml_line('entrypoint', suggestion)}" + (f" with {keys}" if keys else "")
     return EntrypointError(message, hint, suggestion=suggestion)
+
+
+def _runnable(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Make of a launcher's rest a command that is accepted: it may lack its interpreter, or make no sense at all."""
+    if _is_bare_script(words):
+        return ("python", *words)
+    try:
+        _recognize(words)
+    except EntrypointError:
+        return ("python", "train.py")
+    return ("python", "train.py") if not words[0] or _ASSIGNMENT.fullmatch(words[0]) else words
 
 
 def yaml_line(key: str, text: str) -> str:

@@ -1,0 +1,66 @@
+"""docs/job-yaml.md: every key with its true default, and every example a job."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.spec import checks
+from orchestrator.spec.entrypoint import _COLD_PREFIXES
+from orchestrator.spec.grammar import JOB, all_keys
+from orchestrator.spec.job import SpecError, parse_job
+from orchestrator.spec.records import REQUIRED, Record, walk
+
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "job-yaml.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| `([a-z_.\[\]]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
+BLOCKS = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
+
+
+def test_every_key_stands_in_the_document_once_and_no_other_does() -> None:
+    assert sorted(key for key, _, _ in ROW.findall(DOCUMENT)) == sorted(all_keys())
+
+
+def test_every_default_is_the_true_one() -> None:
+    written = {key: default for key, default, _ in ROW.findall(DOCUMENT)}
+    for path, record, key in walk(JOB):
+        assert written[path] == expected(record, key) or yaml.safe_load(written[path].strip("`")) == value(
+            record, key
+        ), path
+
+
+def expected(record: Record[Any], key: str) -> str:
+    if record.default(key) is REQUIRED:
+        return "required"
+    return "–" if isinstance(record.fields[key].shape, Record) else "`...`"
+
+
+def value(record: Record[Any], key: str) -> Any:
+    return record.fields[key].shape.write(record.default(key))
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_every_example_is_a_job(block: str) -> None:
+    assert parse_job(block).name in ("digits", "sft")
+
+
+def test_the_document_has_its_examples() -> None:
+    assert len(BLOCKS) >= 6
+
+
+def test_the_messages_in_the_document_are_the_real_ones() -> None:
+    shown = re.search(r"```text\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert shown is not None
+    text = "name: a\nentrypoint: python t.py\nworkdir: .\n" + "\n" * 4 + "resources:\n  num_workers: two\n"
+    with pytest.raises(SpecError) as caught:
+        parse_job(text)
+    assert str(caught.value) == shown[1].strip()
+
+
+def test_the_variables_that_mean_a_cold_start_are_listed() -> None:
+    assert all(f"`{prefix}`" in DOCUMENT for prefix in _COLD_PREFIXES)
+
+
+def test_the_forms_of_features_not_built_yet_are_still_documented() -> None:
+    assert all(entry.partition(":")[0] in all_keys() for entry in checks.NOT_YET)
