@@ -1,6 +1,8 @@
-"""Where the daemon's control API is: the one rule that client and daemon share.
+"""Where the daemon's control API is, found without what takes long to import.
 
-Pure, and free of imports that take time: the command line loads it on every start. The environment is handed in.
+The rule is that of ``spec.settings``, which the daemon reads: the same environment leads to the same socket. It is
+written here a second time because the command line finds the socket on every start and cannot spend on dataclasses,
+pathlib and re what the whole command may take; a test draws environments and compares the two.
 """
 
 from __future__ import annotations
@@ -8,13 +10,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from orchestrator.api.errors import BadRequestError
+from orchestrator.api.errors import BadRequestError, NotPermittedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_SOCKET_BYTES = 100
-"""Longest path of a Unix socket: ``sockaddr_un`` holds 108 bytes, the last of them zero."""
+SHARED_DIRECTORY = "/tmp"  # noqa: S108 - only where nothing else is short enough; its owner is checked
 
 
 class Endpoint(NamedTuple):
@@ -32,36 +34,74 @@ class Endpoint(NamedTuple):
 
 
 def orch_home(environ: Mapping[str, str]) -> str:
-    """Where all state lives: ``$ORCH_HOME``, else ``~/.orch``; absolute."""
-    home = environ.get("ORCH_HOME") or os.path.join("~", ".orch")  # noqa: PTH118 - pathlib costs 3 ms at start
-    return os.path.realpath(os.path.expanduser(home))  # noqa: PTH111
+    """Where all state lives: ``$ORCH_HOME``, else ``~/.orch``. Raises BadRequestError for a relative path."""
+    text = environ.get("ORCH_HOME", "")
+    if not text:
+        return f"{_user_home(environ).rstrip('/')}/.orch"
+    if text == "~" or text.startswith("~/"):
+        text = _user_home(environ) + text[1:]
+    if not text.startswith("/"):
+        raise BadRequestError(
+            f"ORCH_HOME={text!r} is not an absolute path",
+            hint="a relative one would mean another place in each directory",
+        )
+    return os.path.realpath(text)
 
 
-def control_socket(home: str, runtime_dir: str, uid: int) -> str:
-    """The control socket of the daemon whose state is in ``home``: the same path as ``spec.settings.Settings.socket``.
+def _user_home(environ: Mapping[str, str]) -> str:
+    home = environ.get("HOME", "")
+    return os.path.realpath(home) if home.startswith("/") else os.path.expanduser("~")  # noqa: PTH111
 
-    Written again because that module costs the command line 10 ms; a test holds the two together.
+
+def control_socket(environ: Mapping[str, str], uid: int) -> str:
+    """The control socket of the daemon of ``$ORCH_HOME``.
+
+    It lies in there unless that path is too long for a socket; then under ``$XDG_RUNTIME_DIR`` or, without one, in a
+    directory of the user under /tmp, by a digest of the home.
     """
-    inside = f"{home}/run/orch.sock"
-    if len(os.fsencode(inside)) <= MAX_SOCKET_BYTES:
-        return inside
+    home = orch_home(environ)
+    usual = f"{home.rstrip('/')}/run/orch.sock"
+    if _fits(usual):
+        return usual
     import hashlib
 
     digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
-    short = f"{runtime_dir}/orch-{digest}.sock"
-    if runtime_dir and len(os.fsencode(short)) <= MAX_SOCKET_BYTES:
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if runtime.startswith("/") and _fits(short := f"{os.path.realpath(runtime).rstrip('/')}/orch-{digest}.sock"):
         return short
-    return f"/tmp/orch-{uid}-{digest}/orch.sock"  # noqa: S108 - the listener makes the directory 0700 and checks its owner
+    return f"{SHARED_DIRECTORY}/orch-{uid}-{digest}/orch.sock"
+
+
+def _fits(path: str) -> bool:
+    return len(os.fsencode(path)) <= MAX_SOCKET_BYTES
+
+
+def _refuse_a_trap(path: str) -> None:
+    """Anybody may make a directory in /tmp, and a false daemon in it would be sent secrets."""
+    directory, _, _ = path.rpartition("/")
+    try:
+        owner = os.stat(directory).st_uid  # noqa: PTH116
+    except FileNotFoundError:
+        return
+    if owner != os.getuid():
+        raise NotPermittedError(
+            f"{directory} belongs to someone else",
+            hint="set ORCH_HOME, or XDG_RUNTIME_DIR, to a short path of your own",
+        )
 
 
 def endpoint_from(environ: Mapping[str, str]) -> Endpoint:
     """The daemon that ``environ`` points at: ``$ORCH_ADDRESS`` with ``$ORCH_TOKEN``, else the socket of ``$ORCH_HOME``.
 
-    Raises BadRequestError for an address that is not ``http://host:port``.
+    Raises BadRequestError for an address that is not ``http://host:port``, or a relative home; NotPermittedError for a
+    socket in a directory of someone else.
     """
     address = environ.get("ORCH_ADDRESS", "")
     if not address:
-        return Endpoint(socket_path=control_socket(orch_home(environ), environ.get("XDG_RUNTIME_DIR", ""), os.getuid()))
+        path = control_socket(environ, os.getuid())
+        if path.startswith(f"{SHARED_DIRECTORY}/orch-"):
+            _refuse_a_trap(path)
+        return Endpoint(socket_path=path)
     host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
     if "://" in host or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise BadRequestError(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-DEFAULT_READ_LISTEN = "127.0.0.1:9464"
-"""Where metrics are read; the port that OpenTelemetry's Prometheus exporters use by default."""
+DEFAULT_READ_LISTEN = "127.0.0.1:9476"
+"""Where metrics are read, unless the settings say otherwise (ORCH_METRICS_ADDRESS, ORCH_METRICS_PORT)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

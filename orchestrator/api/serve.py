@@ -249,7 +249,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
     """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
         raise BadRequestError(f"{host!r} is no address: {error.strerror}", hint="write one like 127.0.0.1") from error
@@ -268,7 +268,8 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 def host_names(host: str) -> frozenset[str]:
     """The names that the Host header of a request to a listener on ``host`` may carry."""
-    return LOOPBACK_NAMES | {f"[{host.lower()}]" if ":" in host else host.lower()}
+    host = host.strip("[]").lower()
+    return LOOPBACK_NAMES | {f"[{host}]" if ":" in host else host}
 
 
 def is_loopback(host: str) -> bool:
@@ -278,7 +279,7 @@ def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from orchestrator.api.endpoint import Endpoint
 
-ATTEMPT_SECONDS = 10.0
+DEADLINE_SECONDS = 180.0
+"""A submission may wait for Ray to come up and for a large working directory to be copied."""
+
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 
@@ -98,7 +100,7 @@ def request_body(
 
 
 def submit(
-    endpoint: Endpoint, body: dict[str, Any], *, environ: Mapping[str, str], deadline_seconds: float = 30.0
+    endpoint: Endpoint, body: dict[str, Any], *, environ: Mapping[str, str], deadline_seconds: float = DEADLINE_SECONDS
 ) -> dict[str, Any]:
     """Send a submission until its answer is known; the idempotency key makes that safe. Returns the reply's JSON.
 
@@ -138,7 +140,7 @@ def _deliver(endpoint: Endpoint, body: dict[str, Any], deadline: float) -> dict[
                 "POST",
                 f"{API_PREFIX}/jobs",
                 body=body,
-                deadline_seconds=min(ATTEMPT_SECONDS, max(0.01, left)),
+                deadline_seconds=max(0.01, left),
             )
         except (wire.ConnectionLostError, DeadlineError) as error:
             sent, failure = True, error

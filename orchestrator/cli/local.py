@@ -5,8 +5,7 @@ Imports happen inside: they load Ray's and torch's world, which no other command
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.api.launch import ServeOptions
 
@@ -15,34 +14,53 @@ if TYPE_CHECKING:
 
     from orchestrator.api.launch import DemoOptions, Finding, UpReply
     from orchestrator.cli.session import Session
+    from orchestrator.spec.settings import Settings
 
 
-def _settings(session: Session) -> Any:
-    return import_module("orchestrator.daemon.settings").load_settings(session.environ)
+def _settings(session: Session) -> Settings:
+    from orchestrator.daemon.settings import load_settings
+
+    return load_settings(session.environ)
+
+
+def read_listen(session: Session, given: str | None) -> str:
+    """Where metrics are read: as given on the command line, else as the settings say."""
+    if given is not None:
+        return given
+    settings = _settings(session)
+    host = settings.metrics_address
+    return f"[{host}]:{settings.metrics_port}" if ":" in host else f"{host}:{settings.metrics_port}"
 
 
 def start_daemon(session: Session) -> UpReply:
     """Start the daemon as plain `orch up` does, and wait until it takes jobs."""
-    return up(session, ServeOptions())
+    return up(session, ServeOptions(read_listen=read_listen(session, None)))
 
 
 def up(session: Session, options: ServeOptions) -> UpReply:
     """Start the daemon detached. Raises OrchError with the end of its log where it does not come up."""
-    reply: UpReply = import_module("orchestrator.daemon.up").up(_settings(session), options)
-    return reply
+    from orchestrator.daemon.up import up as start
+
+    return start(_settings(session), options)
 
 
 def serve(session: Session, options: ServeOptions) -> int:
     """Run the daemon in this process until it is told to stop."""
-    return int(import_module("orchestrator.daemon.serve").serve(_settings(session), options))
+    from orchestrator.daemon.serve import serve as run
+
+    return run(_settings(session), options)
 
 
 def examine(session: Session) -> Sequence[Finding]:
     """What is right and wrong with this machine."""
+    from importlib import import_module
+
     found: Sequence[Finding] = import_module("orchestrator.daemon.doctor").examine(_settings(session))
     return found
 
 
 def run_demo(options: DemoOptions) -> int:
     """Run the demo."""
-    return int(import_module("orchestrator.daemon.demo").run_demo(options))
+    from orchestrator.daemon.demo import run_demo as run
+
+    return run(options)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from orchestrator.cli.session import Session
 
-PLAN_SECONDS = 30.0
+PLAN_SECONDS = 120.0
 
 
 class SubmitOptions(NamedTuple):

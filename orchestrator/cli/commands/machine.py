@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableError, DeadlineError
-from orchestrator.api.launch import DEFAULT_READ_LISTEN, DemoOptions, Level, ServeOptions
+from orchestrator.api.launch import DemoOptions, Level, ServeOptions
 from orchestrator.cli import local
 from orchestrator.cli.commands.shared import Json, Quiet  # noqa: TC001 - typer reads them
 from orchestrator.cli.session import Session
@@ -34,7 +34,12 @@ Listen = Annotated[
     str, typer.Option("--listen", metavar="HOST:PORT", help="Take requests over TCP as well; needs a token.")
 ]
 ReadListen = Annotated[
-    str, typer.Option("--read-listen", metavar="HOST:PORT", help="Where metrics are read; empty turns it off.")
+    str | None,
+    typer.Option(
+        "--read-listen",
+        metavar="HOST:PORT",
+        help="Where metrics are read (default 127.0.0.1:9476); empty turns it off.",
+    ),
 ]
 TokenFile = Annotated[str, typer.Option("--token-file", metavar="FILE", help="A file with the token for --listen.")]
 
@@ -46,7 +51,7 @@ def up(
     with_prometheus: WithPrometheus = False,
     group: Group = "",
     listen: Listen = "",
-    read_listen: ReadListen = DEFAULT_READ_LISTEN,
+    read_listen: ReadListen = None,
     token_file: TokenFile = "",
     json: Json = False,
     quiet: Quiet = False,
@@ -59,7 +64,7 @@ def up(
         with_prometheus=with_prometheus,
         group=group,
         listen=listen,
-        read_listen=read_listen,
+        read_listen=local.read_listen(session, read_listen),
         token_file=token_file,
     )
     reply = local.up(session, options)
@@ -82,20 +87,21 @@ def serve(
     with_prometheus: WithPrometheus = False,
     group: Group = "",
     listen: Listen = "",
-    read_listen: ReadListen = DEFAULT_READ_LISTEN,
+    read_listen: ReadListen = None,
     token_file: TokenFile = "",
 ) -> int:
     """Run the daemon in the foreground, for systemd and containers; SIGTERM stops it and leaves jobs running."""
+    session = Session()
     options = ServeOptions(
         simulate_gpus=simulate_gpus,
         ray_address=ray_address,
         with_prometheus=with_prometheus,
         group=group,
         listen=listen,
-        read_listen=read_listen,
+        read_listen=local.read_listen(session, read_listen),
         token_file=token_file,
     )
-    return local.serve(Session(), options)
+    return local.serve(session, options)
 
 
 def down(

@@ -1,51 +1,72 @@
-"""Where the daemon is, by the environment."""
+"""Where the daemon is, by the environment; the daemon must find the same place."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from orchestrator.api.endpoint import MAX_SOCKET_BYTES, Endpoint, control_socket, endpoint_from, orch_home
-from orchestrator.api.errors import BadRequestError
-from orchestrator.spec.settings import Settings
+from orchestrator.api import endpoint as module
+from orchestrator.api.endpoint import Endpoint, control_socket, endpoint_from, orch_home
+from orchestrator.api.errors import BadRequestError, NotPermittedError
+from orchestrator.spec.settings import MAX_SOCKET_BYTES, Settings, SettingsError
 
-
-def test_the_socket_lies_in_the_home() -> None:
-    assert endpoint_from({"ORCH_HOME": "/srv/orch"}) == Endpoint(socket_path="/srv/orch/run/orch.sock")
-
-
-def test_the_home_is_absolute_and_has_a_default() -> None:
-    assert orch_home({"ORCH_HOME": "here"}) == os.path.abspath("here")
-    assert orch_home({}) == os.path.expanduser("~/.orch")
-    assert orch_home({"ORCH_HOME": ""}) == os.path.expanduser("~/.orch")
-
-
-def test_a_long_home_moves_the_socket_to_the_runtime_directory() -> None:
-    home = "/very" * 30
-    path = control_socket(home, "/run/user/7", 7)
-    assert path.startswith("/run/user/7/orch-")
-    assert path != control_socket(home + "x", "/run/user/7", 7)
-    assert control_socket(home, "", 7).startswith("/tmp/orch-7-")
-    assert control_socket(home, "/run" * 30, 7).startswith("/tmp/orch-7-")
+segments = st.text(alphabet="ab.~ü-", min_size=0, max_size=12)
+paths = st.builds(
+    lambda head, parts: head + "/".join(parts),
+    st.sampled_from(["/", "//", "~/", "~", "", "/srv/"]),
+    st.lists(segments, max_size=14),
+)
+environments = st.dictionaries(st.sampled_from(["HOME", "ORCH_HOME", "XDG_RUNTIME_DIR"]), paths)
 
 
-def test_the_longest_path_is_still_used_and_one_more_is_not() -> None:
-    fits = "/" + "h" * (MAX_SOCKET_BYTES - len("//run/orch.sock"))
-    assert control_socket(fits, "/run/user/7", 7) == f"{fits}/run/orch.sock"
-    assert len(control_socket(fits, "/run/user/7", 7)) == MAX_SOCKET_BYTES
-    assert control_socket(fits + "h", "/run/user/7", 7).startswith("/run/user/7/")
+@given(environments)
+@example({"HOME": "/"})
+@example({"ORCH_HOME": "/"})
+@example({"ORCH_HOME": "~"})
+@example({"ORCH_HOME": "/" + "h" * 87})
+@example({"ORCH_HOME": "/" + "h" * 86})
+@example({"ORCH_HOME": "/" + "h" * 85})
+@example({"ORCH_HOME": "/" + "h" * 100, "XDG_RUNTIME_DIR": "/run/user/7"})
+@example({"ORCH_HOME": "/" + "h" * 100, "XDG_RUNTIME_DIR": "/" + "r" * 80})
+@example({"ORCH_HOME": "/" + "h" * 100, "XDG_RUNTIME_DIR": "run"})
+def test_client_and_daemon_find_the_same_socket(environ: dict[str, str]) -> None:
+    try:
+        daemon = Settings.from_environ(environ)
+    except SettingsError:
+        with pytest.raises(BadRequestError):
+            control_socket(environ, os.getuid())
+        return
+    assert control_socket(environ, os.getuid()) == str(daemon.socket)
+    assert orch_home(environ) == str(daemon.home)
 
 
-@pytest.mark.parametrize("home", ["/srv/orch", "/very" * 30, "/" + "ü" * 60])
-@pytest.mark.parametrize("runtime", ["/run/user/7", "", "/run" * 30])
-def test_the_command_line_and_the_daemon_agree_on_the_path(home: str, runtime: str) -> None:
-    environ = {"ORCH_HOME": home, "XDG_RUNTIME_DIR": runtime, "HOME": "/root"}
-    assert endpoint_from(environ).socket_path == str(Settings.from_environ(environ).socket)
+def test_the_bound_is_the_daemon_s() -> None:
+    assert module.MAX_SOCKET_BYTES == MAX_SOCKET_BYTES
 
 
-def test_length_counts_bytes_not_letters() -> None:
-    assert control_socket("/" + "ü" * 60, "/run/user/7", 7).startswith("/run/user/7/")
+def test_a_link_and_its_target_are_one_daemon(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert orch_home({"ORCH_HOME": str(tmp_path / "link")}) == str(tmp_path / "real")
+
+
+def test_a_directory_of_someone_else_in_tmp_is_a_trap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "SHARED_DIRECTORY", str(tmp_path))
+    environ = {"ORCH_HOME": "/very" * 40}
+    found = endpoint_from(environ)
+    assert found.socket_path.startswith(f"{tmp_path}/orch-{os.getuid()}-"), "nothing is there yet: `orch up` makes it"
+    Path(found.socket_path).parent.mkdir()
+    assert endpoint_from(environ) == found
+    another = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: another)
+    theirs = endpoint_from(environ)
+    Path(theirs.socket_path).parent.mkdir()  # made by the uid that runs the test, which is not the one that asks
+    with pytest.raises(NotPermittedError, match="someone else"):
+        endpoint_from(environ)
 
 
 def test_an_address_beats_the_home() -> None:
