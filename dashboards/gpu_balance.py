@@ -319,9 +319,9 @@ BOARD = Board(
     sections=(_balance(), _side_by_side(), _heat(), _errors(), _traffic()),
     variables=(
         source_variable(),
-        variable("queue", "Queue", f"label_values({c.JOB_INFO.name}, queue)"),
-        variable("user", "User", f'label_values({c.JOB_INFO.name}{{queue=~"$queue"}}, user)'),
         # .* and not .+: with All, GPUs that no job holds are shown too
+        variable("queue", "Queue", f"label_values({c.JOB_INFO.name}, queue)", all_value=".*"),
+        variable("user", "User", f'label_values({c.JOB_INFO.name}{{queue=~"$queue"}}, user)', all_value=".*"),
         variable(
             "job_id",
             "Job",

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 GPU_IDENTITY = "gpu_uuid_gpu_node:orch_gpu_info:last1h"
 """Recorded: where a GPU is, for an hour after it fell silent; one series a GPU whatever happened to its labels."""
 
-PLACEMENT = "gpu_uuid_gpu_node_job_id:orch_gpu_info:placed"
-"""Recorded: where a GPU is and which job holds it; without `job_id` while none does, once per job when it is shared."""
+PLACEMENT = "gpu:orch_gpu_info:placed"
+"""Recorded: where a GPU is and whose job holds it; once per job when it is shared. While none does, `job_id`, `queue`
+and `user` are missing, which `.*` matches and `.+` does not: that tells boards of all GPUs from boards of jobs."""
 
 
 def selector(metric: Metric, **labels: str) -> str:
@@ -75,8 +76,8 @@ def of_chosen_owners(expression: str) -> str:
 def of_chosen_gpus(expression: str, *labels: str, node: bool = True) -> str:
     """A value per GPU (and per `labels`), with the GPU's number and node, of the chosen GPUs; values are unchanged.
 
-    `node` False leaves the choice of node and GPU out and keeps that of the job, for boards that have no other.
+    `node` False leaves the choice of node and GPU out, for boards that have none.
     """
-    chosen = 'job_id=~"$job_id"' + (',node=~"$node",gpu_uuid=~"$gpu"' if node else "")
+    chosen = 'queue=~"$queue",user=~"$user",job_id=~"$job_id"' + (',node=~"$node",gpu_uuid=~"$gpu"' if node else "")
     where = f"max by (gpu_uuid, gpu, node) ({PLACEMENT}{{{chosen}}})"
     return f"{per(expression, 'gpu_uuid', *labels)} * on (gpu_uuid) group_left (gpu, node) {where}"

@@ -130,7 +130,8 @@ def _identity_records() -> tuple[Record, ...]:
     now = per(c.GPU_INFO.name, "gpu_uuid", "gpu", "node")
     before = per(f"last_over_time({c.GPU_INFO.name}[1h])", "gpu_uuid", "gpu", "node")
     held = per(c.JOB_GPU.name, "job_id", "gpu_uuid", "rank")
-    holder = per(c.JOB_GPU.name, "job_id", "gpu_uuid")
+    owner = f"on (job_id) group_left (queue, user) {per(c.JOB_INFO.name, 'job_id', 'queue', 'user')}"
+    holder = f"{per(c.JOB_GPU.name, 'job_id', 'gpu_uuid')} * {owner}"
     times = per(c.JOB_RANK_STEP.name, "job_id", "rank")
     others = f"(sum by (job_id) ({c.JOB_RANK_STEP.name}) - on (job_id) group_right () {times})"
     count = f"on (job_id) group_left () (count by (job_id) ({times}) - 1)"

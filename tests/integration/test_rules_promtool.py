@@ -261,7 +261,7 @@ SCENARIOS = [
         {"OrchGpuEccUncorrected": [G0]},
         values={
             "count(gpu_uuid_gpu_node:orch_gpu_info:last1h)": [("{}", 3)],
-            "count by (job_id) (gpu_uuid_gpu_node_job_id:orch_gpu_info:placed)": [('{job_id="a"}', 2), ("{}", 1)],
+            "count by (job_id) (gpu:orch_gpu_info:placed)": [('{job_id="a"}', 2), ("{}", 1)],
         },
     ),
     Scenario(

@@ -1,0 +1,164 @@
+"""Boards against the real things: promtool parses every query, TypeScript checks every panel against Grafana's own types."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from dashboards import build, lint
+from dashboards.widgets import to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BOARDS = {board.uid: to_json(board) for board in build.BOARDS}
+
+PACKAGES = ("@grafana/schema@13.2.3", "typescript@5.9.3")
+"""Grafana's types of the version that deploy/compose.yaml starts, and a compiler."""
+
+TYPES = """\
+import type * as s from '@grafana/schema';
+import type { Options as TimeSeries } from '@grafana/schema/dist/esm/raw/composable/timeseries/panelcfg/x/TimeSeriesPanelCfg_types.gen';
+import type { Options as Stat } from '@grafana/schema/dist/esm/raw/composable/stat/panelcfg/x/StatPanelCfg_types.gen';
+import type { Options as BarGauge } from '@grafana/schema/dist/esm/raw/composable/bargauge/panelcfg/x/BarGaugePanelCfg_types.gen';
+import type { Options as Table, FieldConfig as TableField } from '@grafana/schema/dist/esm/raw/composable/table/panelcfg/x/TablePanelCfg_types.gen';
+import type { Options as States, FieldConfig as StatesField } from '@grafana/schema/dist/esm/raw/composable/statetimeline/panelcfg/x/StateTimelinePanelCfg_types.gen';
+import type { Options as Heatmap, FieldConfig as HeatmapField } from '@grafana/schema/dist/esm/raw/composable/heatmap/panelcfg/x/HeatmapPanelCfg_types.gen';
+
+// JSON has no enums: a string enum is read as the set of its values.
+type Plain<T> = T extends string ? (string extends T ? string : `${T}`)
+  : T extends number | boolean | null | undefined ? T
+  : T extends (infer U)[] ? Plain<U>[]
+  : unknown extends T ? any
+  : T extends object ? { [K in keyof T]: Plain<T[K]> } : T;
+
+interface Target {
+  refId: string; datasource: { type: string; uid: string }; expr: string; legendFormat: string;
+  editorMode: 'code' | 'builder'; format: 'time_series' | 'table' | 'heatmap'; instant: boolean; range: boolean;
+}
+type Of<K extends string, O, C> = Omit<Plain<s.Panel>, 'type' | 'options' | 'fieldConfig' | 'targets' | 'transformations'> & {
+  type: K; options: Plain<O>; targets: Target[];
+  transformations?: { id: 'merge' | 'organize'; options: Record<string, unknown> }[];
+  fieldConfig: {
+    defaults: Omit<Plain<s.FieldConfig>, 'custom' | 'mappings'> & { custom: Plain<C>; mappings: Mapping[] };
+    overrides: { matcher: { id: string; options: string }; properties: { id: string; value: any }[] }[];
+  };
+};
+type Mapping = { type: 'value'; options: Record<string, { text: string; color: string; index: number }> };
+type Empty = Record<string, never>;
+type Row = Omit<Plain<s.RowPanel>, 'panels'> & { panels: never[] };
+type Panel = Row
+  | Of<'timeseries', TimeSeries, s.GraphFieldConfig> | Of<'stat', Stat, Empty> | Of<'bargauge', BarGauge, Empty>
+  | Of<'table', Table, TableField> | Of<'state-timeline', States, StatesField> | Of<'heatmap', Heatmap, HeatmapField>;
+
+// What Prometheus' plugin reads beside the common fields of an annotation.
+interface Marks { expr?: string; step?: string; titleFormat?: string; textFormat?: string; tagKeys?: string; useValueForTime?: boolean }
+type Variable = Omit<Plain<s.VariableModel>, 'current' | 'query'> & {
+  definition?: string; query: string | { qryType: number; query: string; refId: string };
+  current: Empty | { selected: boolean; text: string[]; value: string[] };
+};
+export type Board = Omit<Plain<s.Dashboard>, 'panels' | 'templating' | 'annotations'> & {
+  panels: Panel[]; templating: { list: Variable[] };
+  annotations: { list: (Omit<Plain<s.AnnotationQuery>, 'target'> & Marks)[] };
+};
+"""
+
+
+@pytest.fixture(scope="session")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the compiler and Grafana's types; installed once and kept in the user's cache."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        pytest.skip("npm is missing")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orch-tests"
+    folder = cache / re.sub(r"[^a-z0-9.]+", "-", "_".join(PACKAGES).lower()).strip("-")
+    if not (folder / "complete").is_file():
+        fresh = tmp_path_factory.mktemp("npm")
+        (fresh / "package.json").write_text('{"name": "orch-tests", "private": true}')
+        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--no-package-lock", *PACKAGES]
+        done = subprocess.run(command, cwd=fresh, capture_output=True, text=True, check=False, timeout=150)
+        assert done.returncode == 0, done.stderr
+        (fresh / "complete").touch()
+        shutil.rmtree(folder, ignore_errors=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(fresh, folder, symlinks=True)
+    return folder
+
+
+def compile_boards(compiler: Path, folder: Path, boards: dict[str, dict[str, Any]]) -> str:
+    """The compiler's findings; empty when every board has the types that Grafana says boards have."""
+    (folder / "node_modules").symlink_to(compiler / "node_modules")
+    (folder / "types.ts").write_text(TYPES)
+    for uid, board in boards.items():
+        text = json.dumps(board, ensure_ascii=False)
+        (folder / f"{uid}.ts").write_text(
+            f"import type {{ Board }} from './types.js';\nexport const board: Board = {text};\n"
+        )
+    options = {
+        "strict": True,
+        "noEmit": True,
+        "skipLibCheck": True,
+        "module": "nodenext",
+        "target": "es2022",
+        "types": [],
+    }
+    (folder / "tsconfig.json").write_text(json.dumps({"compilerOptions": options, "include": ["*.ts"]}))
+    (folder / "package.json").write_text('{"type": "module"}')
+    tsc = str(compiler / "node_modules/typescript/bin/tsc")
+    done = subprocess.run(
+        ["node", tsc, "-p", "."], cwd=folder, capture_output=True, text=True, check=False, timeout=150
+    )
+    return done.stdout + done.stderr
+
+
+def test_boards_have_grafanas_own_types(compiler: Path, tmp_path: Path) -> None:
+    assert compile_boards(compiler, tmp_path, BOARDS) == ""
+
+
+def test_the_type_check_finds_what_is_wrong(compiler: Path, tmp_path: Path) -> None:
+    """One fault a board: were a type not found, it would be `any`, and its board would pass."""
+    wrong = {name: json.loads(json.dumps(BOARDS["orch-gpu-balance"])) for name in FAULTS}
+    for name, spoil in FAULTS.items():
+        spoil({panel["type"]: panel for panel in wrong[name]["panels"]}, wrong[name])
+    found = compile_boards(compiler, tmp_path, wrong)
+    assert {name for name in FAULTS if f"{name}.ts(" in found} == set(FAULTS), found[:4000]
+
+
+FAULTS: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
+    "lines": lambda panels, _: panels["timeseries"]["options"]["legend"].update(placement="below"),
+    "lines-field": lambda panels, _: panels["timeseries"]["fieldConfig"]["defaults"]["custom"].update(lineWidth="thin"),
+    "number": lambda panels, _: panels["stat"]["options"].update(colour="value"),
+    "bars": lambda panels, _: panels["bargauge"]["options"].pop("valueMode"),
+    "table": lambda panels, _: panels["table"]["options"].update(cellHeight="tiny"),
+    "table-field": lambda panels, _: panels["table"]["fieldConfig"]["defaults"]["custom"].pop("align"),
+    "states": lambda panels, _: panels["state-timeline"]["options"].update(rowHeight="0.9"),
+    "heatmap": lambda panels, _: panels["heatmap"]["options"]["color"].update(mode="rainbow"),
+    "field": lambda panels, _: panels["stat"]["fieldConfig"]["defaults"].update(unit=7),
+    "thresholds": lambda panels, _: panels["stat"]["fieldConfig"]["defaults"]["thresholds"].update(mode="some"),
+    "kind": lambda panels, _: panels["stat"].update(type="graph"),
+    "board": lambda _, board: board.update(graphTooltip=7),
+    "old-key": lambda _, board: board.update(sharedCrosshair=True),
+    "variable": lambda _, board: board["templating"]["list"][1].update(refresh=9),
+}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: .ci/install-test-tools")
+def test_promtool_parses_every_query(tmp_path: Path) -> None:
+    seen = []
+    for uid, board in BOARDS.items():
+        for i, (_, expr) in enumerate(lint.queries(board)):
+            plain = re.sub(r"\$__(rate_interval|range|interval)", "5m", expr)
+            plain = re.sub(r"\$\{?\w+\}?", ".+", plain)
+            seen.append({"record": f"board:{uid.replace('-', '_')}:{i}", "expr": plain})
+    path = tmp_path / "queries.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "boards", "rules": seen}]}))
+    done = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(seen)} rules found" in done.stdout
