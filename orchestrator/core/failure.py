@@ -103,7 +103,7 @@ def _failure(job: Job, first: Exit) -> Failure:
         return Failure(
             failure_class=signature.failure_class,
             code=signature.code,
-            sentence=f"rank {first.rank}: {signature.sentence}",
+            sentence=f"rank {first.rank}: {signature.sentence}{_first_line(first.error_message)}",
             rank=first.rank,
             exit_code=first.exit_code,
             signal=first.signal,
@@ -130,6 +130,11 @@ def _failure(job: Job, first: Exit) -> Failure:
         log_tail=first.log_tail,
         advice=advice,
     )
+
+
+def _first_line(message: str) -> str:
+    lines = message.strip().splitlines()
+    return f" ({lines[0][:160]})" if lines else ""
 
 
 def _signalled(first: Exit) -> Failure:

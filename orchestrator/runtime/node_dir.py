@@ -16,8 +16,10 @@ def node_directory(namespace: str, node_id: str) -> Path:
 
 
 def fork_socket(node_dir: Path, python: str) -> Path:
-    """The fork server's socket for an interpreter."""
-    return node_dir / "fork" / f"{hashlib.sha256(python.encode()).hexdigest()[:12]}.sock"
+    """The fork server's socket for an interpreter; ``python`` and ``python3`` of one environment are the same one."""
+    program = Path(python)
+    identity = f"{program.parent}|{os.path.realpath(program)}"
+    return node_dir / "fork" / f"{hashlib.sha256(identity.encode()).hexdigest()[:12]}.sock"
 
 
 def page_directory(namespace: str) -> Path:

@@ -1,0 +1,55 @@
+# Each target sets up what it needs. `make demo` and `make test` work on a fresh machine with Python 3.11, pip and make.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: setup demo test check lint types layers unit integration soak dashboards format clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON): install Python 3.11, or name another: make PYTHON=python3"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[demo,dashboards,runtime-env,plots,top,stacks,bench,dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/orch demo
+
+test: $(STAMP) check
+
+check: lint types layers unit integration
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+layers: $(STAMP)
+	$(BIN)/lint-imports
+
+unit: $(STAMP)
+	.ci/install-test-tools
+	$(BIN)/python -m pytest -q tests/unit tests/stateful tests/architecture
+
+integration: $(STAMP)
+	$(BIN)/python -m pytest -q tests/contract tests/integration tests/faults tests/acceptance
+
+soak: $(STAMP)
+	$(BIN)/python -m pytest -q tests/soak
+
+dashboards: $(STAMP)
+	$(BIN)/python -m dashboards.build
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

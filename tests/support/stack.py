@@ -1,0 +1,164 @@
+"""A real daemon with its own ORCH_HOME and embedded Ray, driven as a user does: through the command line and the client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orchestrator.api.client import Client
+from orchestrator.api.endpoint import Endpoint
+from orchestrator.api.errors import OrchError
+from orchestrator.api.views import JobView
+from orchestrator.spec.settings import Settings
+
+PYTHON = sys.executable
+ORCH = [PYTHON, "-m", "orchestrator.cli.main"]
+UP_SECONDS = 120.0
+
+
+def wait_until(what: str, condition: Any, seconds: float = 30.0, interval: float = 0.02) -> Any:
+    """Poll until ``condition()`` is true, and return its value; fail with ``what`` at the deadline."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(interval)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+class Stack:
+    """One home. ``up`` starts the daemon; ``close`` ends everything that belongs to the home, whatever state it is in."""
+
+    def __init__(self, *, simulate_gpus: int = 0, extra: tuple[str, ...] = (), home: Path | None = None) -> None:
+        self.home = home or Path(tempfile.mkdtemp(prefix="orch-t-"))
+        self.environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("ORCH_", "RAY_"))},
+            "ORCH_HOME": str(self.home),
+            "PATH": f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+        self.settings = Settings.from_environ(self.environ)
+        self.client = Client(Endpoint(socket_path=str(self.settings.socket)), environ=self.environ)
+        self._arguments = ["--read-listen", "127.0.0.1:0", *extra]
+        if simulate_gpus:
+            self._arguments += ["--simulate-gpus", str(simulate_gpus)]
+
+    # -- the daemon
+
+    def up(self) -> dict[str, Any]:
+        done = self.orch("up", *self._arguments, "--json", seconds=UP_SECONDS)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def daemon_pid(self) -> int:
+        return self.client.health().pid
+
+    def kill_daemon(self) -> None:
+        pid = self.daemon_pid()
+        os.kill(pid, signal.SIGKILL)
+        wait_until("the daemon is dead", lambda: not psutil.pid_exists(pid) or _is_zombie(pid))
+
+    def head_pids(self) -> dict[str, int]:
+        data = json.loads((self.settings.paths.ray / "head.json").read_text())
+        return {name: pid for name, (pid, _created) in data["pids"].items()}
+
+    def close(self) -> None:
+        """Stop what answers, then kill whatever is left of this home; leaves nothing behind."""
+        with contextlib.suppress(OrchError, AssertionError):
+            for job in self.client.jobs().jobs:
+                if not job.is_terminal:
+                    self.client.cancel(job.id)
+            for job in self.client.jobs().jobs:
+                self.client.wait(job.id, timeout_seconds=20)
+        with contextlib.suppress(OrchError):
+            pid = self.daemon_pid()
+            self.client.shutdown()
+            wait_until("the daemon has stopped", lambda: not psutil.pid_exists(pid) or _is_zombie(pid), 30)
+        self._kill_leftovers()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def _kill_leftovers(self) -> None:
+        from orchestrator.runtime.names import namespace
+        from orchestrator.runtime.node_dir import page_directory
+
+        space = namespace(self.settings.home)
+        node_root = Path(tempfile.gettempdir()) / f"orch-{os.getuid()}" / space.removeprefix("orch-")
+        markers = (str(self.home), str(node_root))
+        for process in psutil.process_iter(["cmdline"]):
+            if any(marker in part for part in process.info["cmdline"] or () for marker in markers):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        shutil.rmtree(node_root, ignore_errors=True)
+        shutil.rmtree(page_directory(space), ignore_errors=True)
+
+    # -- as a user
+
+    def orch(self, *arguments: str, seconds: float = 60.0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*ORCH, *arguments],
+            env=self.environ,
+            cwd=cwd or self.home,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+
+    def submit(self, spec: str, directory: Path, **files: str) -> str:
+        """Submit ``spec`` from ``directory``, after writing ``files`` (``train`` becomes train.py) there."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (directory / f"{name}.py").write_text(text)
+        reply = self.client.submit_text(spec, cwd=str(directory))
+        assert reply.job_id is not None
+        return reply.job_id
+
+    def job(self, job_id: str) -> JobView:
+        return self.client.job(job_id)
+
+    def wait(self, job_id: str, seconds: float = 60.0) -> JobView:
+        return self.client.wait(job_id, timeout_seconds=seconds)
+
+    def wait_state(self, job_id: str, *states: str, seconds: float = 30.0) -> JobView:
+        def reached() -> JobView | None:
+            job = self.job(job_id)
+            return job if job.state in states else None
+
+        return wait_until(f"{job_id} is {' or '.join(states)}; it is {self.job(job_id).state}", reached, seconds)
+
+    def wait_step(self, job_id: str, step: int, seconds: float = 30.0) -> JobView:
+        def reached() -> JobView | None:
+            job = self.job(job_id)
+            return job if job.progress and (job.progress.step or 0) >= step else None
+
+        return wait_until(f"{job_id} reaches step {step}", reached, seconds)
+
+    def log(self, job_id: str, attempt: int | None = None, rank: int | None = None) -> str:
+        return "\n".join(line.text for line in self.client.logs(job_id, attempt=attempt, rank=rank))
+
+    def pids(self, job_id: str) -> list[int]:
+        job = self.wait_state(job_id, "RUNNING")
+        return [gpu.pid for gpu in job.gpus if gpu.pid is not None]
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
+
+
+def process_gone(pid: int) -> bool:
+    """The process has ended (a zombie that waits for its parent counts)."""
+    return not psutil.pid_exists(pid) or _is_zombie(pid)
