@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.tensorfile import TensorEntry
 
 TAG = "$"
-_INLINE_BYTES = 1024  # longer byte strings go to the tensor file instead of base64
+INLINE_BYTES = 1024  # longer byte strings go to the tensor file instead of base64
 _PACK_INTS = 64  # sequences of this many 64-bit integers (random states) are stored as one tensor
 _MAX_INT_BITS = 4096  # Python refuses to parse much longer decimal numbers
 
@@ -87,6 +87,16 @@ def decode(tree: Any, entries: Sequence[TensorEntry], data: memoryview) -> Any:
         return _Decoder({entry.name: entry for entry in entries}, data).value(tree)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
         raise CorruptCheckpointError(f"state tree cannot be restored: {type(error).__name__}: {error}") from error
+
+
+def packed_ints(value: Sequence[Any]) -> array[int] | None:
+    """A long sequence of nothing but 64-bit integers as an array; None for any other."""
+    if len(value) < _PACK_INTS or set(map(type, value)) != {int}:
+        return None
+    try:
+        return array("q", value)
+    except OverflowError:
+        return None
 
 
 class _Encoder:
@@ -166,11 +176,8 @@ class _Encoder:
         return {TAG: "tuple", "v": items}
 
     def _pack(self, value: Sequence[Any], path: str, kind: str) -> Any:
-        if len(value) < _PACK_INTS or set(map(type, value)) != {int}:
-            return None
-        try:
-            numbers = array("q", value)
-        except OverflowError:
+        numbers = packed_ints(value)
+        if numbers is None:
             return None
         return {TAG: "ints", "n": self._leaf(path, "I64", (len(numbers),), numbers), "c": kind}
 
@@ -186,7 +193,7 @@ class _Encoder:
 
     def _bytes(self, value: bytes | bytearray, path: str) -> Any:
         kind = type(value).__name__
-        if len(value) <= _INLINE_BYTES:
+        if len(value) <= INLINE_BYTES:
             return {TAG: kind, "v": base64.b64encode(value).decode()}
         return {TAG: kind, "n": self._leaf(path, "U8", (len(value),), value)}
 

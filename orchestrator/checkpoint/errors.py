@@ -23,5 +23,9 @@ class ResumeMismatchError(CheckpointError):
     """A rank cannot load what the other ranks of the attempt resumed from; the attempt must be started again."""
 
 
+class OvertakenError(CheckpointError):
+    """The training process took the memory for a newer snapshot while this one was written; the newer one is next."""
+
+
 class InsufficientSpaceError(CheckpointError):
     """The storage has no room for another checkpoint; free some, or lower checkpoint.keep."""

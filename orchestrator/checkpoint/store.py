@@ -8,22 +8,24 @@ any communication between ranks: they meet in the storage alone.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint import codec, layout
 from orchestrator.checkpoint.directory import CheckpointDirectory
-from orchestrator.checkpoint.errors import CorruptCheckpointError, ResumeMismatchError
+from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.fence import Fence
 from orchestrator.checkpoint.info import CheckpointInfo, Retention
 from orchestrator.checkpoint.layout import Version
 from orchestrator.checkpoint.reader import Checkpoint, CheckpointReader
+from orchestrator.checkpoint.resume import Resume
 from orchestrator.checkpoint.storage import LocalStorage, Storage
-from orchestrator.checkpoint.writer import CheckpointWriter, Draft, Part
+from orchestrator.checkpoint.writer import CheckpointWriter, Draft, EncodedPart, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from orchestrator.checkpoint.snapshot_reader import SnapshotReader
 
 _SHARED_TOKEN = "shared"  # noqa: S105  (no secret: names the staging directory of runs without a token)
 
@@ -34,6 +36,7 @@ class CheckpointStore:
     ``root`` is a directory that every rank sees, or a Storage. ``attempt`` fences; None adopts the newest seen, for
     runs that nobody numbers. ``token`` tells the runs of one attempt apart: equal on all ranks of a run, and None
     where nothing can promise that (then each rank verifies everything and decides alone what to load).
+    ``snapshots`` are looked at as well when loading.
     Not thread-safe; the caller serialises.
     """
 
@@ -49,19 +52,26 @@ class CheckpointStore:
         score_order: str = "max",
         job_id: str = "",
         token: str | None = None,
+        snapshots: SnapshotReader | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size}; check RANK and WORLD_SIZE")
         self.storage: Storage = LocalStorage(root) if isinstance(root, str | os.PathLike) else root
         self.rank, self.world_size = rank, world_size
         self.retention = Retention(keep=keep, score_attribute=score_attribute, score_order=score_order)
-        self._token = token
         self._run = token or _SHARED_TOKEN
-        self._loads = 0
         self._directory = CheckpointDirectory(self.storage)
         self._fence = Fence(self.storage, attempt)
         self._writer = CheckpointWriter(
             self._directory, self._fence, rank=rank, world_size=world_size, job_id=job_id, token=self._run
+        )
+        self._resume = Resume(
+            self._directory,
+            snapshots,
+            rank=rank,
+            world_size=world_size,
+            attempt=self._fence.attempt,
+            token=token,
         )
 
     @property
@@ -86,18 +96,28 @@ class CheckpointStore:
         """
         if self.rank != 0 and rank_state is None:
             return None
-        parts = {layout.STATE: _part(state)} if self.rank == 0 else {}
+        parts: dict[str, Part] = {layout.STATE: _part(state)} if self.rank == 0 else {}
         if rank_state is not None:
             parts[layout.rank_part(self.rank)] = _part(rank_state)
         return self.save_parts(parts, step=step, gang=rank_state is not None, metrics=metrics)
 
     def save_parts(
-        self, parts: Mapping[str, Part], *, step: int, gang: bool, metrics: Mapping[str, float] | None = None
+        self,
+        parts: Mapping[str, Part],
+        *,
+        step: int,
+        gang: bool,
+        metrics: Mapping[str, float] | None = None,
+        still_valid: Callable[[], bool] = lambda: True,
     ) -> CheckpointInfo | None:
-        """As ``save``, for parts that are encoded already. ``gang``: every rank contributes."""
+        """As ``save``, for parts that are encoded already. ``gang``: every rank contributes.
+
+        ``still_valid`` is asked once the parts were read; when it says no, OvertakenError is raised.
+        """
         self.hold_fence()
         version = Version(attempt=self.attempt, step=step)
-        info = self._writer.write(Draft(version=version, parts=parts, gang=gang, metrics=metrics or {}))
+        draft = Draft(version=version, parts=parts, gang=gang, metrics=metrics or {}, still_valid=still_valid)
+        info = self._writer.write(draft)
         if info is not None:
             with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
                 self._directory.retain(self.retention)
@@ -110,25 +130,13 @@ class CheckpointStore:
             self._directory.clean(Version(attempt=self.attempt, step=0), self._run)
 
     def load_latest(self) -> Checkpoint | None:
-        """Load the newest good checkpoint, None when there is none; bad ones are set aside on the way.
+        """Load the newest good checkpoint, from memory or storage, None when there is none; bad ones are set aside.
 
         All ranks of a run get the same one: the first to decide leaves a note that the others follow. Raises
         ResumeMismatchError when this rank cannot read what they agreed on, OSError when the storage is out of reach.
         """
         self.hold_fence()
-        if self.world_size == 1 or self._token is None:
-            return self._load_newest()
-        ticket = layout.ticket_name(self.attempt, self._token, self._loads)
-        self._loads += 1
-        agreed = self._read_ticket(ticket)
-        if agreed is not None:
-            return self._load_agreed(agreed)
-        loaded = self._load_newest()
-        choice = "" if loaded is None else Version(attempt=loaded.attempt, step=loaded.step).name
-        if self.storage.create(ticket, json.dumps({"checkpoint": choice}).encode()):
-            return loaded
-        agreed = self._read_ticket(ticket)
-        return loaded if agreed == choice else self._load_agreed(agreed or "")
+        return self._resume.load()
 
     def load_path(self, path: str) -> Checkpoint:
         """Load one named checkpoint directory, of this job or of another.
@@ -166,33 +174,7 @@ class CheckpointStore:
         """Remove what retention does not keep; the names of the complete checkpoints that went."""
         return self._directory.retain(self.retention)
 
-    def _load_newest(self) -> Checkpoint | None:
-        for name in self._directory.candidates():
-            try:
-                return CheckpointReader(self.storage, name).load(self.rank, self.world_size, verify_all=True)
-            except CorruptCheckpointError as error:
-                self._directory.quarantine(name, str(error))
-        return None
 
-    def _load_agreed(self, name: str) -> Checkpoint | None:
-        if not name:
-            return None
-        try:
-            return CheckpointReader(self.storage, name).load(self.rank, self.world_size, verify_all=False)
-        except CorruptCheckpointError as error:
-            self._directory.quarantine(name, str(error))
-            raise ResumeMismatchError(
-                f"rank {self.rank} cannot load {name}, which the other ranks resume from ({error});"
-                " restart the attempt: the checkpoint before it will be used"
-            ) from error
-
-    def _read_ticket(self, ticket: str) -> str | None:
-        try:
-            return str(json.loads(self.storage.read(ticket))["checkpoint"])
-        except FileNotFoundError:
-            return None
-
-
-def _part(state: Any) -> Part:
+def _part(state: Any) -> EncodedPart:
     encoded = codec.encode(state)
-    return Part(tree=encoded.tree_bytes(), leaves=encoded.leaves)
+    return EncodedPart(tree=encoded.tree_bytes(), leaves=encoded.leaves)

@@ -102,12 +102,8 @@ class CheckpointWriter:
             return committed
         self._check_space(draft)
         staging = layout.staging_name(draft.version, self._token)
-        files: dict[str, FileRecord] = {}
         try:
-            for name, part in draft.parts.items():
-                self._write_part(staging, name, part, files)
-            if not draft.still_valid():
-                raise OvertakenError(f"the snapshot of step {draft.version.step} was overwritten while it was stored")
+            files = self._write_parts(staging, draft)
             if draft.gang:
                 marker = json.dumps(manifest.render_files(files)).encode()
                 # Whole or absent: a neighbour that sees the name reads it at once. The manifest is what must last.
@@ -142,13 +138,18 @@ class CheckpointWriter:
                 " free some space or lower checkpoint.keep"
             )
 
-    def _write_part(self, staging: str, part: str, content: Part, files: dict[str, FileRecord]) -> None:
-        name = layout.tree_file(part)
-        files[name] = self._storage.write(f"{staging}/{name}", [content.tree])
-        chunks = content.tensor_file()
-        if chunks is not None:
-            name = layout.tensor_file(part)
-            files[name] = self._storage.write(f"{staging}/{name}", chunks)
+    def _write_parts(self, staging: str, draft: Draft) -> dict[str, FileRecord]:
+        files: dict[str, FileRecord] = {}
+        for part, content in draft.parts.items():
+            name = layout.tree_file(part)
+            files[name] = self._storage.write(f"{staging}/{name}", [content.tree])
+            chunks = content.tensor_file()
+            if chunks is not None:
+                name = layout.tensor_file(part)
+                files[name] = self._storage.write(f"{staging}/{name}", chunks)
+        if not draft.still_valid():
+            raise OvertakenError(f"the snapshot of step {draft.version.step} was overwritten while it was stored")
+        return files
 
     def _commit_gang(self, staging: str, draft: Draft) -> CheckpointInfo | None:
         markers = [layout.done_marker(rank) for rank in range(self._world_size)]

@@ -40,6 +40,7 @@ class RankEnvironment:
     device: str | None = None
     progress_path: str | None = None
     previous_step: int | None = None
+    snapshot_dir: str | None = None
     checkpoint_dir: str = DEFAULT_CHECKPOINT_DIR
     resume_from: str | None = None
     keep: int | None = DEFAULT_KEEP
@@ -67,6 +68,7 @@ def read_environment(environ: Mapping[str, str]) -> RankEnvironment:
         device=environ.get("ORCH_DEVICE") or None,
         progress_path=environ.get("ORCH_PROGRESS_PATH") or None,
         previous_step=_optional_number(environ, "ORCH_PREVIOUS_STEP"),
+        snapshot_dir=environ.get("ORCH_SNAPSHOT_DIR") or None,
         checkpoint_dir=environ.get("ORCH_CHECKPOINT_DIR") or DEFAULT_CHECKPOINT_DIR,
         resume_from=environ.get("ORCH_RESUME_FROM") or None,
         keep=None if keep == "all" else _number(environ, "ORCH_CHECKPOINT_KEEP", DEFAULT_KEEP),

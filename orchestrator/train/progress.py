@@ -35,14 +35,15 @@ _NONE = -1  # an optional count that was never reported
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
-    """What the rank knows about its checkpoints. Times are seconds since the epoch; None means not yet."""
+    """What the rank knows about its checkpoints on storage. Times are seconds since the epoch; None means not yet.
+
+    Under orch the rank only takes snapshots in memory, and its rank actor knows what became of them on storage.
+    """
 
     saved_step: int | None = None
     saved_at: float | None = None
     saved_path: str = ""
     saved_bytes: int = 0
-    stall_seconds: float = 0.0
-    saves: int = 0
     failed_saves: int = 0
     failure: str = ""
     failed_at: float | None = None
@@ -59,7 +60,9 @@ class ProgressSnapshot:
     Wall times (``*_at``, ``*_since``) are seconds since the epoch, None until the thing has happened. ``step`` is the
     step reported last, ``max_step`` the highest one. ``new_step`` and ``new_step_at`` tell of the first reported step
     above the one given as ORCH_PREVIOUS_STEP. ``step_seconds`` is a running mean; ``recent_step_seconds`` holds up to
-    32 durations, oldest first. ``saving_since`` is set while a save stalls the training loop.
+    32 durations, oldest first. ``saving_since`` is set while a save to storage stalls the training loop.
+    ``snapshot_step`` is the newest one in shared memory; ``save_seconds`` is how long the last save, of either kind,
+    stalled the loop; ``saves`` counts both.
     """
 
     writer_pid: int | None = None
@@ -82,6 +85,10 @@ class ProgressSnapshot:
     step_seconds: float | None = None
     recent_step_seconds: tuple[float, ...] = ()
     saving_since: float | None = None
+    snapshot_step: int | None = None
+    snapshot_at: float | None = None
+    save_seconds: float | None = None
+    saves: int = 0
     checkpoint: CheckpointFacts = CheckpointFacts()
     stop_requested: bool = False
     stop_seen: bool = False
@@ -100,16 +107,15 @@ class ProgressPage:
         self._previous_step = previous_step
         self._hot_counter = layout.HOT.last_counter(page)
         self._facts_counter = layout.FACTS.last_counter(page)
-        self._counts = [_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, 0, 0, 0]
-        self._epoch, self._step_seconds = math.nan, math.nan
-        self._first_at = self._new_at = self._last_at = self._phase_since = self._saving_since = 0.0
+        self._counts = [_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, 0, 0, 0, _NONE, 0]
+        self._epoch = self._step_seconds = self._save_seconds = math.nan
+        self._first_at = self._new_at = self._last_at = self._phase_since = self._saving_since = self._snapshot_at = 0.0
         self._phase = b""
         self._recent = array("d", bytes(8 * layout.RECENT_STEPS))
         self._index: dict[str, int] = {}
         self._values = array("d")
         self._names = b""
         self._last_clock: float | None = None
-        self._saving_clock: float | None = None
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Self:
@@ -197,16 +203,28 @@ class ProgressPage:
                 self._merge(metrics)
             self._publish(now)
 
-    def write_saving(self, since: float | None) -> None:
-        """Say that a save stalls the loop since that wall time, or with None that it is over."""
+    def write_saving(self) -> None:
+        """Say that a save to storage stalls the loop from now on."""
         with self._lock:
-            self._saving_since = since or 0.0
-            clock = time.perf_counter()
-            if since is not None:
-                self._saving_clock = clock
-            elif self._saving_clock is not None and self._last_clock is not None:
-                self._last_clock += clock - self._saving_clock  # a step's duration does not include the save in it
-            self._publish(time.time())
+            now = time.time()
+            self._saving_since = now
+            self._publish(now)
+
+    def write_saved(self, seconds: float, *, snapshot_step: int | None = None, counts: bool = True) -> None:
+        """Say that a save is over, that stalled the loop for ``seconds``; a snapshot of ``snapshot_step``, if given.
+
+        A save that failed does not count.
+        """
+        with self._lock:
+            now = time.time()
+            self._saving_since = 0.0
+            self._save_seconds = seconds
+            if self._last_clock is not None:
+                self._last_clock += seconds  # a step's duration does not include the save in it
+            if snapshot_step is not None:
+                self._counts[9], self._snapshot_at = snapshot_step, now
+            self._counts[10] += counts
+            self._publish(now)
 
     def write_facts(self, facts: CheckpointFacts) -> None:
         """Publish what is known about checkpoints; long texts are cut to fit the page."""
@@ -313,6 +331,8 @@ class ProgressPage:
             self._step_seconds,
             self._phase_since,
             self._saving_since,
+            self._snapshot_at,
+            self._save_seconds,
             len(self._phase),
             len(self._values),
         )
@@ -323,8 +343,9 @@ class ProgressPage:
 
 def _decode_hot(raw: bytes) -> dict[str, Any]:
     fields = layout.HOT_FIXED.unpack_from(raw)
-    step, highest, total, samples, tokens, new_step, reported, recorded, dropped = fields[:9]
-    epoch, first, new, last, report, seconds, phase_since, saving, phase_bytes, count = fields[9:]
+    step, highest, total, samples, tokens, new_step, reported, recorded, dropped, snapshot, saves = fields[:11]
+    epoch, first, new, last, report, seconds, phase_since, saving, snapshot_at, save_seconds = fields[11:21]
+    phase_bytes, count = fields[21:]
     ring_at = layout.HOT_FIXED.size
     phase_at = ring_at + layout.RECENT.size
     values_at = phase_at + phase_bytes
@@ -349,6 +370,10 @@ def _decode_hot(raw: bytes) -> dict[str, Any]:
         "phase": raw[phase_at:values_at].decode(errors="replace"),
         "phase_since": phase_since or None,
         "saving_since": saving or None,
+        "snapshot_step": _count(snapshot),
+        "snapshot_at": snapshot_at or None,
+        "save_seconds": None if math.isnan(save_seconds) else save_seconds,
+        "saves": saves,
         "metrics": dict(zip(layout.decode_names(raw[names_at:], count), values, strict=True)),
     }
 

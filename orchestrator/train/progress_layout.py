@@ -101,10 +101,10 @@ HOT = Slots(offset=512, slot_bytes=4096)
 FACTS = Slots(offset=512 + 2 * 4096, slot_bytes=3840)
 assert FACTS.offset + 2 * FACTS.slot_bytes <= PAGE_BYTES
 
-# step, max_step, total_steps, samples, tokens, new_step, steps_reported, durations recorded, metrics dropped;
-# epoch, first_step_at, new_step_at, last_step_at, last_report_at, step_seconds, phase_since, saving_since;
-# phase bytes, metrics
-HOT_FIXED = struct.Struct("<9q8dHH")
+# step, max_step, total_steps, samples, tokens, new_step, steps_reported, durations recorded, metrics dropped,
+# snapshot_step, saves; epoch, first_step_at, new_step_at, last_step_at, last_report_at, step_seconds, phase_since,
+# saving_since, snapshot_at, save_seconds; phase bytes, metrics
+HOT_FIXED = struct.Struct("<11q10dHH")
 RECENT = struct.Struct(f"<{RECENT_STEPS}d")
 METRICS_CAPACITY = HOT.capacity - HOT_FIXED.size - RECENT.size - MAX_PHASE_BYTES
 

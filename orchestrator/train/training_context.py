@@ -16,7 +16,11 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
+from orchestrator.checkpoint import layout
 from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
+from orchestrator.checkpoint.snapshot_file import SnapshotUnavailableError
+from orchestrator.checkpoint.snapshot_reader import SnapshotReader
+from orchestrator.checkpoint.snapshot_writer import SnapshotWriter
 from orchestrator.checkpoint.store import CheckpointStore
 from orchestrator.train.environment import RankEnvironment, read_environment
 from orchestrator.train.progress import CheckpointFacts, ProgressPage, ProgressPageError
@@ -44,6 +48,7 @@ class Context:
         self._environment = environment
         self._page = page
         self._store: CheckpointStore | None = None
+        self._writer: SnapshotWriter | None = None
         self._facts = CheckpointFacts()
         self._stop = StopSignal()
         self._warned: set[str] = set()
@@ -139,23 +144,12 @@ class Context:
         """
         number = _whole("step", step, "save")
         scores = {name: _metric(name, value, "save") for name, value in (metrics or {}).items()}
-        with self._lock:
-            started, clock = time.time(), time.perf_counter()
-            if self._page is not None:
-                self._page.write_saving(started)
-            try:
-                info = self._checkpoints().save(state, step=number, rank_state=rank_state, metrics=scores)
-            except (StaleAttemptError, UnsupportedStateError):
-                raise
-            except (CheckpointError, OSError) as error:
-                self._save_failed(number, error)
-                return False
-            finally:
-                if self._page is not None:
-                    self._page.write_saving(None)
-            if info is not None:
-                self._saved(info, time.perf_counter() - clock)
+        if rank_state is None and not self.is_main:
             return True
+        with self._lock:
+            if self._snapshot(state, number, rank_state, scores):
+                return True
+            return self._store_now(state, number, rank_state, scores)
 
     def load(self) -> Checkpoint | None:
         """The newest good checkpoint, or None when there is none to start from. Damaged ones are set aside.
@@ -195,9 +189,66 @@ class Context:
         """Report to nobody from now on."""
         self._page = None
 
+    def _snapshot(self, state: Any, step: int, rank_state: Any, metrics: Mapping[str, float]) -> bool:
+        """Save into shared memory, where the rank actor takes over; False when that is not possible."""
+        here = self._environment
+        gang = rank_state is not None
+        if here.snapshot_dir is None or (gang and here.local_world_size != here.world_size):
+            return False  # ranks of several nodes see each other's parts on shared storage only
+        clock = time.perf_counter()
+        try:
+            parts = {layout.STATE: state} if self.is_main else {}
+            if gang:
+                parts[layout.rank_part(here.rank)] = rank_state
+            self._snapshots(here.snapshot_dir).save(parts, step=step, gang=gang, metrics=metrics)
+        except SnapshotUnavailableError as error:
+            self._warn("snapshot", f"{error}; checkpoints go to storage directly, which takes longer")
+            return False
+        self._warned.discard("snapshot")
+        if self._page is not None:
+            self._page.write_saved(time.perf_counter() - clock, snapshot_step=step)
+        return True
+
+    def _store_now(self, state: Any, step: int, rank_state: Any, metrics: Mapping[str, float]) -> bool:
+        """Save to storage while training waits; whether that went well."""
+        clock, done = time.perf_counter(), False
+        if self._page is not None:
+            self._page.write_saving()
+        try:
+            info = self._checkpoints().save(state, step=step, rank_state=rank_state, metrics=metrics)
+            done = True
+        except (StaleAttemptError, UnsupportedStateError):
+            raise
+        except (CheckpointError, OSError) as error:
+            self._save_failed(step, error)
+            return False
+        finally:
+            if self._page is not None:
+                self._page.write_saved(time.perf_counter() - clock, counts=done)
+        if info is not None:
+            self._saved(info)
+        return True
+
+    def _snapshots(self, path: str) -> SnapshotWriter:
+        if self._writer is None:
+            here = self._environment
+            self._writer = SnapshotWriter(
+                path,
+                rank=here.rank,
+                world_size=here.world_size,
+                attempt=self.attempt,
+                job_id=here.job_id,
+                token=here.token or "",
+            )
+        return self._writer
+
     def _checkpoints(self) -> CheckpointStore:
         if self._store is None:
             here = self._environment
+            on_one_node = here.local_world_size == here.world_size
+            snapshots = None
+            if here.snapshot_dir is not None and on_one_node:
+                snapshots = SnapshotReader(here.snapshot_dir, job_id=here.job_id)
             self._store = CheckpointStore(
                 here.checkpoint_dir,
                 attempt=here.attempt,
@@ -208,18 +259,17 @@ class Context:
                 score_order=here.score_order,
                 job_id=here.job_id,
                 token=here.token,
+                snapshots=snapshots,
             )
         return self._store
 
-    def _saved(self, info: CheckpointInfo, stall_seconds: float) -> None:
+    def _saved(self, info: CheckpointInfo) -> None:
         self._warned.discard("save")
         self._tell(
             saved_step=info.step,
             saved_at=time.time(),
             saved_path=info.path,
             saved_bytes=info.bytes,
-            stall_seconds=stall_seconds,
-            saves=self._facts.saves + 1,
             failure="",
             failed_at=None,
         )

@@ -1,0 +1,299 @@
+"""Brings snapshots from shared memory to storage, in the background, in the process of the rank actor.
+
+The training process never waits for it: when snapshots come faster than storage takes them, the newest is written
+next. It copies bytes and needs neither torch nor numpy.
+
+Each rank actor has one. The one of rank 0 coordinates: it sets the hold word (snapshot_file.py) to the version that is
+due, every rank leaves its first snapshot from there on alone, and each persister writes its own rank's. As ranks save
+the same steps, the parts belong together; should they ever differ, the checkpoint never becomes complete, the round
+is given up after a while, and nothing wrong was stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError
+from orchestrator.checkpoint.snapshot_file import (
+    HoldWord,
+    PartRegion,
+    SnapshotDirectory,
+    SnapshotMeta,
+    SnapshotSlot,
+    held,
+    identity,
+)
+from orchestrator.checkpoint.store import CheckpointStore
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+
+    from orchestrator.checkpoint.info import CheckpointInfo
+    from orchestrator.checkpoint.storage import Storage
+
+POLL_SECONDS = 0.05
+INTERVAL_SECONDS = 5.0  # between the starts of two writes: what the loss of a node costs at most, beside the write
+BUSY_SHARE = 0.05  # of the time, at most, is spent writing: a slow storage stretches the interval
+RETRY_SECONDS = 2.0  # after a failed write
+PATIENCE_SECONDS = 30.0  # after which a version that not every rank has stored is given up for a newer one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """Where and how checkpoints are kept; the rest is written in the snapshots themselves."""
+
+    root: str | Storage
+    keep: int | None = 3
+    score_attribute: str | None = None
+    score_order: str = "max"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersisterStatus:
+    """What became of this rank's snapshots. ``at`` is a wall time, ``seconds`` how long the last write took.
+
+    ``path`` is empty until this rank's write made a checkpoint complete.
+    """
+
+    step: int | None = None
+    attempt: int | None = None
+    path: str = ""
+    bytes: int = 0
+    at: float | None = None
+    seconds: float = 0.0
+    persisted: int = 0
+    failures: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RegionPart:
+    """A part in a slot, as the checkpoint writer takes it."""
+
+    memory: memoryview
+    region: PartRegion
+
+    @property
+    def tree(self) -> memoryview:
+        return self.memory[self.region.tree_at : self.region.tree_at + self.region.tree_bytes]
+
+    @property
+    def total_bytes(self) -> int:
+        return self.region.tree_bytes + self.region.image_bytes
+
+    def tensor_file(self) -> Iterator[bytes | memoryview] | None:
+        start, size = self.region.image_at, self.region.image_bytes
+        return iter((self.memory[start : start + size],)) if size else None
+
+
+class SnapshotPersister:
+    """Persists the snapshots of one rank.
+
+    ``start`` does so in a background thread; ``poll`` does what is due now; ``flush`` persists the newest at once: call
+    it on every rank actor when the training processes have ended, or before an actor goes away.
+    ``on_persisted`` is called from whichever thread completed a checkpoint.
+    """
+
+    def __init__(
+        self,
+        snapshot_dir: str | os.PathLike[str],
+        *,
+        rank: int,
+        settings: StoreSettings,
+        interval_seconds: float = INTERVAL_SECONDS,
+        on_persisted: Callable[[CheckpointInfo], None] | None = None,
+    ) -> None:
+        self._directory = SnapshotDirectory(snapshot_dir)
+        self._rank, self._settings = rank, settings
+        self._interval, self._on_persisted = interval_seconds, on_persisted
+        self._store: CheckpointStore | None = None
+        self._store_key: tuple[object, ...] = ()
+        self._hold: HoldWord | None = None
+        self._lock = threading.Lock()  # one write at a time, from whichever thread
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._status = PersisterStatus()
+        self._done = 0  # the identity that was persisted last
+        self._not_before = 0.0  # on the monotonic clock: the next round of rank 0
+        self._retry_at = 0.0
+        self._round_since = 0.0
+
+    @property
+    def status(self) -> PersisterStatus:
+        """What became of this rank's snapshots so far."""
+        return self._status
+
+    def start(self) -> None:
+        """Poll in a background thread until ``close``."""
+        self._thread = threading.Thread(target=self._run, name=f"persister-{self._rank}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the background thread, after the write that it is busy with. Does not flush."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._lock:
+            if self._hold is not None:
+                self._hold.close()
+                self._hold = None
+
+    def poll(self) -> bool:
+        """Persist this rank's snapshot if one is due; whether one was written. Bad storage shows in ``status``."""
+        with self._lock:
+            return self._step(flushing=False)
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Persist the newest snapshot that all of its ranks have; whether it is in storage, or there is none.
+
+        On other ranks than 0 this waits for rank 0's persister to say which one. Bad storage shows in ``status``.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            with self._lock:
+                self._step(flushing=True)
+                if self._is_flushed():
+                    return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+
+    def _run(self) -> None:
+        while not self._closing.wait(POLL_SECONDS):
+            self.poll()
+
+    # Everything below happens under the lock
+
+    def _step(self, *, flushing: bool) -> bool:
+        try:
+            mine = self._directory.snapshots(self._rank)
+            if not mine:
+                return False
+            hold = self._hold_word()
+            if self._rank == 0:
+                self._coordinate(hold, mine, flushing=flushing)
+            word = held([identity(meta.version) for meta, _ in mine], hold.get())
+            if word in (0, self._done) or (time.monotonic() < self._retry_at and not flushing):
+                return False
+            return self._persist(*next(found for found in mine if identity(found[0].version) == word))
+        except (CheckpointError, OSError) as error:
+            self._failed(str(error))
+            return False
+
+    def _coordinate(self, hold: HoldWord, mine: list[tuple[SnapshotMeta, SnapshotSlot]], *, flushing: bool) -> None:
+        """Rank 0: end the round when it is over, and begin the next one when it is due."""
+        now = time.monotonic()
+        newest = mine[0][0]
+        if flushing:
+            whole = self._newest_whole()
+            if whole is not None and not self._is_stored(whole):
+                hold.set(identity(whole.version))
+            return
+        word = hold.get()
+        if word:
+            chosen = held([identity(meta.version) for meta, _ in mine], word)
+            stored = any(identity(meta.version) == chosen and self._is_stored(meta) for meta, _ in mine)
+            if not stored and now - self._round_since < PATIENCE_SECONDS:
+                return
+            hold.set(0)
+        if identity(newest.version) > self._done and now >= self._not_before:
+            hold.set(self._next_target(newest))
+            self._round_since = now
+            self._not_before = now + self._interval
+
+    def _next_target(self, newest: SnapshotMeta) -> int:
+        """Alone: the newest there is. As a gang: the next one that no rank has yet, so that all ranks keep it."""
+        if not newest.gang:
+            return identity(newest.version)
+        return 1 + max(slot.identity() for rank in range(newest.world_size) for slot in self._directory.slots(rank))
+
+    def _newest_whole(self) -> SnapshotMeta | None:
+        """The newest snapshot of rank 0 that every rank of its gang has as well."""
+        for meta, _ in self._directory.snapshots(0):
+            if self._directory.is_whole(meta):
+                return meta
+        return None
+
+    def _is_flushed(self) -> bool:
+        whole = self._newest_whole()
+        if whole is None or (self._rank != 0 and not whole.gang):
+            return True
+        try:
+            return self._is_stored(whole)
+        except (CheckpointError, OSError):
+            return False
+
+    def _is_stored(self, meta: SnapshotMeta) -> bool:
+        """Whether storage has this checkpoint; or a newer attempt has taken over, and nobody needs it."""
+        if identity(meta.version) == self._done and not meta.gang:
+            return True
+        return meta.version.name in self._store_for(meta).storage.names()
+
+    def _persist(self, meta: SnapshotMeta, slot: SnapshotSlot) -> bool:
+        started = time.monotonic()
+        parts = {region.name: _RegionPart(memory=memoryview(slot.memory), region=region) for region in meta.parts}
+        try:
+            info = self._store_for(meta).save_parts(
+                parts, step=meta.step, gang=meta.gang, metrics=meta.metrics, still_valid=lambda: slot.holds(meta)
+            )
+        except StaleAttemptError:
+            self._done = identity(meta.version)  # nobody needs it any more
+            return False
+        except OvertakenError:
+            return False
+        except (CheckpointError, OSError) as error:
+            self._failed(f"snapshot of step {meta.step} not stored: {error}")
+            return False
+        seconds = time.monotonic() - started
+        self._done = identity(meta.version)
+        self._not_before = max(self._not_before, started + seconds / BUSY_SHARE)
+        self._tell(meta, info, seconds)
+        return True
+
+    def _tell(self, meta: SnapshotMeta, info: CheckpointInfo | None, seconds: float) -> None:
+        self._status = dataclasses.replace(
+            self._status,
+            step=meta.step,
+            attempt=meta.attempt,
+            path=self._status.path if info is None else info.path,
+            bytes=sum(region.tree_bytes + region.image_bytes for region in meta.parts),
+            at=time.time(),
+            seconds=seconds,
+            persisted=self._status.persisted + 1,
+            failure="",
+        )
+        if info is not None and self._on_persisted is not None:
+            self._on_persisted(info)
+
+    def _failed(self, message: str) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._status = dataclasses.replace(self._status, failures=self._status.failures + 1, failure=message)
+
+    def _store_for(self, meta: SnapshotMeta) -> CheckpointStore:
+        key = (meta.attempt, meta.world_size, meta.job_id, meta.token)
+        if self._store is None or key != self._store_key:
+            settings = self._settings
+            self._store = CheckpointStore(
+                settings.root,
+                attempt=meta.attempt,
+                rank=self._rank,
+                world_size=meta.world_size,
+                keep=settings.keep,
+                score_attribute=settings.score_attribute,
+                score_order=settings.score_order,
+                job_id=meta.job_id,
+                token=meta.token or None,
+            )
+            self._store_key = key
+        return self._store
+
+    def _hold_word(self) -> HoldWord:
+        if self._hold is None:
+            self._hold = self._directory.hold()
+        return self._hold

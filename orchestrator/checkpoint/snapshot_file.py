@@ -1,0 +1,291 @@
+"""The files in shared memory that hold a rank's snapshots: format, opening, and how a torn one is told from a whole one.
+
+Each rank has up to three slots ``rank-00000.0.snap`` ... in the job's snapshot directory. A slot holds for each part of
+the state its JSON text and the image of its tensor file, byte for byte as they will lie in storage: whoever persists a
+snapshot copies memory to a file and needs to know nothing of tensors.
+
+A slot's *identity* (attempt and step in one 64-bit word) is zero while it is being written and comes last. A process
+killed in the middle leaves zero; a reader checks that the identity is the same after reading as it was before. Only
+the standard library is used here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import struct
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestrator.checkpoint import layout
+from orchestrator.checkpoint.layout import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HEADER_BYTES = 16 * 1024
+SLOTS = 3  # the newest, the one being written, and one that is being persisted
+_MAGIC = b"ORCHSNAP"
+_FORMAT = 1
+_HEAD = struct.Struct("<8sII")
+_IDENTITY = struct.Struct("<Q")
+_IDENTITY_AT = 64  # on a cache line of its own
+_META = struct.Struct("<II")  # length and CRC-32 of the JSON that follows
+_META_AT = 128
+_STEP_BITS = 40
+_MAX_STEP = 2**_STEP_BITS - 1
+_MAX_ATTEMPT = 2**23
+
+
+class SnapshotUnavailableError(Exception):
+    """Shared memory cannot be used for this snapshot; it is saved to storage directly instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRegion:
+    """Where one part lies in its slot: JSON text and tensor file image, each as offset and length in bytes."""
+
+    name: str
+    tree_at: int
+    tree_bytes: int
+    image_at: int
+    image_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotMeta:
+    """What a snapshot is a snapshot of. ``gang``: every rank has one of the same step, only all together count."""
+
+    job_id: str
+    attempt: int
+    step: int
+    rank: int
+    world_size: int
+    token: str
+    gang: bool
+    created_at: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    parts: tuple[PartRegion, ...]
+
+    @property
+    def version(self) -> Version:
+        """Attempt and step."""
+        return Version(attempt=self.attempt, step=self.step)
+
+
+def identity(version: Version) -> int:
+    """The word that names a snapshot; never zero, ordered as versions are.
+
+    Raises SnapshotUnavailableError for numbers beyond what fits: steps of 2**40, attempts of 2**23.
+    """
+    if version.step > _MAX_STEP or not 0 <= version.attempt <= _MAX_ATTEMPT:
+        raise SnapshotUnavailableError(f"step {version.step} of attempt {version.attempt} is too large for a snapshot")
+    return (version.attempt + 1) << _STEP_BITS | version.step
+
+
+def version_of(word: int) -> Version | None:
+    """The inverse of ``identity``; None for zero."""
+    return None if word == 0 else Version(attempt=(word >> _STEP_BITS) - 1, step=word & _MAX_STEP)
+
+
+class SnapshotSlot:
+    """One mapped slot. Its memory stays mapped for as long as anything refers to it."""
+
+    def __init__(self, path: Path, memory: mmap.mmap) -> None:
+        self.path, self.memory = path, memory
+
+    @classmethod
+    def create(cls, path: Path, size: int) -> Self:
+        """A blank slot of ``size`` bytes in place of whatever was there.
+
+        Its pages are reserved at once: running out of shared memory is an error here, not a SIGBUS later.
+        """
+        draft = path.with_suffix(".new")
+        handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(handle, 0, size)
+            memory = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            draft.unlink()
+            raise SnapshotUnavailableError(f"{path.parent}: no room for a snapshot of {size} bytes: {error}") from error
+        finally:
+            os.close(handle)
+        _HEAD.pack_into(memory, 0, _MAGIC, _FORMAT, HEADER_BYTES)
+        draft.replace(path)
+        return cls(path, memory)
+
+    @classmethod
+    def open(cls, path: Path) -> Self | None:
+        """An existing slot; None when there is none or it is not one of this format."""
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            size = os.fstat(handle).st_size
+            if size < HEADER_BYTES:
+                return None
+            memory = mmap.mmap(handle, size)
+        finally:
+            os.close(handle)
+        if _HEAD.unpack_from(memory) != (_MAGIC, _FORMAT, HEADER_BYTES):
+            memory.close()
+            return None
+        return cls(path, memory)
+
+    def identity(self) -> int:
+        """The identity of the snapshot in here; 0 when there is none, or it is being written."""
+        return int(_IDENTITY.unpack_from(self.memory, _IDENTITY_AT)[0])
+
+    def begin(self) -> None:
+        """What is in here no longer counts."""
+        _IDENTITY.pack_into(self.memory, _IDENTITY_AT, 0)
+
+    def commit(self, meta: SnapshotMeta) -> None:
+        """Describe what was written, and make it count."""
+        raw = json.dumps(_meta_body(meta), separators=(",", ":")).encode()
+        if _META_AT + _META.size + len(raw) > HEADER_BYTES:
+            raise SnapshotUnavailableError(f"the description of the snapshot has {len(raw)} bytes; pass fewer metrics")
+        start = _META_AT + _META.size
+        self.memory[start : start + len(raw)] = raw
+        _META.pack_into(self.memory, _META_AT, len(raw), zlib.crc32(raw))
+        _IDENTITY.pack_into(self.memory, _IDENTITY_AT, identity(meta.version))
+
+    def meta(self) -> SnapshotMeta | None:
+        """What is in here; None when it does not count or changed while it was read."""
+        before = self.identity()
+        if before == 0:
+            return None
+        length, crc = _META.unpack_from(self.memory, _META_AT)
+        start = _META_AT + _META.size
+        raw = self.memory[start : min(start + length, HEADER_BYTES)]
+        if zlib.crc32(raw) != crc or self.identity() != before:
+            return None
+        meta = _meta_from(json.loads(raw))
+        return meta if identity(meta.version) == before else None
+
+    def holds(self, meta: SnapshotMeta) -> bool:
+        """Whether this is still the snapshot that ``meta`` describes."""
+        return self.identity() == identity(meta.version)
+
+
+class SnapshotDirectory:
+    """The snapshots of one job on one node, in a directory that all of its ranks and rank actors see."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def slot_path(self, rank: int, index: int) -> Path:
+        """The file of a rank's slot."""
+        return self.path / f"{layout.rank_part(rank)}.{index}.snap"
+
+    def slots(self, rank: int) -> list[SnapshotSlot]:
+        """The slots that a rank has."""
+        found = (SnapshotSlot.open(self.slot_path(rank, index)) for index in range(SLOTS))
+        return [slot for slot in found if slot is not None]
+
+    def snapshots(self, rank: int) -> list[tuple[SnapshotMeta, SnapshotSlot]]:
+        """A rank's snapshots that count, newest first."""
+        found = [(meta, slot) for slot in self.slots(rank) if (meta := slot.meta()) is not None]
+        return sorted(found, key=lambda item: item[0].version, reverse=True)
+
+    def is_whole(self, meta: SnapshotMeta) -> bool:
+        """Whether every rank that belongs to this snapshot of rank 0 has its own of the same version."""
+        if not meta.gang:
+            return True
+        word = identity(meta.version)
+        return all(any(slot.identity() == word for slot in self.slots(rank)) for rank in range(1, meta.world_size))
+
+    def writer_lock(self, rank: int) -> WriterLock:
+        """The lock of the process that writes a rank's slots."""
+        return WriterLock(self.path / f"{layout.rank_part(rank)}.lock")
+
+    def hold(self) -> HoldWord:
+        """The word by which the persisters ask that a snapshot be left alone."""
+        return HoldWord(self.path / "hold")
+
+
+class WriterLock:
+    """Held for life by the process that writes a rank's slots.
+
+    A POSIX record lock: the kernel frees it with the process, and forked children do not hold on to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock. Raises SnapshotUnavailableError when another live process has it, or nothing can be made there."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SnapshotUnavailableError(f"{self._path.parent} cannot be used for snapshots: {error}") from error
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            raise SnapshotUnavailableError(f"another live process writes the snapshots of {self._path.stem}") from error
+        self._handle = handle
+
+    def release(self) -> None:
+        """Give it back; without effect when it is not held."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+class HoldWord:
+    """A 64-bit word that all ranks and rank actors of a node share.
+
+    It holds an identity: every rank leaves its first snapshot from that version on alone until the word changes. So
+    the persisters of all ranks find snapshots of the same step, although nobody waits for anybody.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(handle, 0, mmap.PAGESIZE)
+            self._memory = mmap.mmap(handle, mmap.PAGESIZE)
+        finally:
+            os.close(handle)
+
+    def get(self) -> int:
+        """The identity held, 0 for none."""
+        return int(_IDENTITY.unpack_from(self._memory)[0])
+
+    def set(self, word: int) -> None:
+        """Hold another identity; 0 releases."""
+        _IDENTITY.pack_into(self._memory, 0, word)
+
+    def close(self) -> None:
+        """Unmap."""
+        self._memory.close()
+
+
+def held(identities: list[int], word: int) -> int:
+    """Which of a rank's snapshots is held under ``word``: its first one from there on, of the same attempt; 0 if none."""
+    same_attempt = [found for found in identities if found >= word > 0 and found >> _STEP_BITS == word >> _STEP_BITS]
+    return min(same_attempt, default=0)
+
+
+def _meta_body(meta: SnapshotMeta) -> dict[str, Any]:
+    body = {name: getattr(meta, name) for name in SnapshotMeta.__slots__ if name not in ("parts", "metrics")}
+    body["metrics"] = {name: repr(value) for name, value in meta.metrics.items()}
+    body["parts"] = [[part.name, part.tree_at, part.tree_bytes, part.image_at, part.image_bytes] for part in meta.parts]
+    return body
+
+
+def _meta_from(body: dict[str, Any]) -> SnapshotMeta:
+    parts = tuple(
+        PartRegion(name=name, tree_at=tree_at, tree_bytes=tree, image_at=image_at, image_bytes=image)
+        for name, tree_at, tree, image_at, image in body.pop("parts")
+    )
+    metrics = {name: float(value) for name, value in body.pop("metrics").items()}
+    return SnapshotMeta(**body, parts=parts, metrics=metrics)

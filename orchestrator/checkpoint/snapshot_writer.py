@@ -1,0 +1,219 @@
+"""Copies a rank's state into shared memory: what ``context().save`` does under orch.
+
+Runs in the training process. After the first snapshot of a structure nothing is allocated and nothing is planned: the
+state is walked once, and its tensors are copied to where they lie in the tensor file's image. The snapshot that is
+newest, and the one that a persister works on, are never overwritten, so this waits for nobody.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoint import foreign
+from orchestrator.checkpoint.layout import Version
+from orchestrator.checkpoint.plan import PartPlan
+from orchestrator.checkpoint.snapshot_file import (
+    HEADER_BYTES,
+    SLOTS,
+    PartRegion,
+    SnapshotDirectory,
+    SnapshotMeta,
+    SnapshotSlot,
+    held,
+    identity,
+)
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+_PAGE = 4096
+_TREE_SLACK = 1024  # room for plain values that get longer
+
+
+class _Copier:
+    """The views into one slot for one set of plans."""
+
+    def __init__(self, slot: SnapshotSlot, regions: Mapping[str, PartRegion], plans: Mapping[str, PartPlan]) -> None:
+        self.slot, self.plans = slot, dict(plans)
+        self._regions = dict(regions)
+        self._tensors: list[tuple[str, int]] = []
+        self._targets: list[Any] = []
+        self._bytes: list[tuple[str, int, int]] = []
+        torch = sys.modules.get("torch")
+        for name, plan in plans.items():
+            start = regions[name].image_at
+            slot.memory[start : start + len(plan.header)] = plan.header
+            for index, (entry, source) in enumerate(zip(plan.entries, plan.sources, strict=True)):
+                at = start + len(plan.header) + entry.begin
+                if entry.end == entry.begin:
+                    continue
+                if torch is not None and isinstance(source, torch.Tensor):
+                    view = memoryview(slot.memory)[at : at + entry.end - entry.begin]
+                    self._targets.append(torch.frombuffer(view, dtype=source.dtype).reshape(source.shape))
+                    self._tensors.append((name, index))
+                else:
+                    self._bytes.append((name, index, at))
+
+    def copy(self) -> None:
+        """Copy what the plans' sources hold now."""
+        memory = self.slot.memory
+        for name, plan in self.plans.items():
+            at = self._regions[name].tree_at
+            memory[at : at + len(plan.tree)] = plan.tree
+        for name, index, at in self._bytes:
+            content = foreign.memory(self.plans[name].sources[index])
+            memory[at : at + len(content)] = content
+        if self._tensors:
+            _copy_tensors(self._targets, [self.plans[name].sources[index] for name, index in self._tensors])
+
+
+class SnapshotWriter:
+    """Writes the snapshots of one rank. Not thread-safe; the caller serialises."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rank: int,
+        world_size: int,
+        attempt: int,
+        job_id: str = "",
+        token: str = "",
+    ) -> None:
+        self._directory = SnapshotDirectory(path)
+        self._rank, self._world_size, self._attempt = rank, world_size, attempt
+        self._job_id, self._token = job_id, token
+        self._lock = self._directory.writer_lock(rank)
+        self._lock.acquire()
+        self._hold = self._directory.hold()
+        self._slots: dict[int, SnapshotSlot] = {}
+        for index in range(SLOTS):
+            slot = SnapshotSlot.open(self._directory.slot_path(rank, index))
+            if slot is not None:
+                self._slots[index] = slot
+        self._plans: dict[str, PartPlan] = {}
+        self._regions: dict[str, PartRegion] = {}
+        self._copiers: dict[int, _Copier] = {}
+
+    def save(
+        self, parts: Mapping[str, Any], *, step: int, gang: bool, metrics: Mapping[str, float] | None = None
+    ) -> int:
+        """Snapshot ``parts`` (name to state) as of ``step``; the bytes taken, 0 when this step is there already.
+
+        Raises SnapshotUnavailableError when shared memory cannot take it, UnsupportedStateError as the codec does.
+        """
+        word = identity(Version(attempt=self._attempt, step=step))
+        if any(slot.identity() == word for slot in self._slots.values()):
+            return 0
+        self._plan(parts)
+        try:
+            return self._write(word, step, gang, metrics or {})
+        finally:
+            for plan in self._plans.values():
+                plan.forget()
+
+    def close(self) -> None:
+        """Let another process write; the snapshots stay."""
+        self._lock.release()
+        self._hold.close()
+        self._copiers.clear()
+        self._slots.clear()
+
+    def _plan(self, parts: Mapping[str, Any]) -> None:
+        """Bring the plans up to date with the states; lay out anew when a part no longer fits where it was."""
+        fresh = parts.keys() != self._plans.keys()
+        plans: dict[str, PartPlan] = {}
+        for name, state in parts.items():
+            plan = self._plans.get(name)
+            if plan is None or not plan.update(state):
+                plan, fresh = PartPlan(state), True
+            plans[name] = plan
+            region = self._regions.get(name)
+            if region is not None and len(plan.tree) > region.tree_bytes:
+                fresh = True
+        if fresh:
+            self._plans, self._copiers = plans, {}
+            self._regions = _lay_out(plans)
+
+    def _write(self, word: int, step: int, gang: bool, metrics: Mapping[str, float]) -> int:  # noqa: FBT001
+        size = max((region.image_at + region.image_bytes for region in self._regions.values()), default=HEADER_BYTES)
+        copier = self._copier(self._choose(), size)
+        copier.slot.begin()
+        copier.copy()
+        regions = tuple(
+            PartRegion(
+                name=region.name,
+                tree_at=region.tree_at,
+                tree_bytes=len(self._plans[region.name].tree),
+                image_at=region.image_at,
+                image_bytes=region.image_bytes,
+            )
+            for region in self._regions.values()
+        )
+        copier.slot.commit(
+            SnapshotMeta(
+                job_id=self._job_id,
+                attempt=self._attempt,
+                step=step,
+                rank=self._rank,
+                world_size=self._world_size,
+                token=self._token,
+                gang=gang,
+                created_at=time.time(),
+                metrics=metrics,
+                parts=regions,
+            )
+        )
+        assert copier.slot.identity() == word
+        return sum(region.tree_bytes + region.image_bytes for region in regions)
+
+    def _choose(self) -> int:
+        """A slot that may be overwritten: not the newest, not one that is held; rather a used one than a new one."""
+        identities = {index: slot.identity() for index, slot in self._slots.items()}
+        newest = max(identities.values(), default=0)
+        keep = {newest, held(list(identities.values()), self._hold.get())} - {0}
+        free = [index for index, found in identities.items() if found not in keep]
+        if free:
+            return min(free, key=lambda index: identities[index])
+        return next(index for index in range(SLOTS) if index not in identities)
+
+    def _copier(self, index: int, size: int) -> _Copier:
+        copier = self._copiers.get(index)
+        if copier is None:
+            slot = self._slots.get(index)
+            if slot is None or not size <= len(slot.memory) <= 2 * size:
+                slot = SnapshotSlot.create(self._directory.slot_path(self._rank, index), size)
+                self._slots[index] = slot
+            slot.begin()
+            copier = self._copiers[index] = _Copier(slot, self._regions, self._plans)
+        return copier
+
+
+def _lay_out(plans: Mapping[str, PartPlan]) -> dict[str, PartRegion]:
+    regions: dict[str, PartRegion] = {}
+    at = HEADER_BYTES
+    for name, plan in plans.items():
+        tree_bytes = len(plan.tree) + len(plan.tree) // 4 + _TREE_SLACK
+        image_at = _round_up(at + tree_bytes)
+        image_bytes = len(plan.header) + plan.data_bytes
+        regions[name] = PartRegion(
+            name=name, tree_at=at, tree_bytes=tree_bytes, image_at=image_at, image_bytes=image_bytes
+        )
+        at = _round_up(image_at + image_bytes)
+    return regions
+
+
+def _round_up(value: int) -> int:
+    return -(-value // _PAGE) * _PAGE
+
+
+def _copy_tensors(targets: list[Any], sources: list[Any]) -> None:
+    import torch
+
+    with torch.no_grad():
+        torch._foreach_copy_(targets, sources)
+    if any(source.is_cuda for source in sources):
+        torch.cuda.synchronize()
