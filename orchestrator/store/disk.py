@@ -1,7 +1,7 @@
 """The disk under the store: how much is free, and a reserve that is given up when a running job's record needs it.
 
-The reserve is a file of real blocks. When a transition meets a full disk, its blocks are handed to the write-ahead log
-in one step, so that a job which fills the disk does not take them first.
+The reserve is a file of real blocks. When a transition meets a full disk, its blocks are handed to the store's own files
+at once, so that a job which goes on writing gets little of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RESERVE_BYTES = 4 * 1024 * 1024  # some hundred transitions, or thousands when they are committed in groups
+_PAGE_BYTES = 4096
 MIN_FREE_BYTES = 64 * 1024 * 1024  # below this new work is refused: a job needs room for logs and checkpoints as well
 
 
@@ -29,6 +30,7 @@ class Disk:
         self.reserve_bytes = reserve_bytes
         self._min_free_bytes = min_free_bytes
         self._lock = threading.Lock()
+        self._spent = False
         self.restore()
 
     def free_bytes(self) -> int:
@@ -61,21 +63,39 @@ class Disk:
         except OSError:
             draft.unlink(missing_ok=True)
             return False
+        self._spent = False
         return True
 
-    def give_up_reserve(self, log: Path) -> bool:
-        """Hand the reserve's blocks to the write-ahead log ``log``; False when there is no reserve left."""
+    def give_up_reserve(self) -> bool:
+        """Free the reserve's blocks; False when there is no reserve left. ``hold`` them at once."""
         if self._reserve is None or _size(self._reserve) < 0:
             return False
         self._reserve.unlink()
-        # Zeros behind the last frame are the end of the log to SQLite: no frame has a salt of zeros.
-        with contextlib.suppress(OSError):
-            fd = os.open(log, os.O_WRONLY | os.O_CLOEXEC)
+        self._spent = True
+        return True
+
+    def hold(self, path: Path, size_bytes: int) -> None:
+        """While the reserve is given up: keep up to ``size_bytes`` of free blocks behind the end of the file or its log.
+
+        Zeros there mean nothing to SQLite: a file may be longer than its header says, and no frame of a log has a salt
+        of zeros. A checkpoint cuts them off the file, so they are held anew after each.
+        """
+        if not self._spent:
+            return
+        size = min(size_bytes, self.free_bytes()) // _PAGE_BYTES * _PAGE_BYTES
+        if size <= 0:
+            return
+        with contextlib.suppress(OSError):  # somebody else was faster; the next write tells
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                os.posix_fallocate(fd, os.fstat(fd).st_size, self.reserve_bytes)
+                os.posix_fallocate(fd, os.fstat(fd).st_size, size)
             finally:
                 os.close(fd)
-        return True
+
+    def hold_after_checkpoint(self, path: Path, log: Path) -> None:
+        """Hold what is free: a log of half the reserve's size, which begins anew in its own blocks, and the rest behind the file."""
+        self.hold(log, self.reserve_bytes // 2 - max(0, _size(log)))
+        self.hold(path, self.reserve_bytes)
 
 
 def _size(path: Path) -> int:

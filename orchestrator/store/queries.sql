@@ -48,8 +48,8 @@ SELECT id FROM jobs WHERE id >= ? AND id < ? ORDER BY id LIMIT 20;
 SELECT record FROM jobs WHERE ended_at IS NULL ORDER BY sequence;
 
 -- name: first_since
--- The earliest place among jobs submitted since a time.
-SELECT min(sequence) FROM jobs WHERE submitted_at >= ?;
+-- The earliest place among jobs submitted since a time; the plus sign keeps SQLite from walking the places instead.
+SELECT min(+sequence) FROM jobs WHERE submitted_at >= ?;
 
 -- name: select_jobs
 -- Jobs in a range of places, newest first.

@@ -92,10 +92,6 @@ class Reader:
         rows = self._connection.execute(STATEMENTS["finished_counts"])
         return [FinishedCount(queue, JobState(state), kind, count) for queue, state, kind, count in rows]
 
-    def shrink(self) -> None:
-        """Cut the file and its log back to what they hold, as far as nobody is in the way."""
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
     def _only_id_with(self, prefix: str) -> str:
         if not prefix:
             raise JobNotFoundError(prefix)

@@ -15,6 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from orchestrator.store.errors import StoreTooNewError, StoreUnreadableError
+from orchestrator.store.faults import is_disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,14 +52,23 @@ def known_migrations() -> tuple[Migration, ...]:
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection as the store wants it: full durability, foreign keys, no transactions but our own."""
-    mode = "ro" if read_only else "rw"
+    """A connection as the store wants it: full durability, foreign keys, no transactions but our own.
+
+    ``read_only`` is for a file that nobody writes meanwhile; it is not changed by a byte.
+    """
+    mode = "rw"
+    if read_only:  # without a log nothing needs replaying, and nothing is left lying beside the file
+        mode = "ro" if _log_bytes(path) else "ro&immutable=1"
     connection = sqlite3.connect(
         f"file:{_escaped(path)}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
     )
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA synchronous = FULL")
+    try:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -82,19 +92,24 @@ def prepare(path: Path, migrations: Sequence[Migration]) -> None:
 def check(path: Path, *, known: int) -> int:
     """The schema version of the store at ``path``, read without changing a byte of it.
 
-    Raises StoreUnreadableError and StoreTooNewError.
+    Raises StoreUnreadableError and StoreTooNewError, and SQLite's own error when the disk is full.
     """
     try:
         with path.open("rb") as file:
-            head = file.read(len(_MAGIC))
+            head = file.read(100)
     except OSError as error:
         raise StoreUnreadableError(path, error.strerror or str(error)) from error
-    if head != _MAGIC:
+    if not head.startswith(_MAGIC):
         raise StoreUnreadableError(path, "it is empty" if not head else "it is not an SQLite database")
+    page_bytes = int.from_bytes(head[16:18], "big")
+    if page_bytes > 1 and path.stat().st_size % page_bytes and not _log_bytes(path):
+        raise StoreUnreadableError(path, "it was cut short")  # SQLite would read zeros for what is missing
     try:
         with contextlib.closing(connect(path, read_only=True)) as connection:
             return _check_content(connection, path, known)
     except sqlite3.DatabaseError as error:
+        if is_disk_full(error):
+            raise  # reading beside a log takes a little space too
         raise StoreUnreadableError(path, str(error)) from error
 
 
@@ -153,8 +168,8 @@ def _create(path: Path, migrations: Sequence[Migration]) -> None:
     draft.with_name(draft.name + "-journal").unlink(missing_ok=True)
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     with contextlib.closing(connect(draft)) as connection:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before anything is written
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         migrate(connection, migrations)
     draft.replace(path)
     sync_directory(path.parent)
@@ -173,6 +188,13 @@ def _keep_copy(connection: sqlite3.Connection, path: Path, version: int) -> None
 def _pragma(connection: sqlite3.Connection, name: str) -> int:
     (value,) = connection.execute(f"PRAGMA {name}").fetchone()
     return int(value)
+
+
+def _log_bytes(path: Path) -> int:
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size
+    except OSError:
+        return 0
 
 
 def _escaped(path: Path) -> str:

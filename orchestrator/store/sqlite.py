@@ -21,11 +21,12 @@ from orchestrator.store.errors import (
     StoreError,
     StoreUnreadableError,
 )
+from orchestrator.store.faults import is_damage, is_disk_full
 from orchestrator.store.lock import StoreLock
 from orchestrator.store.reading import Reader
 from orchestrator.store.schema import Migration, connect, known_migrations, prepare
 from orchestrator.store.work import PRUNE_BATCH, Append, Prune, Records, Submit
-from orchestrator.store.writer import Writer, is_damage, is_disk_full
+from orchestrator.store.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_PAGE_BYTES = 4096
+_LOG_PAGES = 1000  # content of the log that is moved into the file, at most; less with a small reserve
 _LOG_LIMIT_BYTES = 64 * 1024 * 1024  # the write-ahead log is cut back to this after a checkpoint; below, it is reused
 
 
@@ -124,15 +127,19 @@ class SqliteStore:
     async def prune(self, older_than: float) -> list[JobId]:
         """Forget terminal jobs that ended before ``older_than``, and give their space back to the disk."""
         forgotten: list[JobId] = []
+        limit = PRUNE_BATCH
         while True:
-            batch: list[JobId] = await self._writer.do(Prune(older_than))
+            try:
+                batch: list[JobId] = await self._writer.do(Prune(older_than, limit))
+            except DiskFullError:
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 8)  # forgetting takes a little space before it gives any
+                continue
             forgotten.extend(batch)
-            if len(batch) < PRUNE_BATCH:
-                break
-        if forgotten:
-            await self._read(self._reader.shrink)
-        self._disk.restore()
-        return forgotten
+            if len(batch) < limit:
+                self._disk.restore()
+                return forgotten
 
     async def verify(self) -> list[str]:
         """What is wrong with the record, one sentence each."""
@@ -184,10 +191,10 @@ def _opened(path: Path, disk: Disk, migrations: Sequence[Migration]) -> sqlite3.
     for attempt in itertools.count():
         try:
             prepare(path, migrations)
-            return _writing(path)
+            return _writing(path, disk.reserve_bytes)
         except (sqlite3.Error, OSError) as error:
             full = is_disk_full(error) or disk.free_bytes() < disk.reserve_bytes
-            if attempt == 0 and full and disk.give_up_reserve(path.with_name(path.name + "-wal")):
+            if attempt == 0 and full and disk.give_up_reserve():
                 continue
             if full:
                 raise DiskFullError(path, "so the store cannot be opened") from error
@@ -197,10 +204,12 @@ def _opened(path: Path, disk: Disk, migrations: Sequence[Migration]) -> sqlite3.
     raise AssertionError  # the loop ends above
 
 
-def _writing(path: Path) -> sqlite3.Connection:
+def _writing(path: Path, reserve_bytes: int) -> sqlite3.Connection:
     connection = connect(path)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
+        # On a full disk half of the reserve must be enough for the file to take in what the log holds.
+        connection.execute(f"PRAGMA wal_autocheckpoint = {max(1, min(_LOG_PAGES, reserve_bytes // 2 // _PAGE_BYTES))}")
         connection.execute(f"PRAGMA journal_size_limit = {_LOG_LIMIT_BYTES}")
     except BaseException:
         connection.close()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job import Job
 
 PRUNE_BATCH = 200  # jobs forgotten per transaction: transitions of running jobs wait for no more than that
+_PAGES_PER_JOB = 8  # given back to the disk; more than most jobs have
 
 
 class Records:
@@ -76,6 +77,7 @@ class _Recording:
     """Work that puts records; undoing restores them."""
 
     essential = True
+    shrinks = False
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -155,15 +157,19 @@ class Prune:
     """Forget some of the jobs that ended before a time."""
 
     essential = True  # it makes room
+    shrinks = True
 
-    def __init__(self, older_than: float) -> None:
+    def __init__(self, older_than: float, limit: int) -> None:
         self._older_than = older_than
+        self._limit = limit
 
     def __call__(self, connection: sqlite3.Connection) -> list[JobId]:
-        """The ids of the jobs that are forgotten; fewer than PRUNE_BATCH when none are left."""
-        rows = connection.execute(STATEMENTS["ended_before"], (self._older_than, PRUNE_BATCH)).fetchall()
+        """The ids of the jobs that are forgotten; fewer than the limit when none are left."""
+        rows = connection.execute(STATEMENTS["ended_before"], (self._older_than, self._limit)).fetchall()
         connection.executemany(STATEMENTS["delete_job"], [(sequence,) for sequence, _ in rows])
-        connection.execute("PRAGMA incremental_vacuum").fetchall()
+        (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
+        for _ in range(min(unused, _PAGES_PER_JOB * self._limit)):
+            connection.execute("PRAGMA incremental_vacuum(1)")  # Python takes but one step of it, whatever it is told
         return [job_id for _, job_id in rows]
 
     def committed(self) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.store.errors import DiskFullError, StoreClosedError, StoreError, StoreUnreadableError
+from orchestrator.store.faults import is_damage, is_disk_full
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,35 +26,14 @@ if TYPE_CHECKING:
 
 MAX_GROUP = 256  # bounds how long the first of a group waits for the work of the last
 
-# A limit or a quota on the file looks like a write error to SQLite; it is the same trouble, with the same remedy.
-_FULL_CODES = frozenset(
-    {
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR_WRITE,
-        sqlite3.SQLITE_IOERR_FSYNC,
-        sqlite3.SQLITE_IOERR_SHMSIZE,
-        sqlite3.SQLITE_IOERR_TRUNCATE,
-    }
-)
-_DAMAGE_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """SQLite could not write for want of space."""
-    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) in _FULL_CODES
-
-
-def is_damage(error: BaseException) -> bool:
-    """SQLite found the file damaged."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return isinstance(error, sqlite3.Error) and code is not None and (code & 0xFF) in _DAMAGE_CODES
-
 
 class Work(Protocol):
     """What a request does inside the transaction, and what follows when the transaction is on the disk."""
 
     essential: bool
     """It may use the reserve: a transition of a job that was accepted."""
+    shrinks: bool
+    """It leaves free space in the file, which is to go back to the disk."""
 
     def __call__(self, connection: sqlite3.Connection) -> Any:
         """Do it; what it returns answers the request."""
@@ -121,6 +101,8 @@ class Writer:
                 else:
                     group.append(following)
             self._commit(group)
+            if any(r.work.shrinks and r.error is None for r in group):
+                self._shrink()
             _answer(group)
             if last:
                 return
@@ -132,17 +114,47 @@ class Writer:
                 return
             for request in group:
                 if not request.work.essential:
-                    request.error = DiskFullError(self._path, "nothing new is accepted")
+                    request.error = DiskFullError(self._path, "so nothing new is accepted")
             essential = [r for r in group if r.work.essential]
             if not essential or self._committed(essential):
                 return
-            if self._disk.give_up_reserve(self._log) and self._committed(essential):
+            if self._make_room(essential):
                 return
             for request in essential:
                 request.error = DiskFullError(self._path, "not even the record of a running job can be written")
         except Exception as error:  # a group that cannot be committed is refused as a whole, and the thread goes on
             for request in group:
                 request.error = self._translated(error)
+
+    def _make_room(self, group: list[_Request]) -> bool:
+        """Commit into the log's own blocks, once its content is in the file; with the reserve if it takes that."""
+        if self._checkpoint("PASSIVE") and self._committed(group):
+            return True
+        return self._use_reserve() and self._committed(group)
+
+    def _use_reserve(self) -> bool:
+        if not self._disk.give_up_reserve():
+            return False
+        half = self._disk.reserve_bytes // 2
+        self._disk.hold(self._path, half)
+        if not self._checkpoint("PASSIVE"):
+            self._disk.hold(self._log, half)
+        return True
+
+    def _shrink(self) -> None:
+        """Cut the file and its log back to what they hold, with the reserve if it takes that."""
+        if not self._checkpoint("TRUNCATE") and self._use_reserve():
+            self._checkpoint("TRUNCATE")
+
+    def _checkpoint(self, mode: str) -> bool:
+        """Move the log's content into the file, so that the log begins anew; whether it could."""
+        try:
+            (busy, _, _) = self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        except sqlite3.OperationalError:
+            return False  # no room to grow the file
+        if mode != "TRUNCATE":
+            self._disk.hold_after_checkpoint(self._path, self._log)
+        return not busy
 
     def _committed(self, group: list[_Request]) -> bool:
         """Whether the group is on the disk; False when the disk is full and all of it was undone."""

@@ -1,0 +1,28 @@
+"""What SQLite's error codes mean to the store."""
+
+from __future__ import annotations
+
+import sqlite3
+
+# A limit or a quota on the file looks like a write error to SQLite; it is the same trouble, with the same remedy.
+_FULL_CODES = frozenset(
+    {
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_FSYNC,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+        sqlite3.SQLITE_IOERR_TRUNCATE,
+    }
+)
+_DAMAGE_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """SQLite could not write for want of space."""
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) in _FULL_CODES
+
+
+def is_damage(error: BaseException) -> bool:
+    """SQLite found the file damaged."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return isinstance(error, sqlite3.Error) and code is not None and (code & 0xFF) in _DAMAGE_CODES

@@ -1,0 +1,53 @@
+"""Jobs led through a store by legal events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.core import events as ev
+from orchestrator.core.states import JobState
+from tests.unit.core.builders import T0, checkpoint, exited, finished, make_spec, released, started, submission
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from orchestrator.core.job import Job
+    from orchestrator.store.port import Store
+
+
+async def add(store: Store, job_id: str, *, at: float = T0, spec: Any = None, **fields: Any) -> Job:
+    """A job that waits."""
+    spec = spec or make_spec(name=job_id.rsplit("-", 1)[0])
+    job, new = await store.submit(submission(spec, job_id=job_id, at=at, **fields))
+    assert new
+    return job
+
+
+async def run_it(store: Store, job: Job) -> Job:
+    """Its ranks are up."""
+    begun = started(job)
+    (job,) = await store.append(
+        [begun, ev.AttemptRunning(job_id=job.id, at=T0 + 3, attempt=begun.attempt, pids=(1, 2))]
+    )
+    return job
+
+
+async def end(store: Store, job: Job, *, at: float = T0 + 30) -> Job:
+    """It succeeded."""
+    job = await run_it(store, job)
+    zeros = [exited(job, rank, exit_code=0) for rank in range(job.num_workers)]
+    won = ev.AttemptSucceeded(job_id=job.id, at=T0 + 11, attempt=job.attempt_number)
+    (job,) = await store.append([checkpoint(job, 5, path="/ckpt/5"), *zeros, won, released(job)])
+    (job,) = await store.append([finished(job, JobState.SUCCEEDED, at=at, exit_code=0)])
+    return job
+
+
+async def cancel(store: Store, job: Job, *, at: float = T0 + 30) -> Job:
+    """It was cancelled while it waited."""
+    (job,) = await store.append([finished(job, JobState.CANCELLED, at=at)])
+    return job
+
+
+def note(job: Job, message: str, *, at: float = T0 + 40) -> ev.JobNoted:
+    """Something that changes no state."""
+    return ev.JobNoted(job_id=job.id, at=at, code="note", message=message)

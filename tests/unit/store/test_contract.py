@@ -1,0 +1,387 @@
+"""What every store promises: one suite, run against the one in SQLite and the one in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.core import events as ev
+from orchestrator.core.errors import BrokenRuleError, IllegalTransitionError
+from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.store.errors import (
+    AmbiguousJobError,
+    IdempotencyConflictError,
+    JobExistsError,
+    JobNotFoundError,
+    StoreClosedError,
+)
+from orchestrator.store.port import FinishedCount, JobFilter
+from tests.unit.core.builders import (
+    ID,
+    T0,
+    exited,
+    failed,
+    finished,
+    lost,
+    make_spec,
+    released,
+    started,
+    stop,
+    submission,
+)
+from tests.unit.store.lives import add, cancel, end, note, run_it
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from orchestrator.store.port import Store
+
+    Run = Callable[..., Any]
+
+NOWHERE = "nothing-222222"
+
+
+class TestSubmit:
+    """A job is accepted once."""
+
+    def test_a_job_is_accepted_and_found_again(self, store: Store, run: Run) -> None:
+        job, new = run(store.submit(submission()))
+        assert new
+        assert (job.id, job.sequence, job.version, job.state) == (ID, 1, 1, JobState.PENDING)
+        assert run(store.job(ID)) == job
+
+    def test_jobs_are_numbered_in_the_order_of_their_arrival(self, store: Store, run: Run) -> None:
+        jobs = [run(add(store, f"job-{n}", at=T0 - n)) for n in range(3)]
+        assert [j.sequence for j in jobs] == [1, 2, 3]
+
+    def test_the_same_key_gets_the_first_job(self, store: Store, run: Run) -> None:
+        first, _ = run(store.submit(submission(idempotency_key="k")))
+        again = submission(idempotency_key="k", job_id="digits-other2", at=T0 + 9, work_dir="/elsewhere")
+        job, new = run(store.submit(again))
+        assert (job, new) == (first, False)
+        with pytest.raises(JobNotFoundError):
+            run(store.job("digits-other2"))
+
+    def test_the_same_key_gets_the_first_job_as_it_is_now(self, store: Store, run: Run) -> None:
+        job = run(end(store, run(store.submit(submission(idempotency_key="k")))[0]))
+        assert run(store.submit(submission(idempotency_key="k"))) == (job, False)
+
+    @pytest.mark.parametrize(
+        "difference",
+        [
+            {"spec": make_spec(priority=51)},
+            {"snapshot": "sha256:2"},
+            {"resume_from": "old-222222@5"},
+            {"rerun_of": "old-222222"},
+        ],
+        ids=lambda d: next(iter(d)),
+    )
+    def test_the_same_key_for_a_different_job_is_refused(
+        self, store: Store, run: Run, difference: dict[str, Any]
+    ) -> None:
+        run(store.submit(submission(idempotency_key="k")))
+        other = {"idempotency_key": "k", "job_id": "digits-other2", **difference}
+        with pytest.raises(IdempotencyConflictError, match=f"'k' already stands for job {ID}.*use a new key"):
+            run(store.submit(submission(**other)))
+        assert len(run(store.load_live())) == 1
+
+    def test_another_user_may_use_the_same_key(self, store: Store, run: Run) -> None:
+        run(store.submit(submission(idempotency_key="k")))
+        _, new = run(store.submit(submission(idempotency_key="k", uid=1001, job_id="digits-other2")))
+        assert new
+
+    def test_without_a_key_every_submission_is_new(self, store: Store, run: Run) -> None:
+        jobs = [run(store.submit(submission(idempotency_key="", job_id=f"job-{n}"))) for n in range(2)]
+        assert [new for _, new in jobs] == [True, True]
+
+    def test_an_id_that_is_taken_is_refused(self, store: Store, run: Run) -> None:
+        run(store.submit(submission()))
+        with pytest.raises(JobExistsError, match="draw another"):
+            run(store.submit(submission(idempotency_key="other")))
+        assert [j.idempotency_key for j in run(store.load_live())] == [f"key-{ID}"]
+
+    def test_a_refusal_leaves_no_gap_for_the_next(self, store: Store, run: Run) -> None:
+        run(store.submit(submission()))
+        with pytest.raises(JobExistsError):
+            run(store.submit(submission(idempotency_key="other")))
+        assert run(add(store, "job-2")).sequence == 2
+
+    def test_one_key_from_many_at_once_is_one_job(self, store: Store, run: Run) -> None:
+        async def all_at_once() -> list[tuple[Any, bool]]:
+            calls = (store.submit(submission(idempotency_key="k", job_id=f"job-{n}")) for n in range(20))
+            return await asyncio.gather(*calls)
+
+        found = run(all_at_once())
+        assert sum(new for _, new in found) == 1
+        assert len({job.id for job, _ in found}) == 1
+
+
+class TestAppend:
+    """Events and records change together."""
+
+    def test_it_returns_the_new_record_and_keeps_it(self, store: Store, run: Run) -> None:
+        job = run(run_it(store, run(add(store, ID))))
+        assert (job.state, job.version, job.attempt_number) == (JobState.RUNNING, 3, 1)
+        assert run(store.job(ID)) == job
+
+    def test_events_are_numbered_by_the_version_they_lead_to(self, store: Store, run: Run) -> None:
+        run(run_it(store, run(add(store, ID))))
+        stored = run(store.events(ID))
+        assert [(e.number, e.event.kind) for e in stored] == [
+            (1, "job_submitted"),
+            (2, "attempt_started"),
+            (3, "attempt_running"),
+        ]
+        assert stored[0].event == submission(make_spec(name="digits"))
+
+    def test_duplicates_and_late_facts_are_not_written(self, store: Store, run: Run) -> None:
+        job = run(run_it(store, run(add(store, ID))))
+        fact = exited(job, 0, signal=9)
+        (once,) = run(store.append([fact, fact]))
+        (twice,) = run(store.append([fact]))
+        assert once == twice
+        assert once.version == 4
+        assert len(run(store.events(ID))) == 4
+
+    def test_a_batch_answers_with_every_job_it_names_in_order(self, store: Store, run: Run) -> None:
+        a, b = run(add(store, "a-1")), run(add(store, "b-2"))
+        found = run(store.append([note(b, "x"), note(a, "y"), note(b, "z")]))
+        assert [(j.id, j.notes) for j in found] == [("b-2", ("x", "z")), ("a-1", ("y",))]
+
+    def test_a_batch_that_changes_nothing_answers_too(self, store: Store, run: Run) -> None:
+        job = run(add(store, ID))
+        assert run(store.append([exited(job)])) == [job]
+        assert run(store.append([])) == []
+
+    def test_a_batch_is_written_whole_or_not_at_all(self, store: Store, run: Run) -> None:
+        a, b = run(add(store, "a-1")), run(add(store, "b-2"))
+        with pytest.raises(IllegalTransitionError):
+            run(store.append([note(a, "x"), stop(b, StopPurpose.CANCEL)]))
+        assert run(store.job(a.id)) == a
+        assert len(run(store.events(a.id))) == 1
+        assert run(store.append([note(a, "y")]))[0].version == 2
+
+    def test_what_the_fold_refuses_is_refused_with_the_story(self, store: Store, run: Run) -> None:
+        job = run(run_it(store, run(add(store, ID))))
+        with pytest.raises(BrokenRuleError, match="attempt_running"):
+            run(store.append([ev.JobSuspended(job_id=ID, at=T0, by="ada")]))
+        assert run(store.job(ID)) == job
+
+    def test_a_job_that_is_not_there_is_refused(self, store: Store, run: Run) -> None:
+        job = run(add(store, ID))
+        with pytest.raises(JobNotFoundError, match=f"{NOWHERE}.*orch status"):
+            run(store.append([note(job, "x"), ev.JobResumed(job_id=NOWHERE, at=T0, by="ada")]))
+        assert run(store.job(ID)) == job
+
+    def test_terminal_is_final(self, store: Store, run: Run) -> None:
+        job = run(end(store, run(add(store, ID))))
+        late = [finished(job, JobState.FAILED), lost(job), exited(job, 0), stop(job, StopPurpose.CANCEL), started(job)]
+        assert run(store.append(late)) == [job]
+
+    def test_a_note_about_a_job_that_ended_is_kept(self, store: Store, run: Run) -> None:
+        job = run(end(store, run(add(store, ID))))
+        (noted,) = run(store.append([note(job, "outputs copied")]))
+        assert (noted.notes, noted.state, noted.ended_at) == (("outputs copied",), JobState.SUCCEEDED, T0 + 30)
+        assert run(store.load_live()) == []
+
+    def test_many_at_once_lose_nothing(self, store: Store, run: Run) -> None:
+        async def all_at_once() -> None:
+            job = await add(store, ID)
+            await asyncio.gather(*(store.append([note(job, f"note {n}")]) for n in range(50)))
+
+        run(all_at_once())
+        assert run(store.job(ID)).version == 51
+        assert run(store.verify()) == []
+
+    def test_one_that_fails_does_not_fail_the_others(self, store: Store, run: Run) -> None:
+        async def all_at_once() -> list[Any]:
+            job = await add(store, ID)
+            calls = [store.append([note(job, f"note {n}")]) for n in range(10)]
+            bad = [store.append([note(job, "never"), stop(job, StopPurpose.CANCEL)]) for _ in range(5)]
+            mixed = [call for pair in zip(calls[::2], bad, calls[1::2], strict=True) for call in pair]
+            return await asyncio.gather(*mixed, return_exceptions=True)
+
+        found = run(all_at_once())
+        assert [isinstance(f, IllegalTransitionError) for f in found] == [False, True, False] * 5
+        assert len({f[0].version for f in found if isinstance(f, list)}) == 10, "each is answered with its own record"
+        job = run(store.job(ID))
+        assert sorted(job.notes) == sorted(f"note {n}" for n in range(10))
+        assert run(store.verify()) == []
+
+
+class TestRead:
+    """Questions about what is stored."""
+
+    def test_live_jobs_come_in_order_of_arrival_without_those_that_ended(self, store: Store, run: Run) -> None:
+        jobs = [run(add(store, f"job-{n}")) for n in range(4)]
+        run(cancel(store, jobs[1]))
+        third = run(run_it(store, jobs[2]))
+        assert run(store.load_live()) == [jobs[0], third, jobs[3]]
+
+    def test_a_job_that_is_not_there(self, store: Store, run: Run) -> None:
+        for question in (store.job(NOWHERE), store.events(NOWHERE), store.find(NOWHERE), store.find("")):
+            with pytest.raises(JobNotFoundError, match="orch status"):
+                run(question)
+
+    @pytest.mark.parametrize(
+        ("query", "expected"),
+        [
+            ({}, [5, 4, 3, 2, 1]),
+            ({"limit": 2}, [5, 4]),
+            ({"before": 4}, [3, 2, 1]),
+            ({"before": 4, "limit": 1}, [3]),
+            ({"user": "ada"}, [4, 2]),
+            ({"user": "nobody"}, []),
+            ({"states": frozenset({"PENDING"})}, [5, 4, 3]),
+            ({"states": frozenset({"PENDING", "CANCELLED"})}, [5, 4, 3, 2]),
+            ({"states": frozenset({"PENDING", "CANCELLED"}), "limit": 3}, [5, 4, 3]),
+            ({"states": frozenset({"PENDING", "CANCELLED"}), "user": "ada"}, [4, 2]),
+            ({"states": frozenset({"RUNNING"})}, []),
+            ({"since": T0 + 3}, [5, 4, 3]),
+            ({"since": T0 + 3, "user": "ada"}, [4]),
+            ({"since": T0 + 3, "states": frozenset({"PENDING"}), "before": 5}, [4, 3]),
+            ({"since": T0 + 99}, []),
+            ({"limit": 0}, []),
+        ],
+        ids=str,
+    )
+    def test_jobs_are_filtered_newest_first(
+        self, store: Store, run: Run, query: dict[str, Any], expected: list[int]
+    ) -> None:
+        jobs = [run(add(store, f"job-{n}", at=T0 + n, user="ada" if n % 2 == 0 else "bob")) for n in range(1, 6)]
+        run(end(store, jobs[0]))
+        run(cancel(store, jobs[1]))
+        found = run(store.jobs(JobFilter(**query)))
+        assert [j.sequence for j in found] == expected
+        assert all(run(store.job(j.id)) == j for j in found)
+
+    def test_a_clock_that_went_back_hides_no_job(self, store: Store, run: Run) -> None:
+        for n, at in enumerate((T0 + 50, T0 + 10, T0 + 60)):
+            run(add(store, f"job-{n}", at=at))
+        assert [j.id for j in run(store.jobs(JobFilter(since=T0 + 40)))] == ["job-2", "job-0"]
+
+    def test_events_are_read_from_a_number_on(self, store: Store, run: Run) -> None:
+        job = run(add(store, ID))
+        run(store.append([note(job, f"{n}") for n in range(5)]))
+        assert [e.number for e in run(store.events(ID, after=2))] == [3, 4, 5, 6]
+        assert [e.number for e in run(store.events(ID, after=2, limit=2))] == [3, 4]
+        assert run(store.events(ID, after=6)) == []
+
+    def test_a_reference_is_an_id_a_name_or_a_prefix(self, store: Store, run: Run) -> None:
+        for job_id in ("digits-aaa222", "digits-bbb222", "mnist-ccc222", "mnist-ccd222"):
+            run(add(store, job_id))
+        for reference, expected in {
+            "digits-aaa222": ("digits-aaa222", "id", 0),
+            "digits": ("digits-bbb222", "name", 1),
+            "mnist": ("mnist-ccd222", "name", 1),
+            "digits-b": ("digits-bbb222", "prefix", 0),
+            "mnist-ccd": ("mnist-ccd222", "prefix", 0),
+        }.items():
+            found = run(store.find(reference))
+            assert (found.job.id, found.by, found.others) == expected
+        with pytest.raises(AmbiguousJobError, match=r"mnist-ccc222, mnist-ccd222.*more letters") as caught:
+            run(store.find("mnist-c"))
+        assert caught.value.candidates == ("mnist-ccc222", "mnist-ccd222")
+        with pytest.raises(JobNotFoundError):
+            run(store.find("igits"))
+
+    def test_a_reference_is_no_pattern(self, store: Store, run: Run) -> None:
+        run(add(store, "digits-aaa222"))
+        for reference in ("%", "digits-a%", "_igits", "*", "digits-a*", "DIGITS", "'"):
+            with pytest.raises(JobNotFoundError):
+                run(store.find(reference))
+
+    def test_jobs_are_counted_by_state(self, store: Store, run: Run) -> None:
+        assert run(store.state_counts()) == dict.fromkeys(JobState, 0)
+        run(run_it(store, run(add(store, "a-1"))))
+        run(cancel(store, run(add(store, "b-2"))))
+        run(add(store, "c-3"))
+        counts = run(store.state_counts())
+        assert {s: n for s, n in counts.items() if n} == {
+            JobState.RUNNING: 1,
+            JobState.CANCELLED: 1,
+            JobState.PENDING: 1,
+        }
+
+
+class TestTotals:
+    """Jobs that ended, for good."""
+
+    def test_they_are_counted_by_queue_state_and_class(self, store: Store, run: Run) -> None:
+        run(end(store, run(add(store, "a-1"))))
+        run(end(store, run(add(store, "b-2"))))
+        run(cancel(store, run(add(store, "c-3", spec=make_spec(queue="night")))))
+        job = run(run_it(store, run(add(store, "d-4"))))
+        run(store.append([exited(job), failed(job, retry=False), released(job), finished(job, JobState.FAILED)]))
+        assert run(store.finished_counts()) == [
+            FinishedCount("default", JobState.FAILED, "infra", 1),
+            FinishedCount("default", JobState.SUCCEEDED, "", 2),
+            FinishedCount("night", JobState.CANCELLED, "", 1),
+        ]
+
+    def test_pruning_and_late_facts_do_not_change_them(self, store: Store, run: Run) -> None:
+        job = run(end(store, run(add(store, "a-1"))))
+        before = run(store.finished_counts())
+        run(store.append([note(job, "x"), finished(job, JobState.FAILED)]))
+        assert run(store.prune(T0 + 1000)) == ["a-1"]
+        assert run(store.finished_counts()) == before
+
+
+class TestPrune:
+    """What is old is forgotten; what lives is not."""
+
+    def test_only_jobs_that_ended_before_the_time_go(self, store: Store, run: Run) -> None:
+        old, edge, young = (run(add(store, f"job-{n}")) for n in range(3))
+        for job, at in ((old, T0 + 10), (edge, T0 + 20), (young, T0 + 30)):
+            run(cancel(store, job, at=at))
+        alive = run(add(store, "alive-1", at=T0 - 10**6))
+        assert run(store.prune(T0 + 20)) == [old.id]
+        with pytest.raises(JobNotFoundError):
+            run(store.job(old.id))
+        with pytest.raises(JobNotFoundError):
+            run(store.events(old.id))
+        assert [j.id for j in run(store.jobs(JobFilter()))] == [alive.id, young.id, edge.id]
+        assert run(store.prune(T0 + 20)) == []
+        assert run(store.verify()) == []
+
+    def test_a_place_is_never_given_twice(self, store: Store, run: Run) -> None:
+        last = run(cancel(store, run(add(store, "a-1"))))
+        run(store.prune(T0 + 1000))
+        assert run(add(store, "b-2")).sequence == last.sequence + 1
+
+    def test_the_oldest_go_first(self, store: Store, run: Run) -> None:
+        jobs = [run(add(store, f"job-{n}")) for n in range(3)]
+        for job, at in zip(jobs, (T0 + 3, T0 + 1, T0 + 2), strict=True):
+            run(cancel(store, job, at=at))
+        assert run(store.prune(T0 + 10)) == ["job-1", "job-2", "job-0"]
+
+
+def test_a_sound_store_has_nothing_wrong(store: Store, run: Run) -> None:
+    run(end(store, run(add(store, "a-1"))))
+    run(run_it(store, run(add(store, "b-2"))))
+    assert run(store.verify()) == []
+
+
+def test_there_is_room(store: Store) -> None:
+    status = store.disk()
+    assert status.accepts_submissions
+    assert status.free_bytes > 0
+
+
+def test_a_closed_store_takes_and_tells_nothing(store: Store, run: Run) -> None:
+    job = run(add(store, ID))
+    store.close()
+    store.close()
+    for call in (
+        store.submit(submission(job_id="b-2")),
+        store.append([note(job, "x")]),
+        store.load_live(),
+        store.job(ID),
+        store.verify(),
+        store.prune(0.0),
+    ):
+        with pytest.raises(StoreClosedError, match="open it again"):
+            run(call)

@@ -1,0 +1,290 @@
+"""A full disk, made of a real small file system: running jobs go on, new ones are refused, nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orchestrator.store.disk import Disk
+from orchestrator.store.errors import DiskFullError
+from orchestrator.store.sqlite import SqliteStore
+from tests.unit.core.builders import ID, T0, submission
+from tests.unit.store.lives import add, cancel, note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from orchestrator.core.job import Job
+
+    Run = Callable[..., Any]
+
+MIB = 1024 * 1024
+OPTIONS: dict[str, Any] = {"reserve_bytes": MIB, "min_free_bytes": MIB}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 12 MiB."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(where)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"mounting a file system of our own is not permitted: {mounted.stderr.strip()}")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", str(where)], check=True)
+
+
+@pytest.fixture
+def small_store(small_disk: Path) -> Iterator[SqliteStore]:
+    """A store on the small disk, with a reserve of 1 MiB."""
+    store = SqliteStore.open(small_disk / "orch.db", reserve=small_disk / "reserve", **OPTIONS)
+    yield store
+    store.close()
+
+
+def fill(directory: Path) -> Path:
+    """Leave not one byte free."""
+    filler = directory / "filler"
+    with filler.open("ab", buffering=0) as file:
+        for size in (65536, 4096, 512, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    pass
+    return filler
+
+
+def notes(store: SqliteStore, run: Run, job: Job, count: int) -> None:
+    """Write ``count`` transitions, one commit each."""
+    for n in range(count):
+        run(store.append([note(job, f"{n} {'x' * 500}")]))
+
+
+def test_new_jobs_are_refused_before_the_disk_is_full(small_store: SqliteStore, small_disk: Path, run: Run) -> None:
+    run(add(small_store, ID))
+    (small_disk / "data").write_bytes(bytes(small_store.disk().free_bytes - MIB // 2))
+    status = small_store.disk()
+    assert 0 < status.free_bytes < MIB
+    assert (status.reserve_present, status.accepts_submissions) == (True, False)
+    with pytest.raises(DiskFullError, match=r"no new job is accepted: free space .*orch prune"):
+        run(add(small_store, "b-2"))
+    assert [j.id for j in run(small_store.load_live())] == [ID]
+    (small_disk / "data").unlink()
+    run(add(small_store, "b-2"))
+
+
+def test_a_lost_reply_is_repeated_even_when_nothing_new_is_accepted(
+    small_store: SqliteStore, small_disk: Path, run: Run
+) -> None:
+    job, _ = run(small_store.submit(submission()))
+    fill(small_disk)
+    assert run(small_store.submit(submission())) == (job, False)
+
+
+def test_running_jobs_go_on_when_the_disk_is_full(small_store: SqliteStore, small_disk: Path, run: Run) -> None:
+    job = run(add(small_store, ID))
+    filler = fill(small_disk)
+    assert small_store.disk().free_bytes == 0
+    notes(small_store, run, job, 200)
+    assert not (small_disk / "reserve").exists(), "the reserve was given up for them"
+    assert run(small_store.job(ID)).version == 201
+    with pytest.raises(DiskFullError):
+        run(add(small_store, "b-2"))
+    assert run(small_store.verify()) == []
+    filler.unlink()
+    assert small_store.disk().reserve_present, "it is made again when there is room"
+    assert (small_disk / "reserve").stat().st_blocks * 512 >= MIB
+    run(add(small_store, "b-2"))
+
+
+def test_a_job_that_keeps_writing_does_not_take_the_reserve(
+    small_store: SqliteStore, small_disk: Path, run: Run
+) -> None:
+    job = run(add(small_store, ID))
+    fill(small_disk)
+    done = threading.Event()
+
+    def write_a_log() -> None:
+        with (small_disk / "filler").open("ab", buffering=0) as log:
+            while not done.wait(0.001):
+                with contextlib.suppress(OSError):
+                    log.write(bytes(4096))
+
+    thread = threading.Thread(target=write_a_log)
+    thread.start()
+    try:
+        notes(small_store, run, job, 200)
+    finally:
+        done.set()
+        thread.join()
+    assert not (small_disk / "reserve").exists()
+    assert run(small_store.job(ID)).version == 201
+
+
+def test_when_the_reserve_is_spent_the_refusal_says_so_and_keeps_what_was_told(
+    small_store: SqliteStore, small_disk: Path, run: Run
+) -> None:
+    job = run(add(small_store, ID))
+    filler = fill(small_disk)
+    with pytest.raises(DiskFullError, match=r"not even the record of a running job.*orch prune"):
+        notes(small_store, run, job, 20_000)
+    told = run(small_store.job(ID)).version - 1
+    assert 300 < told < 20_000
+    assert run(small_store.job(ID)).notes[-1].startswith(f"{told - 1} ")
+    assert run(small_store.verify()) == []
+    filler.unlink()
+    run(small_store.append([note(job, "after")]))
+    assert run(small_store.job(ID)).version == 2 + told
+
+
+def test_in_one_group_new_jobs_wait_and_running_ones_go_on(
+    small_store: SqliteStore, small_disk: Path, run: Run
+) -> None:
+    # The threshold is passed and the disk fills before the commit: what the full disk itself must sort out.
+    import asyncio
+
+    job = run(add(small_store, ID))
+    small_store._admit = lambda: None  # type: ignore[method-assign]
+    fill(small_disk)
+
+    async def together() -> list[Any]:
+        big = {"work_dir": "/" + "x" * 100_000}
+        new = [small_store.submit(submission(job_id=f"job-{n}", **big)) for n in range(4)]
+        old = [small_store.append([note(job, f"{n}")]) for n in range(4)]
+        return await asyncio.gather(*new, *old, return_exceptions=True)
+
+    found = run(together())
+    assert [type(f) for f in found[:4]] == [DiskFullError] * 4
+    assert [f[0].id for f in found[4:]] == [ID] * 4
+    assert run(small_store.job(ID)).version == 5
+    assert [j.id for j in run(small_store.load_live())] == [ID]
+
+
+def test_a_store_opens_on_a_full_disk_with_its_reserve(small_disk: Path, run: Run) -> None:
+    def opened() -> SqliteStore:
+        return SqliteStore.open(small_disk / "orch.db", reserve=small_disk / "reserve", **OPTIONS)
+
+    store = opened()
+    job = run(add(store, ID))
+    store.close()
+    filler = fill(small_disk)
+    store = opened()
+    try:
+        assert run(store.load_live()) == [job]
+        notes(store, run, job, 5)
+    finally:
+        store.close()
+    filler.unlink()
+    store = opened()
+    assert run(store.job(ID)).version == 6
+    assert store.disk().reserve_present
+    store.close()
+
+
+def test_without_reserve_or_room_it_does_not_open(small_disk: Path) -> None:
+    fill(small_disk)
+    before = sorted(p.name for p in small_disk.iterdir())
+    with pytest.raises(DiskFullError, match="the store cannot be opened"):
+        SqliteStore.open(small_disk / "orch.db", reserve=small_disk / "reserve", **OPTIONS)
+    assert sorted(p.name for p in small_disk.iterdir() if p.suffix == ".db") == []
+    assert set(before) <= {p.name for p in small_disk.iterdir()}
+
+
+def test_pruning_makes_room_on_a_full_disk(small_store: SqliteStore, small_disk: Path, run: Run) -> None:
+    for n in range(60):
+        job = run(add(small_store, f"job-{n}", work_dir="/" + "x" * 10_000))
+        run(cancel(small_store, job))
+    fill(small_disk)
+    assert len(run(small_store.prune(T0 + 1000))) == 60
+    status = small_store.disk()
+    assert status.free_bytes > MIB
+    assert status.reserve_present
+    assert status.accepts_submissions
+
+
+def test_a_backup_that_does_not_fit_leaves_nothing_behind(small_store: SqliteStore, small_disk: Path, run: Run) -> None:
+    run(add(small_store, ID))
+    fill(small_disk)
+    with pytest.raises(DiskFullError, match="so there is no backup"):
+        run(small_store.backup(small_disk / "copy.db"))
+    assert not list(small_disk.glob("copy.db*"))
+
+
+def test_the_reserve_is_made_of_blocks_not_of_promises(tmp_path: Path) -> None:
+    Disk(tmp_path / "orch.db", reserve=tmp_path / "reserve", reserve_bytes=MIB, min_free_bytes=0)
+    assert (tmp_path / "reserve").stat().st_blocks * 512 >= MIB
+    assert not (tmp_path / "reserve.new").exists()
+
+
+def test_a_reserve_that_is_too_small_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "reserve").write_bytes(b"x")
+    Disk(tmp_path / "orch.db", reserve=tmp_path / "reserve", reserve_bytes=MIB, min_free_bytes=0)
+    assert (tmp_path / "reserve").stat().st_size == MIB
+
+
+def test_without_a_reserve_only_the_threshold_counts(tmp_path: Path) -> None:
+    generous = Disk(tmp_path / "orch.db", reserve=None, reserve_bytes=MIB, min_free_bytes=0)
+    strict = Disk(tmp_path / "orch.db", reserve=None, reserve_bytes=MIB, min_free_bytes=2**62)
+    assert generous.status().accepts_submissions
+    assert not strict.status().accepts_submissions
+    assert not generous.give_up_reserve()
+
+
+_LIMITED = """
+import asyncio, pathlib, resource, sys
+from orchestrator.core import events as ev
+from orchestrator.store.errors import DiskFullError
+from orchestrator.store.sqlite import SqliteStore
+
+path = pathlib.Path(sys.argv[1])
+
+async def main() -> None:
+    store = SqliteStore.open(path, reserve=path.with_name("reserve"), reserve_bytes=65536, min_free_bytes=0)
+    (job,) = await store.load_live()
+    log = path.with_name(path.name + "-wal")
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    told = 0
+    try:
+        for n in range(1000):
+            await store.append([ev.JobNoted(job_id=job.id, at=1.0, code="c", message=f"{n}" + 2000 * "x")])
+            told += 1
+    except DiskFullError as error:
+        assert "orch prune" in str(error), error
+    else:
+        raise SystemExit("the limit was never met")
+    assert (await store.job(job.id)).version == 1 + told
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    await store.append([ev.JobNoted(job_id=job.id, at=1.0, code="c", message="after")])
+    assert await store.verify() == []
+    store.close()
+    print(told)
+
+asyncio.run(main())
+"""
+
+
+def test_a_limit_on_file_sizes_is_met_like_a_full_disk(
+    open_store: Callable[..., SqliteStore], path: Path, run: Run
+) -> None:
+    store = open_store()
+    run(add(store, ID))
+    store.close()
+    ended = subprocess.run(
+        [sys.executable, "-c", _LIMITED, str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) > 3
+    again = open_store()
+    assert run(again.job(ID)).version == int(ended.stdout) + 2
+    assert os.path.exists(path)

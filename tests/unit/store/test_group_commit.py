@@ -1,0 +1,188 @@
+"""Group commit: who waits together is committed together, answered after the commit, and judged alone."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orchestrator.core.errors import IllegalTransitionError
+from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.store.errors import JobExistsError, StoreClosedError, StoreError, VersionConflictError
+from orchestrator.store.schema import connect
+from tests.unit.core.builders import ID, finished, stop, submission
+from tests.unit.store.lives import add, note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from orchestrator.store.sqlite import SqliteStore
+
+    Run = Callable[..., Any]
+
+
+class Held:
+    """Keeps the store's writer waiting, so that what is asked meanwhile forms one group."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = connect(path)
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def let_go(self) -> None:
+        self._connection.execute("ROLLBACK")
+        self._connection.close()
+
+
+async def grouped(store: SqliteStore, path: Path, *calls: Any) -> list[Any]:
+    """The answers to ``calls``, which all wait in the queue before the first of them can be committed."""
+    held = Held(path)
+    tasks = [asyncio.create_task(call) for call in calls]
+    await asyncio.sleep(0)  # each task runs up to its place in the queue
+    held.let_go()
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def trace(store: SqliteStore) -> list[str]:
+    found: list[str] = []
+    store._writer._connection.set_trace_callback(found.append)
+    return found
+
+
+def test_what_waits_together_is_committed_together(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
+    found = trace(sqlite_store)
+    calls = [sqlite_store.submit(submission(job_id=f"job-{n}")) for n in range(40)]
+    answers = run(grouped(sqlite_store, path, *calls))
+    assert all(new for _, new in answers)
+    assert found.count("COMMIT") <= 2, "the first may have been taken alone"
+    assert sorted(job.sequence for job, _ in answers) == list(range(1, 41))
+
+
+def test_each_is_answered_after_its_commit(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
+    async def ask_and_look(n: int) -> int:
+        await sqlite_store.submit(submission(job_id=f"job-{n}"))
+        with closing(connect(path)) as connection:
+            (count,) = connection.execute("SELECT count(*) FROM jobs WHERE id = ?", (f"job-{n}",)).fetchone()
+        return int(count)
+
+    async def all_at_once() -> list[int]:
+        return await asyncio.gather(*(ask_and_look(n) for n in range(30)))
+
+    assert run(all_at_once()) == [1] * 30
+
+
+def test_one_that_fails_takes_nothing_from_the_others(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
+    job = run(add(sqlite_store, ID))
+    answers = run(
+        grouped(
+            sqlite_store,
+            path,
+            sqlite_store.append([note(job, "one")]),
+            sqlite_store.append([note(job, "never"), stop(job, StopPurpose.CANCEL)]),
+            sqlite_store.submit(submission(job_id="b-2")),
+            sqlite_store.submit(submission(job_id=ID, idempotency_key="other")),
+            sqlite_store.append([note(job, "two")]),
+        )
+    )
+    assert isinstance(answers[1], IllegalTransitionError)
+    assert isinstance(answers[3], JobExistsError)
+    assert answers[4][0].notes == ("one", "two")
+    assert answers[2][0].sequence == 2
+    assert run(sqlite_store.verify()) == []
+
+
+def test_a_job_may_be_accepted_change_and_end_in_one_group(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
+    event = submission()
+
+    async def live() -> list[Any]:
+        job = (await sqlite_store.submit(submission(job_id="other-1")))[0]
+        return await grouped(
+            sqlite_store,
+            path,
+            sqlite_store.submit(event),
+            sqlite_store.append([note(job, "x")]),
+            sqlite_store.append([finished(job, JobState.CANCELLED)]),
+            sqlite_store.append([note(job, "y")]),
+        )
+
+    answers = run(live())
+    assert answers[3][0].state is JobState.CANCELLED
+    assert answers[3][0].notes == ("x", "y")
+    assert [j.id for j in run(sqlite_store.load_live())] == [ID]
+    assert run(sqlite_store.verify()) == []
+
+
+def test_a_group_that_cannot_be_committed_is_refused_and_the_next_is_not(
+    sqlite_store: SqliteStore, path: Path, run: Run
+) -> None:
+    job = run(add(sqlite_store, ID))
+    sqlite_store._writer._connection.execute("PRAGMA busy_timeout = 10")
+    held = Held(path)
+    with pytest.raises(StoreError, match=r"database is locked.*ask again") as caught:
+        run(sqlite_store.append([note(job, "never")]))
+    assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
+    held.let_go()
+    assert run(sqlite_store.append([note(job, "now")]))[0].notes == ("now",)
+
+
+def test_a_row_that_somebody_else_changed_is_not_overwritten(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
+    job = run(add(sqlite_store, ID))
+    with closing(connect(path)) as connection:
+        connection.execute("UPDATE jobs SET version = 7")
+    with pytest.raises(VersionConflictError, match=r"no longer at version 1.*orch doctor"):
+        run(sqlite_store.append([note(job, "never")]))
+    with closing(connect(path)) as connection:
+        assert connection.execute("SELECT version FROM jobs").fetchone() == (7,)
+        connection.execute("UPDATE jobs SET version = 1")
+    assert run(sqlite_store.append([note(job, "now")]))[0].version == 2
+
+
+def test_a_caller_that_gives_up_does_not_disturb_the_others(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
+    async def give_up() -> Any:
+        held = Held(path)
+        tasks = [asyncio.create_task(sqlite_store.submit(submission(job_id=f"job-{n}"))) for n in range(3)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        held.let_go()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, second, third = run(give_up())
+    assert isinstance(second, asyncio.CancelledError)
+    assert (first[1], third[1]) == (True, True)
+    assert len(run(sqlite_store.load_live())) == 3, "its write was under way and stands"
+
+
+def test_closing_finishes_what_was_asked(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
+    async def ask_and_close() -> list[Any]:
+        tasks = [asyncio.create_task(sqlite_store.submit(submission(job_id=f"job-{n}"))) for n in range(10)]
+        await asyncio.sleep(0)
+        sqlite_store.close()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    answers = run(ask_and_close())
+    assert all(new for _, new in answers)
+    with pytest.raises(StoreClosedError):
+        run(sqlite_store.submit(submission()))
+
+
+def test_a_loop_that_is_gone_does_not_stop_the_writer(sqlite_store: SqliteStore, path: Path) -> None:
+    async def ask_and_leave() -> None:
+        held = Held(path)
+        asyncio.get_running_loop().call_later(0.0, held.let_go)
+        task = asyncio.create_task(sqlite_store.submit(submission()))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(ask_and_leave())
+    assert asyncio.run(sqlite_store.submit(submission(job_id="b-2")))[1]
+
+
+def test_a_large_group_is_cut_into_several(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
+    found = trace(sqlite_store)
+    job = run(add(sqlite_store, ID))
+    answers = run(grouped(sqlite_store, path, *(sqlite_store.append([note(job, f"{n}")]) for n in range(300))))
+    assert answers[-1][0].version == 301
+    assert found.count("COMMIT") >= 3

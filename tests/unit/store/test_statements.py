@@ -1,0 +1,67 @@
+"""queries.sql: every statement is named, explained and used, and goes through the index that it should."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator import store as package
+from orchestrator.store.schema import connect
+from orchestrator.store.statements import STATEMENTS, parse
+
+if TYPE_CHECKING:
+    from orchestrator.store.sqlite import SqliteStore
+
+SOURCES = Path(package.__file__).parent
+
+
+def test_every_statement_is_used_and_every_use_is_a_statement() -> None:
+    text = "\n".join(p.read_text() for p in SOURCES.glob("*.py"))
+    used = set(re.findall(r'STATEMENTS\["(\w+)"\]', text)) | set(re.findall(r'"(select_jobs\w*)"', text))
+    assert used == set(STATEMENTS)
+
+
+def test_statements_are_told_apart() -> None:
+    found = parse("-- head\n\n-- name: one\n-- The first.\nSELECT 1;\n\n-- name: two\n-- The second.\nSELECT\n  2;\n")
+    assert found == {"one": "SELECT 1", "two": "SELECT\n  2"}
+
+
+@pytest.mark.parametrize(
+    "text", ["-- name: x\nSELECT 1;\n", "-- name: x\n-- A.\nSELECT 1;\n-- name: x\n-- B.\nSELECT 2;\n"]
+)
+def test_a_statement_without_a_sentence_or_with_a_name_that_is_taken_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="statement 'x'"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("live_jobs", "USING INDEX jobs_live"),
+        ("select_jobs", "USING INTEGER PRIMARY KEY"),
+        ("select_jobs_of_user", "USING INDEX jobs_by_user"),
+        ("select_jobs_in_state", "USING INDEX jobs_by_state"),
+        ("first_since", "USING COVERING INDEX jobs_by_time"),
+        ("job_by_id", "USING INDEX sqlite_autoindex_jobs_1"),
+        ("job_by_key", "USING INDEX jobs_by_key"),
+        ("newest_by_name", "USING INDEX jobs_by_name"),
+        ("count_by_name", "USING COVERING INDEX jobs_by_name"),
+        ("ids_by_prefix", "USING COVERING INDEX sqlite_autoindex_jobs_1"),
+        ("events_of", "USING PRIMARY KEY"),
+        ("count_states", "USING COVERING INDEX jobs_by_state"),
+        ("ended_before", "USING INDEX jobs_ended"),
+    ],
+)
+def test_no_question_reads_the_whole_history(sqlite_store: SqliteStore, path: Path, name: str, index: str) -> None:
+    connection = connect(path)
+    try:
+        count = max(STATEMENTS[name].count("?"), 0)
+        values: object = (1,) * count or dict.fromkeys(("user", "first", "before", "since", "limit", "state"), 1)
+        plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + STATEMENTS[name], values)]
+    finally:
+        connection.close()
+    assert any(index in line for line in plan), plan
+    assert not any("TEMP B-TREE" in line for line in plan), plan
