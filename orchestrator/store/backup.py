@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from typing import TYPE_CHECKING
@@ -25,12 +26,13 @@ def write(source: sqlite3.Connection, target: Path) -> None:
     if target.exists():
         raise BackupExistsError(target)
     draft = target.with_name(target.name + ".new")
-    draft.unlink(missing_ok=True)
     try:
-        _copy(source, draft)
-    except sqlite3.Error as error:
         draft.unlink(missing_ok=True)
-        if is_disk_full(error):
+        _copy(source, draft)
+    except (sqlite3.Error, OSError) as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        if is_disk_full(error) or getattr(error, "errno", None) == errno.ENOSPC:
             raise DiskFullError(target, "so there is no backup") from error
         raise StoreError(
             f"no backup was written to {target} ({error}): choose a directory that can be written"

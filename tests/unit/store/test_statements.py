@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from orchestrator import store as package
 from orchestrator.store.schema import connect
 from orchestrator.store.statements import STATEMENTS, parse
+from tests.unit.core.builders import ID
+from tests.unit.store.lives import add
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orchestrator.store.sqlite import SqliteStore
 
 SOURCES = Path(package.__file__).parent
@@ -65,3 +70,25 @@ def test_no_question_reads_the_whole_history(sqlite_store: SqliteStore, path: Pa
         connection.close()
     assert any(index in line for line in plan), plan
     assert not any("TEMP B-TREE" in line for line in plan), plan
+
+
+_HISTORY = """
+INSERT INTO jobs (id, version, name, user, uid, idempotency_key, state, submitted_at, ended_at, record)
+WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
+SELECT 'old-' || i, 1, 'old', 'ada', 1000, 'key-' || i, 'SUCCEEDED', i, i, '{}' FROM n
+"""
+
+
+def test_live_jobs_are_found_beside_any_number_that_ended(
+    sqlite_store: SqliteStore, path: Path, run: Callable[..., Any]
+) -> None:
+    with closing(connect(path)) as connection:
+        connection.execute(_HISTORY)
+    job = run(add(sqlite_store, ID))
+    thousands_of_steps: list[int] = []
+    reading = sqlite_store._reader._connection
+    reading.set_progress_handler(lambda: thousands_of_steps.append(1), 1000)
+    assert run(sqlite_store.load_live()) == [job]
+    assert run(sqlite_store.find(ID)).job == job
+    assert run(sqlite_store.events(ID))[0].number == 1
+    assert thousands_of_steps == []

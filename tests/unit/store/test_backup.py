@@ -1,0 +1,149 @@
+"""Backups: written while the store works, checked, and put back only where nothing lies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orchestrator.store.backup import check_backup, restore
+from orchestrator.store.errors import (
+    BackupExistsError,
+    StoreError,
+    StoreInUseError,
+    StoreTooNewError,
+    StoreUnreadableError,
+)
+from orchestrator.store.schema import connect, known_migrations
+from tests.unit.core.builders import ID
+from tests.unit.store.lives import add, end, note, run_it
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from orchestrator.store.sqlite import SqliteStore
+
+    Run = Callable[..., Any]
+    Open = Callable[..., SqliteStore]
+
+
+@pytest.fixture
+def backup(sqlite_store: SqliteStore, run: Run, tmp_path: Path) -> Path:
+    """A backup of a store with a job that runs and one that ended."""
+    run(run_it(sqlite_store, run(add(sqlite_store, ID))))
+    run(end(sqlite_store, run(add(sqlite_store, "b-2"))))
+    target = tmp_path / "copy.db"
+    run(sqlite_store.backup(target))
+    return target
+
+
+def test_a_backup_is_one_file_that_opens_as_a_store(
+    sqlite_store: SqliteStore, open_store: Open, run: Run, backup: Path
+) -> None:
+    assert sorted(p.name for p in backup.parent.glob("copy.db*")) == ["copy.db"]
+    assert backup.stat().st_mode & 0o777 == 0o600
+    assert check_backup(backup) == []
+    copy = open_store(backup)
+    assert run(copy.load_live()) == run(sqlite_store.load_live())
+    assert run(copy.finished_counts()) == run(sqlite_store.finished_counts())
+    assert run(copy.events(ID)) == run(sqlite_store.events(ID))
+
+
+def test_a_backup_is_whole_while_others_write(sqlite_store: SqliteStore, run: Run, tmp_path: Path) -> None:
+    async def write_meanwhile() -> None:
+        job = await add(sqlite_store, ID)
+        backing = asyncio.create_task(sqlite_store.backup(tmp_path / "copy.db"))
+        for n in range(40):
+            await sqlite_store.append([note(job, f"{n}")])
+        await backing
+
+    run(write_meanwhile())
+    assert check_backup(tmp_path / "copy.db") == []
+
+
+def test_a_file_that_is_there_is_not_overwritten(sqlite_store: SqliteStore, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(BackupExistsError, match="was left alone: name a path that does not exist"):
+        run(sqlite_store.backup(tmp_path / "mine"))
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_place_that_cannot_be_written_is_named(sqlite_store: SqliteStore, run: Run, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"No such file or directory.*choose a directory"):
+        run(sqlite_store.backup(tmp_path / "nowhere" / "copy.db"))
+
+
+def test_checking_changes_nothing(backup: Path) -> None:
+    before = backup.read_bytes()
+    check_backup(backup)
+    assert backup.read_bytes() == before
+    assert sorted(p.name for p in backup.parent.glob("copy.db*")) == ["copy.db"]
+
+
+def test_a_store_is_restored(open_store: Open, run: Run, backup: Path, tmp_path: Path) -> None:
+    restore(backup, tmp_path / "new.db")
+    store = open_store(tmp_path / "new.db")
+    assert [j.id for j in run(store.load_live())] == [ID]
+    assert run(store.verify()) == []
+    assert backup.exists()
+
+
+def test_a_backup_of_an_older_version_is_restored_and_brought_up_to_date(
+    open_store: Open, run: Run, tmp_path: Path
+) -> None:
+    old = open_store(tmp_path / "old.db", migrations=known_migrations()[:1])
+    run(add(old, ID))
+    run(old.backup(tmp_path / "copy.db"))
+    restore(tmp_path / "copy.db", tmp_path / "new.db")
+    assert run(open_store(tmp_path / "new.db").verify()) == []
+
+
+class TestRefused:
+    """What is not restored, and changes nothing."""
+
+    def test_onto_a_store(self, backup: Path, sqlite_store: SqliteStore, path: Path) -> None:
+        sqlite_store.close()
+        before = path.read_bytes()
+        with pytest.raises(BackupExistsError):
+            restore(backup, path)
+        assert path.read_bytes() == before
+
+    def test_beside_a_log_whose_store_is_gone(self, backup: Path, tmp_path: Path) -> None:
+        (tmp_path / "new.db-wal").write_bytes(b"x")
+        with pytest.raises(BackupExistsError, match=r"new\.db-wal"):
+            restore(backup, tmp_path / "new.db")
+        assert not (tmp_path / "new.db").exists()
+
+    def test_under_a_daemon(self, backup: Path, sqlite_store: SqliteStore, path: Path) -> None:
+        with pytest.raises(StoreInUseError):
+            restore(backup, path)
+        assert sqlite_store.disk().accepts_submissions
+
+    def test_a_damaged_one(self, backup: Path, tmp_path: Path) -> None:
+        content = bytearray(backup.read_bytes())
+        content[8192:12288] = os.urandom(4096)
+        backup.write_bytes(content)
+        with pytest.raises(StoreUnreadableError, match="nothing was overwritten"):
+            restore(backup, tmp_path / "new.db")
+        assert not (tmp_path / "new.db").exists()
+
+    def test_one_that_was_tampered_with(self, backup: Path, tmp_path: Path) -> None:
+        with closing(sqlite3.connect(backup, isolation_level=None)) as connection:
+            connection.execute("UPDATE jobs SET state = 'CANCELLED' WHERE id = ?", (ID,))
+        with pytest.raises(StoreUnreadableError, match=f"job {ID}: its row differs.*state"):
+            restore(backup, tmp_path / "new.db")
+
+    def test_one_of_a_newer_version(self, backup: Path, tmp_path: Path) -> None:
+        with closing(connect(backup)) as connection:
+            connection.execute("PRAGMA user_version = 99")
+        with pytest.raises(StoreTooNewError):
+            restore(backup, tmp_path / "new.db")
+
+    def test_one_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreUnreadableError, match="No such file"):
+            restore(tmp_path / "missing.db", tmp_path / "new.db")

@@ -1,0 +1,110 @@
+"""Verification finds what is not as it should be: each kind of tampering, by name."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orchestrator.core import events as ev
+from orchestrator.store.memory import MemoryStore
+from orchestrator.store.port import StoredEvent
+from orchestrator.store.schema import connect
+from orchestrator.store.verification import replay
+from tests.unit.core.builders import ID, T0, changed, submission
+from tests.unit.store.lives import add, end, note, run_it
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from orchestrator.store.sqlite import SqliteStore
+
+    Run = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("tampering", "finding"),
+    [
+        ("UPDATE jobs SET state = 'FAILED' WHERE id = 'digits-abc234'", "differs from the fold of its events in state"),
+        ("UPDATE jobs SET version = version + 1", "in version"),
+        ("UPDATE jobs SET user = 'eve'", "in user"),
+        ("UPDATE jobs SET ended_at = 1.0 WHERE id = 'digits-abc234'", "in ended_at"),
+        ("UPDATE jobs SET record = json_set(record, '$.priority', 99)", "in record.priority"),
+        ("UPDATE jobs SET record = json_set(record, '$.color', 'red')", "in record.color"),
+        ("UPDATE jobs SET record = json_remove(record, '$.exits')", "in record.exits"),
+        ("UPDATE jobs SET record = 'nonsense'", "its events or its record cannot be read"),
+        ("DELETE FROM events WHERE number = 1", "its events do not begin with a submission"),
+        ("DELETE FROM events WHERE number = 2", "attempt_running"),
+        ("DELETE FROM events", "its events do not begin with a submission"),
+        ("DELETE FROM events WHERE number = 3 AND job = 1", "in version, state, record."),
+        ("UPDATE events SET kind = 'job_teleported' WHERE number = 2", "upgrade orch"),
+        ("UPDATE events SET body = '{}' WHERE number = 2", "cannot be read"),
+        (
+            "INSERT INTO events SELECT job, 99, kind, at, cause, body FROM events WHERE number = 2 AND job = 1",
+            "event 99 (attempt_started) does not follow",
+        ),
+        ("DELETE FROM jobs WHERE id = 'digits-abc234'", "events row None has no jobs"),
+    ],
+)
+def test_tampering_is_found(sqlite_store: SqliteStore, path: Path, run: Run, tampering: str, finding: str) -> None:
+    run(run_it(sqlite_store, run(add(sqlite_store, ID))))
+    run(end(sqlite_store, run(add(sqlite_store, "b-2"))))
+    assert run(sqlite_store.verify()) == []
+    with closing(connect(path)) as connection:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute(tampering)
+    found = run(sqlite_store.verify())
+    assert found
+    assert all(isinstance(text, str) for text in found)
+    assert any(finding in text for text in found), found
+
+
+def test_damage_is_found_while_the_store_is_open(open_store: Callable[..., SqliteStore], path: Path, run: Run) -> None:
+    store = open_store()
+    for n in range(30):
+        run(add(store, f"job-{n}"))
+    store.close()
+    store = open_store()
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(os.urandom(8192))
+    assert run(store.verify())
+
+
+def test_verifying_a_long_history_leaves_out_nothing(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
+    async def many() -> None:
+        for n in range(620):
+            await sqlite_store.submit(submission(job_id=f"job-{n}"))
+
+    run(many())
+    with closing(connect(path)) as connection:
+        connection.execute("UPDATE jobs SET user = 'eve' WHERE sequence IN (1, 500, 501, 620)")
+    assert [text.split(":")[0] for text in run(sqlite_store.verify())] == [
+        "job job-0",
+        "job job-499",
+        "job job-500",
+        "job job-619",
+    ]
+
+
+def test_the_store_in_memory_verifies_too(run: Run) -> None:
+    store = MemoryStore()
+    job = run(add(store, ID))
+    store._jobs[job.id] = changed(job, priority=99)
+    assert run(store.verify()) == [f"job {ID}: its row differs from the fold of its events in priority"]
+
+
+def test_a_replay_wants_every_event_in_its_place() -> None:
+    begin = StoredEvent(1, submission())
+    change = ev.JobUpdated(job_id=ID, at=T0, by="ada", priority=70)
+    assert replay([begin, StoredEvent(2, change)], 7).priority == 70
+    with pytest.raises(ValueError, match="event 3"):
+        replay([begin, StoredEvent(3, change)], 7)
+    with pytest.raises(ValueError, match="event 3"):
+        replay([begin, StoredEvent(2, change), StoredEvent(3, change)], 7)
+    with pytest.raises(ValueError, match="do not begin"):
+        replay([StoredEvent(1, change)], 7)
+    assert note(replay([begin], 7), "x").job_id == ID
