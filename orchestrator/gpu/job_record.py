@@ -66,10 +66,11 @@ class JobRecorder:
     def append(self, reading: Reading) -> None:
         """Take a reading; it is on disk within a second or by `close`."""
         with self._lock:
-            if self._file < 0 or reading.sample.monotonic < self._next:
+            now, period = reading.sample.monotonic, 1.0 / self.rate
+            # A quarter of a period of slack: a tick that comes early by its jitter is not left out.
+            if self._file < 0 or now < self._next - period / 4:
                 return
-            # A little slack, or a tick that comes early by its jitter would be left out.
-            self._next = reading.sample.monotonic + 0.95 / self.rate
+            self._next = max(self._next + period, now + period / 2)
             self._seen += 1
             if self._seen % self._stride():
                 return

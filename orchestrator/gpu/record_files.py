@@ -1,0 +1,167 @@
+"""Files that a recording appends to: CSV, and a JSON array that is valid at every moment.
+
+Both only ever grow. A CSV file gets whole lines. A JSON array needs its closing bracket, and no single write can put an
+element before it such that a reader who comes at the wrong moment, or a crash, sees nothing torn. So there are two copies
+of the array, one behind the visible name and one hidden: new elements are appended to the hidden one, which then takes
+over the name by an atomic rename, and the other one catches up next time. Whoever opens the file gets a whole array that
+stays untouched until the next flush but one; a process killed at any point leaves one behind. The price is writing each
+element twice. Where the filesystem has no hard links, there is one copy, and a kill in the middle of a write can tear it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_EMPTY: Final = b"[\n]\n"
+_END: Final = b"\n]\n"
+_TWIN: Final = ".twin"
+
+
+class LineFile:
+    """A text file to which whole lines are appended."""
+
+    def __init__(self, path: Path, header: str) -> None:
+        """Create `path` with a first line. Raises FileExistsError rather than write into another recording."""
+        self.path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._size = 0
+        self.append([header])
+
+    def append(self, lines: Sequence[str]) -> None:
+        """Append lines in one write. Raises OSError when the disk is full."""
+        if not lines:
+            return
+        data = ("\n".join(lines) + "\n").encode()
+        if os.pwrite(self._file, data, self._size) < len(data):
+            os.ftruncate(self._file, self._size)
+            raise _disk_full()
+        self._size += len(data)
+
+    def close(self) -> None:
+        """Bring it to the disk and close it; a second call does nothing."""
+        if self._file >= 0:
+            _sync(self._file)
+            os.close(self._file)
+            self._file = -1
+
+
+class JsonArrayFile:
+    """A file that holds a JSON array, one element a line."""
+
+    def __init__(self, path: Path) -> None:
+        """Create `path` with an empty array. Raises FileExistsError rather than write into another recording."""
+        self.path = path
+        _sweep(path.parent)
+        self._visible = _Copy(path)
+        self._twin_path = path.with_name(f".{path.name}{_TWIN}")
+        self._hidden: _Copy | None = _Copy(self._twin_path)
+        fcntl.flock(self._hidden.file, fcntl.LOCK_EX)
+        fcntl.flock(self._visible.file, fcntl.LOCK_EX)
+        if not _hard_links(path, self._twin_path.with_suffix(".probe")):
+            self._hidden.close()
+            self._twin_path.unlink()
+            self._hidden = None
+
+    def append(self, elements: Sequence[str]) -> None:
+        """Append elements, JSON texts without line breaks, all of them or none. Raises OSError when the disk is full."""
+        if not elements:
+            return
+        if self._hidden is None:
+            self._visible.append(elements)
+            return
+        self._hidden.append([*self._hidden.behind, *elements])
+        self._hidden.behind.clear()
+        _sync(self._hidden.file)
+        self._swap()
+        self._hidden.behind.extend(elements)
+
+    def _swap(self) -> None:
+        """Let the hidden copy take over the visible name."""
+        assert self._hidden is not None
+        aside = self._twin_path.with_suffix(".aside")
+        aside.unlink(missing_ok=True)
+        os.link(self.path, aside)
+        self._twin_path.replace(self.path)
+        aside.replace(self._twin_path)
+        self._visible, self._hidden = self._hidden, self._visible
+
+    def close(self) -> None:
+        """Leave the visible copy alone behind; a second call does nothing."""
+        if self._hidden is not None:
+            self._twin_path.unlink(missing_ok=True)
+            self._hidden.close()
+            self._hidden = None
+        self._visible.close()
+
+
+class _Copy:
+    """One copy of the array; `behind` are elements that only the other copy has."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        if os.write(self.file, _EMPTY) < len(_EMPTY):
+            raise _disk_full()
+        self.behind: list[str] = []
+        self._tail = 1
+        self._first = True
+
+    def append(self, elements: Sequence[str]) -> None:
+        """Write elements over the closing bracket, and a new bracket after them, in one write."""
+        start = "\n" if self._first else ",\n"
+        text = (start + ",\n".join(elements)).encode()
+        if os.pwrite(self.file, text + _END, self._tail) < len(text) + len(_END):
+            os.pwrite(self.file, _END, self._tail)  # take back what is half there
+            os.ftruncate(self.file, self._tail + len(_END))
+            raise _disk_full()
+        self._tail += len(text)
+        self._first = False
+
+    def close(self) -> None:
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+def _disk_full() -> OSError:
+    """What a short write to a regular file means."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _sync(file: int) -> None:
+    """Bring a file's data to the disk, where its kind can be."""
+    with contextlib.suppress(OSError):
+        os.fdatasync(file)
+
+
+def _hard_links(path: Path, probe: Path) -> bool:
+    """Whether this filesystem can give a file two names."""
+    try:
+        os.link(path, probe)
+    except OSError:
+        return False
+    probe.unlink()
+    return True
+
+
+def _sweep(directory: Path) -> None:
+    """Remove hidden copies that a killed recording left in `directory`; one that is being written is locked."""
+    for leftover in (*directory.glob(f".*.json{_TWIN}"), *directory.glob(".*.json.aside")):
+        try:
+            file = os.open(leftover, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            leftover.unlink(missing_ok=True)
+        except OSError:
+            continue
+        finally:
+            os.close(file)

@@ -1,0 +1,153 @@
+"""Sampling threads: deadlines that do not drift, and GPUs that hang or get lost without harming others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.gpu import sampler as sampling
+from orchestrator.gpu.reader import Detail, GpuLostError, GpuReadError
+from orchestrator.gpu.sampler import Health, Reading, Sampler, SamplerGroup, Ticker
+from tests.unit.gpu.support import ScriptedReader, wait_for
+
+MakeReader = Callable[[str], ScriptedReader]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "RETRY_SECONDS", (0.01,))
+
+
+def test_ticks_are_multiples_of_the_period_however_long_the_work_takes() -> None:
+    ticker = Ticker(0.01, start=5.0)
+    assert ticker.next(5.0) == (0, 5.0)
+    assert ticker.next(5.004) == (1, pytest.approx(5.01))
+    assert ticker.next(5.0199) == (2, pytest.approx(5.02)), "late by less than a period is done at once"
+    assert ticker.missed == 0
+
+
+def test_ticks_that_are_a_period_late_are_skipped_and_counted() -> None:
+    ticker = Ticker(0.01, start=0.0)
+    ticker.next(0.0)
+    assert ticker.next(0.055) == (5, pytest.approx(0.05))
+    assert ticker.missed == 4
+    assert ticker.next(0.0551) == (6, pytest.approx(0.06))
+
+
+def test_a_healthy_gpu_is_read_and_its_reader_closed_in_the_end(make_reader: MakeReader) -> None:
+    reader = make_reader("GPU-a")
+    sampler = Sampler(reader, rate=100.0)
+    with SamplerGroup([sampler]):
+        assert sampler.health() in {Health.STARTING, Health.OK}
+        wait_for(sampler.fresh, "the first sample")
+        assert sampler.health() is Health.OK
+    assert reader.closed.is_set()
+
+
+def test_each_level_of_detail_has_its_own_pace(make_reader: MakeReader) -> None:
+    details: list[Detail] = []
+    enough = threading.Event()
+
+    def note(reading: Reading) -> None:
+        details.append(reading.detail)
+        if len(details) >= 60:
+            enough.set()
+
+    with SamplerGroup([Sampler(make_reader("GPU-a"), rate=200.0, on_reading=note)]):
+        assert enough.wait(10.0)
+    head = details[:60]  # 0.3 s
+    assert head[0] is Detail.FULL
+    assert head.count(Detail.FULL) == 1
+    assert 1 <= head.count(Detail.LOAD) <= 3
+    assert head.count(Detail.POWER) >= 56
+
+
+def test_a_hanging_gpu_goes_stale_and_harms_no_other(make_reader: MakeReader) -> None:
+    hanging, fine = make_reader("GPU-a"), make_reader("GPU-b")
+    samplers = [Sampler(reader, rate=100.0, stale_after=5.0) for reader in (hanging, fine)]
+    group = SamplerGroup(samplers)
+    with group:
+        wait_for(lambda: all(one.fresh() for one in samplers), "both first samples")
+        hanging.hang()
+        before = fine.reads
+        wait_for(lambda: fine.reads > before + 20, "the other GPU going on")
+        later = time.monotonic() + 6.0
+        assert samplers[0].health(later) is Health.STALE
+        assert samplers[0].fresh(later) is None
+        wait_for(lambda: fine.reads > before + 40, "the other GPU going on")
+        hanging_uuids = group.stop(timeout=0.3)
+    assert hanging_uuids == ("GPU-a",)
+    assert not hanging.closed.is_set(), "its thread still uses it"
+    hanging.release()
+    assert hanging.closed.wait(10.0), "and closes it when the driver lets go"
+
+
+def test_a_gpu_that_never_answers_is_stale_from_the_start(make_reader: MakeReader) -> None:
+    reader = make_reader("GPU-a")
+    reader.hang()
+    sampler = Sampler(reader, rate=10.0, stale_after=2.0)
+    with SamplerGroup([sampler]):
+        wait_for(lambda: reader.reads, "the first question")
+        assert sampler.health() is Health.STARTING
+        assert sampler.health(time.monotonic() + 3.0) is Health.STALE
+        reader.release()
+
+
+def test_a_lost_gpu_is_opened_again_until_it_is_back(make_reader: MakeReader) -> None:
+    reader = make_reader("GPU-a")
+    sampler = Sampler(reader, rate=100.0)
+    with SamplerGroup([sampler]):
+        wait_for(sampler.fresh, "the first sample")
+        reader.error = GpuLostError("gone")
+        wait_for(lambda: sampler.health() is Health.LOST, "the loss")
+        assert sampler.fresh() is None
+        assert sampler.error == "gone"
+        wait_for(lambda: reader.reopened > 2, "several tries")
+        reader.error = None
+        wait_for(lambda: sampler.health() is Health.OK, "its return")
+        assert (sampler.error, sampler.failures) == (None, 0)
+
+
+def test_a_failing_driver_and_a_bug_in_a_reader_are_both_survived(make_reader: MakeReader) -> None:
+    reader = make_reader("GPU-a")
+    sampler = Sampler(reader, rate=100.0)
+    with SamplerGroup([sampler]):
+        reader.error = GpuReadError("no answer")
+        wait_for(lambda: sampler.health() is Health.FAILING, "the failure")
+        reader.error = ZeroDivisionError("bug")
+        wait_for(lambda: sampler.error == "ZeroDivisionError in the GPU reader: bug", "the bug's name")
+        reader.error = None
+        wait_for(lambda: sampler.health() is Health.OK, "recovery")
+
+
+def test_changes_are_told_with_and_without_a_sample(make_reader: MakeReader) -> None:
+    reader = make_reader("GPU-a")
+    changes: list[str | None] = []
+    sampler = Sampler(reader, rate=100.0, on_change=lambda: changes.append(sampler.error))
+    with SamplerGroup([sampler]):
+        wait_for(lambda: changes == [None], "the first sample")
+        reader.error = GpuReadError("no answer")
+        wait_for(lambda: "no answer" in changes, "the failure")
+
+
+def test_the_rate_can_be_raised_while_it_runs(make_reader: MakeReader) -> None:
+    reader = make_reader("GPU-a")
+    sampler = Sampler(reader, rate=4.0)
+    with SamplerGroup([sampler]):
+        wait_for(lambda: reader.reads >= 1, "the first reading")
+        sampler.rate = 200.0
+        before, start = reader.reads, time.monotonic()
+        wait_for(lambda: reader.reads >= before + 100, "a hundred readings")
+        assert time.monotonic() - start < 5.0, "at 4 Hz it would take 25 s"
+
+
+def test_stop_does_not_wait_for_the_next_tick(make_reader: MakeReader) -> None:
+    reader = make_reader("GPU-a")
+    group = SamplerGroup([Sampler(reader, rate=0.01)])
+    with group:
+        wait_for(lambda: reader.reads, "the first reading")
+        start = time.monotonic()
+    assert time.monotonic() - start < 1.0
