@@ -31,7 +31,8 @@ class Problem:
     source: str = ""
 
     def __str__(self) -> str:
-        place = self.source or "job"
+        place = self.source if self.source.isprintable() else ascii(self.source)[1:-1]
+        place = place or "job"
         if self.line:
             place = f"{place}:{self.line}:{self.column}"
         subject = f"{self.path}: " if self.path else ""

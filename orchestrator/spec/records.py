@@ -11,7 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.spec.document import ListNode, MapNode, Node, ScalarNode, kind_of
-from orchestrator.spec.problems import BadValueError, Path, Problem, quoted
+from orchestrator.spec.problems import BadValueError, Path, Problem, quoted, shown
 from orchestrator.spec.shapes import Maybe, Schema, Shape, Text, Word, is_null, located
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Items(Shape[tuple[T, ...]]):
         if is_null(node):
             return ()
         if not isinstance(node, ListNode):
-            hint = f"write [{node.text}]" if isinstance(node, ScalarNode) and node.text.isprintable() else ""
+            hint = f"write [{shown(node.text)}]" if isinstance(node, ScalarNode) else ""
             raise BadValueError(f"expected a list, got {kind_of(node)}", hint)
         if len(node.items) > self._maximum:
             raise BadValueError(f"a list of {len(node.items)} items", f"at most {self._maximum}")

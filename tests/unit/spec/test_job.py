@@ -545,6 +545,17 @@ def test_foreign_text_cannot_write_to_the_terminal_through_a_message() -> None:
     assert r"\x1b[31mred" in text
 
 
+def test_a_file_name_cannot_write_to_the_terminal_either() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_job("", source="\x1b[2J.yaml")
+    assert str(caught.value).startswith("\\x1b[2J.yaml:1:1: the file is empty")
+
+
+def test_the_advice_of_a_long_value_stays_short() -> None:
+    (problem,) = problems_of(HEAD + f"outputs: {'x' * 100_000}\n")
+    assert len(str(problem)) < 300
+
+
 def test_lists_and_tables_are_bounded() -> None:
     assert "at most 100" in problems_of(HEAD + f"depends_on: [{'{job: a}, ' * 101}]\n")[0].hint
     labels = ", ".join(f"l{i}: x" for i in range(65))
