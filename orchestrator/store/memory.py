@@ -122,15 +122,22 @@ class MemoryStore:
         self._check_open()
         return [FinishedCount(*key, count) for key, count in sorted(self._finished.items())]
 
+    async def ended_before(self, older_than: float) -> list[JobId]:
+        """Terminal jobs that ended before ``older_than``, the oldest first."""
+        self._check_open()
+        ended = [
+            (j.ended_at, j.sequence, j.id)
+            for j in self._jobs.values()
+            if j.state.is_terminal and j.ended_at is not None
+        ]
+        return [job_id for ended_at, _, job_id in sorted(ended) if ended_at < older_than]
+
     async def prune(self, older_than: float) -> list[JobId]:
         """Forget terminal jobs that ended before ``older_than``; their ids."""
-        self._check_open()
-        old = [
-            j for j in self._jobs.values() if j.state.is_terminal and j.ended_at is not None and j.ended_at < older_than
-        ]
-        for job in old:
-            del self._jobs[job.id], self._events[job.id]
-        return [job.id for job in sorted(old, key=lambda j: (j.ended_at, j.sequence))]
+        forgotten = await self.ended_before(older_than)
+        for job_id in forgotten:
+            del self._jobs[job_id], self._events[job_id]
+        return forgotten
 
     async def verify(self) -> list[str]:
         """Records that differ from the fold of their events."""

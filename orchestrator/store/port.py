@@ -125,6 +125,10 @@ class Store(Protocol):
         """Jobs that ended since the store was made; pruning does not lower them."""
         ...
 
+    async def ended_before(self, older_than: float) -> list[JobId]:
+        """Terminal jobs that ended before this wall time, the oldest first: what ``prune`` would forget."""
+        ...
+
     async def prune(self, older_than: float) -> list[JobId]:
         """Forget terminal jobs that ended before this wall time, with their events; never a live one. Their ids."""
         ...

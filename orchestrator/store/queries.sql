@@ -87,8 +87,8 @@ SELECT state, count(*) FROM jobs GROUP BY state;
 SELECT queue, state, failure_class, count FROM finished ORDER BY queue, state, failure_class;
 
 -- name: ended_before
--- Some terminal jobs that ended before a time.
-SELECT sequence, id FROM jobs WHERE ended_at IS NOT NULL AND ended_at < ? ORDER BY ended_at LIMIT ?;
+-- Terminal jobs that ended before a time, the oldest first.
+SELECT sequence, id FROM jobs WHERE ended_at IS NOT NULL AND ended_at < ? ORDER BY ended_at, sequence LIMIT ?;
 
 -- name: delete_job
 -- Forget a terminal job; its events go with it.

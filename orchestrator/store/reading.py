@@ -92,6 +92,10 @@ class Reader:
         rows = self._connection.execute(STATEMENTS["finished_counts"])
         return [FinishedCount(queue, JobState(state), kind, count) for queue, state, kind, count in rows]
 
+    def ended_before(self, older_than: float) -> list[JobId]:
+        """Terminal jobs that ended before ``older_than``, the oldest first."""
+        return [job_id for _, job_id in self._connection.execute(STATEMENTS["ended_before"], (older_than, -1))]
+
     def _only_id_with(self, prefix: str) -> str:
         if not prefix:
             raise JobNotFoundError(prefix)

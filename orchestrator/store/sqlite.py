@@ -124,6 +124,10 @@ class SqliteStore:
         """Jobs that ended since the store was made; pruning does not lower them."""
         return await self._read(self._reader.finished_counts)
 
+    async def ended_before(self, older_than: float) -> list[JobId]:
+        """Terminal jobs that ended before ``older_than``, the oldest first: what ``prune`` would forget."""
+        return await self._read(lambda: self._reader.ended_before(older_than))
+
     async def prune(self, older_than: float) -> list[JobId]:
         """Forget terminal jobs that ended before ``older_than``, and give their space back to the disk."""
         forgotten: list[JobId] = []

@@ -338,6 +338,7 @@ class TestPrune:
         for job, at in ((old, T0 + 10), (edge, T0 + 20), (young, T0 + 30)):
             run(cancel(store, job, at=at))
         alive = run(add(store, "alive-1", at=T0 - 10**6))
+        assert run(store.ended_before(T0 + 20)) == [old.id]
         assert run(store.prune(T0 + 20)) == [old.id]
         with pytest.raises(JobNotFoundError):
             run(store.job(old.id))
@@ -356,6 +357,7 @@ class TestPrune:
         jobs = [run(add(store, f"job-{n}")) for n in range(3)]
         for job, at in zip(jobs, (T0 + 3, T0 + 1, T0 + 2), strict=True):
             run(cancel(store, job, at=at))
+        assert run(store.ended_before(T0 + 10)) == ["job-1", "job-2", "job-0"]
         assert run(store.prune(T0 + 10)) == ["job-1", "job-2", "job-0"]
 
 
