@@ -1,0 +1,292 @@
+"""The daemon's metrics: exactly the catalogue, honest about what is not known, and bounded whatever the number of jobs."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from orchestrator import catalogue as c
+from orchestrator.core import events as ev
+from orchestrator.core.ids import JobId
+from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.telemetry.collectors import LINGER_SECONDS, MAX_JOBS, MAX_METRICS, registry, render
+from orchestrator.telemetry.histogram import Histogram
+from orchestrator.telemetry.marks import Mark, mark_of
+from orchestrator.telemetry.snapshot import DaemonFacts, Disk, JobSeries, Snapshot
+from tests.unit.core.builders import failure
+
+NOW = 1_800_000_000.0
+DAEMON = DaemonFacts(
+    version="0.1.0",
+    node="n0",
+    started_at=NOW - 60,
+    loop_lag_seconds=0.001,
+    commit_failures=2,
+    disks=(Disk(node="n0", path="/var/lib/orch", free_bytes=10, size_bytes=100),),
+)
+
+
+def waited(*seconds: float) -> Histogram:
+    histogram = Histogram(c.QUEUE_WAIT)
+    for value in seconds:
+        histogram.observe(value)
+    return histogram
+
+
+def full_job(job_id: str = "digits-abc234", *, live: bool = True, ended_at: float | None = None) -> JobSeries:
+    return JobSeries(
+        job_id=job_id,
+        name="digits",
+        user="ada",
+        queue="default",
+        state="RUNNING" if live else "SUCCEEDED",
+        live=live,
+        ended_at=ended_at,
+        seats=(("GPU-a", 0), ("GPU-b", 1)) if live else (),
+        gpus=2 if live else 0,
+        step=7,
+        progress=0.5,
+        samples=700,
+        tokens=9000,
+        mfu=0.4,
+        metrics={"loss": 0.25, "accuracy": 0.9},
+        rank_step_seconds={0: 0.1, 1: 0.2},
+        heartbeat_at=NOW - 1,
+        hang_suspected=False,
+        restarts={"infra": 2},
+        balance_cv={"utilization": 0.1, "power": math.nan},
+        balance_min_per_median={"utilization": 0.9},
+        silent_gpus=0,
+        gpu_seconds={"productive": 50.0},
+        checkpoint_at=NOW - 30,
+        checkpoint_interval_seconds=60.0,
+        events={"start": NOW - 100, "checkpoint": NOW - 30},
+    )
+
+
+def full() -> Snapshot:
+    scheduling, submission = Histogram(c.SCHEDULING), Histogram(c.SUBMISSION)
+    scheduling.observe(0.0004)
+    submission.observe(0.002)
+    return Snapshot(
+        at=NOW,
+        daemon=DAEMON,
+        series=(full_job(),),
+        queues=("default", "night"),
+        jobs={("default", "RUNNING"): 1, ("default", "PENDING"): 3},
+        finished={("default", "FAILED", "user"): 4, ("old", "FAILED", "gremlins"): 1},
+        gpus={("n0", "busy"): 2, ("n0", "idle"): 0},
+        nodes={"ready": 1, "unreachable": 0},
+        oldest_pending_seconds={"default": 12.0},
+        gpu_seconds={("default", "productive"): 99.0},
+        gpu_seconds_uncommitted={"default": 3.0},
+        queue_wait={"default": waited(0.05, 0.5, 100_000).counts()},
+        scheduling=scheduling.counts(),
+        submission=submission.counts(),
+    )
+
+
+def samples(snapshot: Snapshot, accept: str = "text/plain") -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    page, _ = render(registry(lambda: snapshot), accept)
+    found = {}
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found, "a series is exported twice"
+            found[key] = sample.value
+    return found
+
+
+def value(snapshot: Snapshot, name: str, /, **labels: str) -> float | None:
+    return samples(snapshot).get((name, tuple(sorted(labels.items()))))
+
+
+def test_every_metric_of_the_daemon_is_exported_as_the_catalogue_says() -> None:
+    page, content_type = render(registry(full), "")
+    assert content_type.startswith("text/plain; version=0.0.4")
+    families = {family.name: family for family in text_string_to_metric_families(page.decode())}
+    own = [metric for metric in c.METRICS if metric.owner != "gpu"]
+    assert set(families) == {metric.name.removesuffix("_total") for metric in own}
+    for metric in own:
+        family = families[metric.name.removesuffix("_total")]
+        assert family.type == metric.type
+        assert family.documentation == metric.help
+        assert family.samples, metric.name
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metric.labels)
+
+
+def test_openmetrics_is_spoken_to_who_asks_for_it() -> None:
+    page, content_type = render(registry(full), "application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert page.endswith(b"# EOF\n")
+    assert {family.name for family in parse_openmetrics(page.decode())} >= {"orch_jobs", "orch_gpu_seconds"}
+
+
+def test_values_arrive_unchanged() -> None:
+    picture = full()
+    assert value(picture, "orch_job_gpu", job_id="digits-abc234", gpu_uuid="GPU-b", rank="1") == 1
+    assert value(picture, "orch_job_gpus", job_id="digits-abc234") == 2
+    assert value(picture, "orch_job_metric", job_id="digits-abc234", name="loss") == 0.25
+    assert value(picture, "orch_job_state", job_id="digits-abc234", state="RUNNING") == 1
+    assert value(picture, "orch_job_state", job_id="digits-abc234", state="FAILED") == 0
+    assert value(picture, "orch_jobs_finished_total", queue="default", state="FAILED", **{"class": "user"}) == 4
+    assert value(picture, "orch_jobs_finished_total", queue="old", state="FAILED", **{"class": "gremlins"}) == 1
+    assert value(picture, "orch_gpu_seconds_total", queue="default", phase="productive") == 99
+    assert value(picture, "orch_queue_wait_seconds_bucket", queue="default", le="0.5") == 2
+    assert value(picture, "orch_queue_wait_seconds_count", queue="default") == 3
+    assert value(picture, "orch_queue_wait_seconds_sum", queue="default") == 100_000.55
+    assert value(picture, "orch_disk_free_bytes", node="n0", path="/var/lib/orch") == 10
+
+
+def test_closed_sets_have_their_zeros_so_that_no_first_event_is_missed() -> None:
+    picture = full()
+    assert value(picture, "orch_job_restarts_total", job_id="digits-abc234", **{"class": "hang"}) == 0
+    assert value(picture, "orch_jobs", queue="night", state="PENDING") == 0
+    assert value(picture, "orch_jobs_finished_total", queue="night", state="FAILED", **{"class": "infra"}) == 0
+    assert value(picture, "orch_gpu_seconds_total", queue="night", phase="lost") == 0
+    assert value(picture, "orch_job_gpu_seconds_total", job_id="digits-abc234", phase="lost") == 0
+
+
+def test_what_is_not_known_has_no_series() -> None:
+    bare = JobSeries(job_id="x-222222", name="x", user="u", queue="default", state="STARTING", live=True)
+    picture = Snapshot(at=NOW, daemon=DaemonFacts(version="1", node="n", started_at=NOW), series=(bare,))
+    names = {name for name, labels in samples(picture) if ("job_id", "x-222222") in labels}
+    assert names == {"orch_job_info", "orch_job_state", "orch_job_restarts_total"}
+    assert value(full(), "orch_job_gpu_balance_cv", job_id="digits-abc234", quantity="power") is None
+    assert value(picture, "orch_daemon_loop_lag_seconds") is None
+
+
+def test_a_diverged_loss_is_shown_as_such() -> None:
+    job = JobSeries(job_id="a", name="a", user="u", queue="q", state="RUNNING", live=True, metrics={"loss": math.nan})
+    found = value(Snapshot(at=NOW, daemon=DAEMON, series=(job,)), "orch_job_metric", job_id="a", name="loss")
+    assert found is not None
+    assert math.isnan(found)
+
+
+def test_an_ended_job_keeps_its_series_for_a_quarter_of_an_hour_but_not_its_gpus() -> None:
+    ended = full_job("a-222222", live=False, ended_at=NOW - LINGER_SECONDS)
+    picture = Snapshot(at=NOW, daemon=DAEMON, series=(ended,))
+    assert value(picture, "orch_job_state", job_id="a-222222", state="SUCCEEDED") == 1
+    assert value(picture, "orch_job_gpus", job_id="a-222222") is None
+    assert not [name for name, labels in samples(picture) if name == "orch_job_gpu"]
+    later = Snapshot(at=NOW + 1, daemon=DAEMON, series=(ended,))
+    assert not [labels for _, labels in samples(later) if ("job_id", "a-222222") in labels]
+
+
+def test_a_job_that_never_ran_has_no_series() -> None:
+    waiting = JobSeries(job_id="a-222222", name="a", user="u", queue="q", state="PENDING", live=False)
+    assert not [
+        1 for _, labels in samples(Snapshot(at=NOW, daemon=DAEMON, series=(waiting,))) if "job_id" in dict(labels)
+    ]
+
+
+def test_labels_that_people_choose_are_escaped() -> None:
+    job = JobSeries(job_id="a", name='say "hi"\\\n', user="ü", queue="q", state="RUNNING", live=True)
+    assert (
+        value(
+            Snapshot(at=NOW, daemon=DAEMON, series=(job,)),
+            "orch_job_info",
+            job_id="a",
+            name='say "hi"\\\n',
+            user="ü",
+            queue="q",
+        )
+        == 1
+    )
+
+
+def test_names_that_a_script_reports_are_capped() -> None:
+    many = {f"m{i:04}": float(i) for i in range(1000)}
+    job = JobSeries(job_id="a", name="a", user="u", queue="q", state="RUNNING", live=True, metrics=many)
+    found = [
+        labels for name, labels in samples(Snapshot(at=NOW, daemon=DAEMON, series=(job,))) if name == "orch_job_metric"
+    ]
+    assert len(found) == MAX_METRICS
+
+
+def test_ten_thousand_jobs_are_bounded_and_quick() -> None:
+    """50 run, 100 ended just now, the rest waits or ended long ago: the number of series follows the first two."""
+    jobs = [full_job(f"run-{i:06}") for i in range(50)]
+    jobs += [full_job(f"new-{i:06}", live=False, ended_at=NOW - 10) for i in range(100)]
+    jobs += [full_job(f"old-{i:06}", live=False, ended_at=NOW - 86_400) for i in range(5000)]
+    jobs += [
+        JobSeries(job_id=f"wait-{i:06}", name="w", user="u", queue="default", state="PENDING", live=False)
+        for i in range(4850)
+    ]
+    picture = Snapshot(at=NOW, daemon=DAEMON, series=jobs, jobs={("default", "PENDING"): 4850})
+    per_job = len(
+        [1 for _, labels in samples(Snapshot(at=NOW, daemon=DAEMON, series=jobs[:1])) if "job_id" in dict(labels)]
+    )
+    began = time.perf_counter()
+    page, _ = render(registry(lambda: picture), "")
+    took = time.perf_counter() - began
+    series = [line for line in page.decode().splitlines() if not line.startswith("#")]
+    assert len(series) < 150 * per_job + 200
+    assert not [line for line in series if "old-" in line or "wait-" in line]
+    assert took < 1.0, f"a scrape took {took:.2f} s"
+
+
+def test_even_ten_thousand_running_jobs_are_bounded() -> None:
+    jobs = [full_job(f"run-{i:06}") for i in range(10_000)]
+    jobs.append(full_job("ended-222222", live=False, ended_at=NOW))
+    found = [
+        line
+        for line in render(registry(lambda: Snapshot(at=NOW, daemon=DAEMON, series=jobs)), "")[0].splitlines()
+        if line.startswith(b"orch_job_info")
+    ]
+    assert len(found) == MAX_JOBS
+    assert not [line for line in found if b"ended" in line], "running jobs come first"
+
+
+def test_each_scrape_takes_one_new_picture() -> None:
+    taken = []
+
+    def take() -> Snapshot:
+        taken.append(1)
+        return Snapshot(at=NOW, daemon=DAEMON)
+
+    made = registry(take)
+    assert taken == []
+    render(made, "")
+    render(made, "")
+    assert len(taken) == 2
+
+
+def test_only_histograms_count_into_buckets() -> None:
+    with pytest.raises(ValueError, match="orch_jobs is a gauge: only histograms have buckets"):
+        Histogram(c.JOBS)
+    edge = Histogram(c.SCHEDULING)
+    edge.observe(c.SCHEDULING.buckets[0])
+    assert edge.counts().buckets[0] == ("0.0001", 1), "a bucket holds its upper bound"
+
+
+def test_marks_are_what_the_boards_draw() -> None:
+    from dashboards.job import EVENT_COLORS
+
+    assert set(EVENT_COLORS) == {mark.value for mark in Mark}
+
+
+def test_events_leave_their_marks() -> None:
+    who = {"job_id": JobId("a-222222"), "at": 10.0}
+    cases: list[tuple[ev.Event, tuple[Mark, float] | None]] = [
+        (ev.AttemptRunning(**who, attempt=1, pids=(1,)), (Mark.START, 10.0)),
+        (ev.CheckpointSaved(**who, attempt=1, step=5, path=""), (Mark.CHECKPOINT, 10.0)),
+        (
+            ev.AttemptFailed(
+                **who, attempt=1, failure=failure(), failed_at=9.0, retry=True, keep_gang=True, not_before=0.0
+            ),
+            (Mark.FAILURE, 9.0),
+        ),
+        (ev.FirstStep(**who, attempt=2, step=6, step_at=9.5, steps_lost=0), (Mark.RECOVERY, 9.5)),
+        (ev.FirstStep(**who, attempt=1, step=1, step_at=9.5, steps_lost=0), None),
+        (ev.StopRequested(**who, purpose=StopPurpose.PREEMPT, by="b", deadline=11), (Mark.PREEMPTION, 10.0)),
+        (ev.StopRequested(**who, purpose=StopPurpose.CANCEL, by="b", deadline=11), None),
+        (ev.JobFinished(**who, state=JobState.SUCCEEDED, reason=""), None),
+    ]
+    for event, expected in cases:
+        assert mark_of(event) == expected
