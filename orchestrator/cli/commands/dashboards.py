@@ -1,0 +1,78 @@
+"""`orch dashboards`: the boards and rules that orch carries, written to a folder or sent to a Grafana."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.api.errors import EXIT_OK, BadRequestError, DaemonUnreachableError, RefusedError
+from orchestrator.cli.commands.shared import Json  # noqa: TC001 - typer reads them
+from orchestrator.cli.session import Session
+from orchestrator.cli.submitting import print_json
+from orchestrator.telemetry import grafana
+
+dashboards = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Where to; made if it is not there.")]
+Url = Annotated[str, typer.Option("--url", metavar="URL", help="Grafana's address.")]
+Token = Annotated[
+    str,
+    typer.Option(
+        "--token", metavar="TOKEN", envvar="GRAFANA_TOKEN", help="A service account's token.", show_default=False
+    ),
+]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", metavar="FILE", help="A file with the token.")]
+
+
+@dashboards.callback()
+def about() -> None:
+    """Write the Grafana boards and Prometheus rules to files, or send the boards to a Grafana."""
+
+
+@dashboards.command()
+def export(folder: Folder, json: Json = False) -> int:
+    """Write the boards (JSON) and the rules (YAML) to a folder, for provisioning or import."""
+    session = Session()
+    try:
+        files = grafana.export(folder)
+    except OSError as error:
+        raise BadRequestError(f"{folder} cannot be written: {error}", hint="name a folder of your own") from error
+    if json:
+        print_json(session, {"files": [str(path) for path in files]})
+    else:
+        for path in files:
+            session.console.print(str(path))
+    return EXIT_OK
+
+
+@dashboards.command()
+def push(
+    url: Url = "http://127.0.0.1:3000", token: Token = "", token_file: TokenFile = None, json: Json = False
+) -> int:
+    """Send the boards to a Grafana, into its folder orch; boards that are there are replaced."""
+    session = Session()
+    try:
+        pushed = grafana.push(url, _token(token, token_file))
+    except grafana.GrafanaError as error:
+        kind = DaemonUnreachableError if error.unreachable else RefusedError
+        raise kind(error.message, hint=error.hint) from error
+    if json:
+        print_json(
+            session, {"boards": [{"uid": b.uid, "title": b.title, "url": b.url, "version": b.version} for b in pushed]}
+        )
+    else:
+        for board in pushed:
+            session.console.print(f"{board.title}  {board.url}")
+    return EXIT_OK
+
+
+def _token(token: str, file: Path | None) -> str:
+    if file is None:
+        return token
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequestError(
+            f"the token cannot be read: {error}", hint="name a file that holds nothing else"
+        ) from error

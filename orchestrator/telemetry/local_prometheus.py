@@ -1,0 +1,231 @@
+"""A Prometheus and an Alertmanager on this machine, for `orch up --with-prometheus`: their configuration and command lines.
+
+Configuration is made from arguments by pure functions; `prepare` alone writes, and only below the folder that it is given.
+Starting and stopping the processes is the caller's business. The files under deploy/ for containers follow the same
+functions, which the tests hold.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DAEMON_JOB: Final = "orch-daemon"
+EXPORTER_JOB: Final = "orch-gpu"
+"""Names of the scrape jobs; the alerts on missing daemons and exporters ask for them."""
+TARGETS_PATH: Final = "/api/v1/prometheus/targets"
+"""Where the daemon lists its exporters, on the listener that also has its /metrics."""
+RETENTION: Final = "15d"
+
+Document = dict[str, Any]
+
+
+class LocalPrometheusError(Exception):
+    """Prometheus cannot be set up here; `hint` says what to do."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binaries:
+    """Absolute paths; `alertmanager` None where there is none: alerts are then only shown, not sent."""
+
+    prometheus: str
+    alertmanager: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalStack:
+    """What `prepare` wrote. `commands` start the processes, in this order; they stay in the foreground and log to stderr."""
+
+    folder: Path
+    prometheus_url: str
+    alertmanager_url: str | None
+    commands: tuple[tuple[str, ...], ...]
+
+
+def find_binaries(which: Callable[[str], str | None] = shutil.which) -> Binaries:
+    """Prometheus and Alertmanager on the PATH. Raises LocalPrometheusError when there is no Prometheus."""
+    prometheus = which("prometheus")
+    if prometheus is None:
+        raise LocalPrometheusError(
+            "--with-prometheus needs the program prometheus, and it is not on the PATH",
+            hint="apt-get install prometheus prometheus-alertmanager, or start orch without --with-prometheus",
+        )
+    return Binaries(prometheus=prometheus, alertmanager=which("prometheus-alertmanager") or which("alertmanager"))
+
+
+def prometheus_config(
+    *, daemon: str, rules: str = "orch.rules.yml", alertmanager: str | None = None, token_file: str | None = None
+) -> Document:
+    """Prometheus' configuration. `daemon` is host:port of the reading listener, `alertmanager` host:port or None.
+
+    Exporters are scraped more often than the daemon: balance is an average over a minute, and four samples are few.
+    """
+    access: Document = {"authorization": {"credentials_file": token_file}} if token_file else {}
+    config: Document = {
+        "global": {"scrape_interval": "15s", "scrape_timeout": "10s", "evaluation_interval": "15s"},
+        "rule_files": [rules],
+        "scrape_configs": [
+            {"job_name": DAEMON_JOB, **access, "static_configs": [{"targets": [daemon]}]},
+            {
+                "job_name": EXPORTER_JOB,
+                "scrape_interval": "5s",
+                "scrape_timeout": "4s",
+                # gpu_info's own label node stays what it is; series without one get the node of their target
+                "honor_labels": True,
+                **access,
+                "http_sd_configs": [{"url": f"http://{daemon}{TARGETS_PATH}", "refresh_interval": "15s", **access}],
+                "relabel_configs": [
+                    {"source_labels": ["__meta_orch_node"], "regex": "(.+)", "target_label": "node"},
+                ],
+            },
+        ],
+    }
+    if alertmanager:
+        config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
+    return config
+
+
+def alertmanager_config(*, receivers: list[Document], receiver: str) -> Document:
+    """Alertmanager's configuration: alerts of a job come together, those of a node come together, causes hide effects."""
+    return {
+        "route": {
+            "receiver": receiver,
+            "group_by": ["alertname"],
+            "group_wait": "30s",
+            "group_interval": "5m",
+            "repeat_interval": "12h",
+            "routes": [
+                {"matchers": ['component="job"'], "group_by": ["job_id"], "routes": [_urgent()]},
+                {"matchers": ['component=~"gpu|node"'], "group_by": ["node"], "routes": [_urgent()]},
+                _urgent(),
+            ],
+        },
+        "inhibit_rules": inhibit_rules(),
+        "receivers": receivers,
+    }
+
+
+def _urgent() -> Document:
+    """Below each group: what cannot wait is told at once and again every hour; grouping is the parent's."""
+    return {"matchers": ['severity="critical"'], "group_wait": "10s", "repeat_interval": "1h"}
+
+
+def inhibit_rules() -> list[Document]:
+    """Which alert silences which: a cause its effects, and only where the labels in `equal` agree."""
+
+    def rule(source: str, target: str, *equal: str) -> Document:
+        return {"source_matchers": [source], "target_matchers": [target], "equal": list(equal)}
+
+    return [
+        rule('alertname="OrchNodeDown"', 'component="gpu"', "node"),
+        rule('alertname="OrchGpuLost"', 'alertname=~"OrchGpuSilent|OrchExporterStale"', "gpu_uuid"),
+        rule('alertname="OrchDaemonDown"', 'alertname=~"OrchQueueStuck|OrchNodeUnreachable|OrchDaemonSlow"'),
+        rule('alertname="OrchJobHangSuspected"', 'alertname=~"OrchRankStraggler|OrchCheckpointTooOld"', "job_id"),
+        rule('alertname="OrchDiskAlmostFull"', 'alertname="OrchDiskFilling"', "node", "path"),
+    ]
+
+
+def local_receivers(webhook: str | None) -> tuple[list[Document], str]:
+    """The receivers of a machine of one's own, and which one is used: a webhook, or nobody (alerts are only shown)."""
+    receivers: list[Document] = [{"name": "nobody"}]
+    if webhook:
+        receivers.append({"name": "webhook", "webhook_configs": [{"url": webhook, "send_resolved": True}]})
+    return receivers, receivers[-1]["name"]
+
+
+def bundled_rules() -> str:
+    """The rules that the wheel carries."""
+    return resources.files("orchestrator.data").joinpath("orch.rules.yml").read_text(encoding="utf-8")
+
+
+def prepare(
+    folder: Path,
+    *,
+    daemon: str,
+    binaries: Binaries,
+    prometheus_address: str = "127.0.0.1:9090",
+    alertmanager_address: str = "127.0.0.1:9093",
+    webhook: str | None = None,
+    token_file: str | None = None,
+) -> LocalStack:
+    """Write configuration, rules and folders for data below `folder`; what is measured already stays.
+
+    Raises LocalPrometheusError when the folder cannot be written.
+    """
+    with_alerts = binaries.alertmanager is not None
+    receivers, receiver = local_receivers(webhook)
+    config = prometheus_config(
+        daemon=daemon, alertmanager=alertmanager_address if with_alerts else None, token_file=token_file
+    )
+    files = {
+        "prometheus.yml": _yaml(config),
+        "orch.rules.yml": bundled_rules(),
+        "alertmanager.yml": _yaml(alertmanager_config(receivers=receivers, receiver=receiver)),
+    }
+    try:
+        for data in ("prometheus-data", "alertmanager-data"):
+            (folder / data).mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name, text in files.items():
+            _write(folder / name, text)
+    except OSError as error:
+        raise LocalPrometheusError(
+            f"the configuration of Prometheus cannot be written: {error}", hint=f"make {folder} writable, or free space"
+        ) from error
+    return LocalStack(
+        folder=folder,
+        prometheus_url=f"http://{prometheus_address}",
+        alertmanager_url=f"http://{alertmanager_address}" if with_alerts else None,
+        commands=_commands(folder, binaries, prometheus_address, alertmanager_address),
+    )
+
+
+def _commands(folder: Path, binaries: Binaries, prometheus: str, alertmanager: str) -> tuple[tuple[str, ...], ...]:
+    commands = [
+        (
+            binaries.prometheus,
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'prometheus-data'}",
+            f"--storage.tsdb.retention.time={RETENTION}",
+            f"--web.listen-address={prometheus}",
+        )
+    ]
+    if binaries.alertmanager is not None:
+        commands.append(
+            (
+                binaries.alertmanager,
+                f"--config.file={folder / 'alertmanager.yml'}",
+                f"--storage.path={folder / 'alertmanager-data'}",
+                f"--web.listen-address={alertmanager}",
+                "--cluster.listen-address=",  # alone: no port for others
+            )
+        )
+    return tuple(commands)
+
+
+def _yaml(document: Document) -> str:
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all; only its owner reads it, since a webhook's address may be a secret."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
