@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from orchestrator.runtime.forkclient import (
     Started,
 )
 from orchestrator.runtime.rank_env import rank_environment
+from tests.integration.forkserver_fixture import ENVIRONMENT
 
 DEADLINE = timedelta(seconds=60)
 
@@ -79,7 +79,7 @@ async def start_store(client: ForkServerClient, directory: Path) -> tuple[Lifeli
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         log = stack.enter_context((directory / "store.log").open("ab"))
         spawned = await client.spawn(
-            SpawnRequest(mode="store", cwd=str(directory), env=dict(os.environ)),
+            SpawnRequest(mode="store", cwd=str(directory), env=ENVIRONMENT),
             stdout=log.fileno(),
             stderr=log.fileno(),
             listen=listener.fileno(),
@@ -87,9 +87,16 @@ async def start_store(client: ForkServerClient, directory: Path) -> tuple[Lifeli
         return spawned.lifeline, int(listener.getsockname()[1])
 
 
-def environment(directory: Path, rank: int, world_size: int, port: int, job_env: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    directory: Path,
+    rank: int,
+    world_size: int,
+    port: int,
+    job_env: Mapping[str, str],
+    base: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     return rank_environment(
-        base=os.environ,
+        base=ENVIRONMENT if base is None else base,
         job_env=job_env,
         job_id="parity",
         attempt=1,
@@ -127,8 +134,10 @@ async def run_ranks(
     args: Sequence[str] = (),
     *,
     mode: str = "script",
+    cold: bool = False,
     cwd: Path | None = None,
     job_env: Mapping[str, str] | None = None,
+    base: Mapping[str, str] | None = None,
     store: bool = True,
 ) -> list[Rank]:
     """Runs a job to its end."""
@@ -143,7 +152,8 @@ async def run_ranks(
                     target=target,
                     args=tuple(args),
                     cwd=str(cwd or directory),
-                    env=environment(directory, rank, world_size, port, job_env or {}),
+                    cold=cold,
+                    env=environment(directory, rank, world_size, port, job_env or {}, base),
                     exit_record=directory / f"{rank}.exit.json",
                 ),
                 str(rank),

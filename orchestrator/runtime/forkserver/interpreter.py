@@ -34,7 +34,7 @@ def search_path(spawn: Spawn) -> str:
     if spawn.mode == "module":
         return os.getcwd()  # noqa: PTH109
     if _is_importable(spawn.target):
-        return spawn.target
+        return _absolute(spawn.target)
     return os.path.dirname(os.path.realpath(spawn.target))  # noqa: PTH120
 
 
@@ -42,6 +42,8 @@ def restore(spawn: Spawn, baseline: Baseline) -> None:
     """Puts back what a fresh interpreter would have, whatever runs in it."""
     _restore_environment(spawn)
     sys.path[:] = baseline.sys_path
+    for name in baseline.own_modules:
+        sys.modules.pop(name, None)
     main = threading.main_thread()
     if hasattr(main, "_set_native_id"):
         main._set_native_id()  # noqa: SLF001 - before 3.12 a fork keeps its parent's
@@ -91,7 +93,6 @@ def _prepare_script(target: str, main: types.ModuleType) -> Run:
 
 def _absolute(target: str) -> str:
     """`__file__` of a script, as CPython makes it: joined, not normalised."""
-    target = target.removeprefix("./")
     return os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118
 
 
@@ -106,7 +107,7 @@ def _raise(error: Exception) -> None:
 
 def _is_importable(target: str) -> bool:
     """Whether the target is a folder or an archive with a __main__ inside."""
-    return not target.endswith(".py") and pkgutil.get_importer(target) is not None
+    return pkgutil.get_importer(_absolute(target)) is not None
 
 
 def _fresh_main() -> types.ModuleType:

@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
-from . import coldness, interpreter, linux, store
+from . import coldness, interpreter, linux, quirks, store
 from .reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
 
 if TYPE_CHECKING:
@@ -47,10 +47,19 @@ class Program:
         return run
 
     def failing(self, error: BaseException) -> None:
-        """Called with what `run` raised, before the interpreter shows it and ends."""
+        """Called with what the program raised, before the interpreter shows it and ends."""
         error.__traceback__ = _without_our_frames(error.__traceback__)
         if not isinstance(error, SystemExit) or not isinstance(error.code, int | None):
             report_failure(self._reports, error)
+        self.ending()
+
+    def ending(self) -> None:
+        """Called before the interpreter ends.
+
+        What was imported stays frozen: to look through it once more would cost half a second and copy most of its
+        pages, and the script's own objects are found without.
+        """
+        quirks.let_threads_finish()
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -72,8 +81,7 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) 
         _execute((spawn.target, *spawn.args), spawn.env, reports, cold=None)
     if spawn.mode == "store":
         return _become_store(spawn, baseline, reports)
-    reason = "asked for" if spawn.cold else None
-    reason = reason or coldness.cold_reason(baseline, spawn.env, spawn.python_options, interpreter.search_path(spawn))
+    reason = _cold_reason(spawn, baseline)
     if reason is not None:
         flag = ["-m"] if spawn.mode == "module" else []
         argv = (baseline.python, "-u", *spawn.python_options, *flag, spawn.target, *spawn.args)
@@ -84,6 +92,14 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) 
     _report_started(reports, cold=None)
     linux.unblock_signals()
     return Program(run, reports)
+
+
+def _cold_reason(spawn: Spawn, baseline: Baseline) -> str | None:
+    if spawn.cold:
+        return "asked for"
+    if spawn.target == "-":
+        return "script from standard input"
+    return coldness.cold_reason(baseline, spawn.env, spawn.python_options, interpreter.search_path(spawn))
 
 
 def report_failure(reports: Reports, error: BaseException) -> None:

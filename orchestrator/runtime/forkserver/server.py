@@ -40,3 +40,4 @@ if __name__ == "__main__":
         except BaseException as _error:
             _program.failing(_error)
             raise
+        _program.ending()

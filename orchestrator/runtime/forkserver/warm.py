@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import linux
+from . import linux, quirks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +60,8 @@ class Baseline:
     process_name: str
     environ: dict[str, str]
     """When the interpreter started."""
+    own_modules: tuple[str, ...]
+    """The names under which this package is imported: no script should find them."""
     consulted: frozenset[str]
     """The variables that imports have read: another value for one of them needs a fresh interpreter."""
     startup_modules: frozenset[str]
@@ -143,6 +145,7 @@ def warm(preload: Sequence[str], log: Callable[..., None], startup_modules: froz
     gc.freeze()  # no collection in a child will touch what was imported here
     return Baseline(
         modules=modules,
+        own_modules=tuple(name for name in sys.modules if f"{name}.".startswith(f"{__package__}.")),
         openblas_setters=setters,
         python=sys.executable,
         process_name=linux.process_name(),
@@ -170,6 +173,7 @@ def _exercise(torch: Any) -> None:
     with _no_gpu(torch):
         for name in _TORCH_MODULES:
             importlib.import_module(name)
+        quirks.mend_teardown(torch.distributed)
         torch.set_num_threads(1)
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         for optimizer_class in (torch.optim.SGD, torch.optim.AdamW):

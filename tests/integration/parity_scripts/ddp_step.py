@@ -26,5 +26,7 @@ for step in range(3):
 total = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(total)
 weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).sum().item()
-sys.stdout.write(json.dumps({"rank": int(os.environ["RANK"]), "marks": marks, "sum": total.item(), "weights": weights}) + "\n")
+sys.stdout.write(
+    json.dumps({"rank": int(os.environ["RANK"]), "marks": marks, "sum": total.item(), "weights": weights}) + "\n"
+)
 dist.destroy_process_group()

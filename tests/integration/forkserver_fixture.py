@@ -1,0 +1,75 @@
+"""A fork server for a test module: started, warm, and gone without a trace afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from orchestrator.runtime.forkclient import ForkServerClient, ForkServerError, Hello, StartedServer, start_fork_server
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "PYTEST_"))}
+
+
+@dataclass
+class RunningServer:
+    """A warm server and where it lives."""
+
+    started: StartedServer
+    hello: Hello
+    client: ForkServerClient
+    directory: Path
+
+    @property
+    def socket(self) -> Path:
+        return self.directory / "fork.sock"
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "fork.log").read_text()
+
+
+@contextmanager
+def running_server(python: str = sys.executable, preload: tuple[str, ...] = ()) -> Iterator[RunningServer]:
+    """A server in a directory of its own with a short name (a socket's path has at most 107 bytes)."""
+    directory = Path(tempfile.mkdtemp(prefix="orch-fs-", dir="/tmp"))
+    try:
+        started = start_fork_server(python, directory / "fork.sock", directory / "fork.log", preload, env=ENVIRONMENT)
+        client = ForkServerClient(directory / "fork.sock")
+        try:
+            yield RunningServer(started, client.hello_sync(), client, directory)
+        finally:
+            _shut_down(client, started.pid)
+    finally:
+        shutil.rmtree(directory)
+
+
+def _shut_down(client: ForkServerClient, pid: int) -> None:
+    with contextlib.suppress(ForkServerError):  # a test has ended it already
+        client.shutdown_sync()
+    wait_until(lambda: not alive(pid), f"the fork server {pid} to end")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_until(condition: Callable[[], bool], what: str, deadline: timedelta = timedelta(seconds=20)) -> None:
+    """Polls until the condition holds; fails the test with `what` when it never does."""
+    until = time.monotonic() + deadline.total_seconds()
+    while not condition():
+        assert time.monotonic() < until, f"waited {deadline} for {what}"
+        time.sleep(0.01)

@@ -1,0 +1,1 @@
+WHO = "the user's keeper"

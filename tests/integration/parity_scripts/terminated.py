@@ -1,0 +1,28 @@
+"""Waits for SIGTERM, saves, and exits 17; a second rank ignores nothing and dies of it."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+rank = os.environ["RANK"]
+
+
+def save(number, frame):
+    (folder / f"{rank}.saved").write_text(f"{signal.Signals(number).name} in {frame.f_code.co_name}")
+    sys.exit(17)
+
+
+if rank == "0":
+    signal.signal(signal.SIGTERM, save)
+(folder / f"{rank}.ready").write_text(str(os.getpid()))
+
+
+def wait():
+    while True:
+        time.sleep(60)
+
+
+wait()
