@@ -136,7 +136,11 @@ class TimingsView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView(View):
-    """A job as people and programs see it. ``version`` grows with every change of its state."""
+    """A job as people and programs see it.
+
+    ``resources`` is the spec's: ``num_workers``, ``resources_per_worker`` (gpu, cpu, memory, gpu_model) and
+    ``placement_strategy``. ``version`` grows with every change of its state.
+    """
 
     id: str
     name: str

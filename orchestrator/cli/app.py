@@ -20,6 +20,7 @@ HELP = """Runs training jobs on the GPUs of one machine or of a Ray cluster.
 Begin with `orch demo`, or `orch init train.py` and `orch submit job.yaml`. A JOB is an id, the beginning of one, or a
 name (its newest job).
 """
+COMPLETION_VARIABLE = "_ORCH_COMPLETE"
 EPILOG = "Exit codes: 0 done, 1 the job failed, 2 bad input, 3 no such thing, 4 the daemon is out of reach, 5 refused."
 
 
@@ -69,6 +70,10 @@ def command(*, as_json: bool = False) -> Any:
     ) -> None:
         pass
 
+    if COMPLETION_VARIABLE in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()  # typer does so only for applications with its own --install-completion
     group = typer.main.get_command(app)
     group.commands = LazyCommands()  # type: ignore[attr-defined]
     group.as_json = as_json  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ class Console:
     def __init__(
         self, environ: Mapping[str, str], *, out: TextIO | None = None, err: TextIO | None = None, quiet: bool = False
     ) -> None:
-        self.out = sys.stdout if out is None else out
-        self.err = sys.stderr if err is None else err
+        self.out = _stream(sys.stdout) if out is None else out
+        self.err = _stream(sys.stderr) if err is None else err
         self.quiet = quiet
         self.is_terminal = self.out.isatty()
         self.colour = _may_colour(environ, self.out)
@@ -54,7 +55,8 @@ class Console:
 
     def complain(self, text: str) -> None:
         """Something that must be said, on standard error."""
-        self.out.flush()
+        with suppress(OSError):
+            self.out.flush()  # so that both come in order; what is wrong with it is told by whoever writes an answer
         self.err.write(text.encode(self.err.encoding or "utf-8", "replace").decode(self.err.encoding or "utf-8") + "\n")
         self.err.flush()
 
@@ -91,6 +93,11 @@ ASCII = Glyphs(full="#", empty="-", parts="", ellipsis="~", dot="|", none="-")
 def styled(text: str, names: tuple[str, ...]) -> str:
     """The text between escape sequences."""
     return f"\x1b[{';'.join(STYLES[name] for name in names)}m{text}\x1b[0m"
+
+
+def _stream(stream: TextIO | None) -> TextIO:
+    """The stream, or nowhere for one that was closed before we began (``orch ... >&-``)."""
+    return open(os.devnull, "w", encoding="utf-8") if stream is None else stream  # noqa: PTH123
 
 
 def _may_colour(environ: Mapping[str, str], stream: TextIO) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean
-from orchestrator.cli.job_table import STATE_STYLES, progress_text, state_text
+from orchestrator.cli.job_table import STATE_STYLES, per_worker, progress_text, state_text
 from orchestrator.cli.table import Cell, Column, render_table
 from orchestrator.cli.units import age, clock, number, span
 
@@ -39,11 +39,11 @@ def detail_lines(console: Console, job: JobView, now: float) -> list[str]:
 
 def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
     workers = f"{job.num_workers} rank" + ("" if job.num_workers == 1 else "s")
-    wants = ", ".join(f"{name} {_value(value)}" for name, value in job.resources.items() if value not in (None, ""))
+    wants = ", ".join(f"{name} {_value(value)}" for name, value in per_worker(job).items() if value is not None)
     return [
         ("progress", _progress(console, job)),
         ("metrics", _metrics(job)),
-        ("ranks", f"{workers} of {wants}" if wants else workers),
+        ("ranks", f"{workers}, each {wants}" if wants else workers),
         ("queue", f"{job.queue}, priority {job.priority}, {clean(job.user)}"),
         ("submitted", f"{clock(job.submitted_at)} ({age(now - job.submitted_at)} ago)"),
         ("started", clock(job.started_at)),

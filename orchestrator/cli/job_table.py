@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.console import clean, clip
 from orchestrator.cli.table import Cell, Column, render_table
@@ -101,8 +101,13 @@ def progress_text(console: Console, job: JobView) -> str:
 def gpus_held(job: JobView) -> float:
     """GPUs that the job holds or, before it runs, asks for."""
     held = sum(len(rank.gpu_uuids) for rank in job.gpus)
-    wanted = job.resources.get("gpu")
-    return float(held) if held else float(wanted or 0.0) * job.num_workers
+    return float(held) if held else float(per_worker(job).get("gpu") or 0.0) * job.num_workers
+
+
+def per_worker(job: JobView) -> dict[str, Any]:
+    """What each rank was given: gpu, cpu, and what else was asked for."""
+    found = job.resources.get("resources_per_worker")
+    return found if isinstance(found, dict) else {}
 
 
 def gpus_text(job: JobView) -> str:

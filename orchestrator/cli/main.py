@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,11 +23,10 @@ def main() -> None:
     code = fast.run(arguments)
     if code is None:
         sys.exit(_run_typer(arguments))
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
-        pass  # whoever read it is gone
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(OSError):  # whoever read it is gone
+                stream.flush()
     # The interpreter's own tidying up takes longer than a command; nothing here needs it.
     os._exit(code)
 

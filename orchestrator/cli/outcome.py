@@ -6,11 +6,12 @@ end, not errors.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING
 
-from orchestrator.api.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, OrchError
+from orchestrator.api.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, DiskFullError, OrchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,18 +35,35 @@ def guarded(run: Callable[[], int], console: Console, *, as_json: bool) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Python would flush once more at its end, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            return _bug(console)
+        _abandon_output()
+        full = DiskFullError(f"the answer could not be written: {error.strerror}", hint="free space and ask again")
+        tell(full, console, as_json=as_json)
+        return full.exit_code
     except Exception as error:
         if hasattr(error, "exit_code"):
             raise  # click's own way to end: help that was shown, a line that it refuses
-        import traceback
-
-        console.complain(traceback.format_exc().rstrip())
-        console.complain("orch: this is a bug of orch; please report it with the lines above")
-        return EXIT_INTERNAL
+        return _bug(console)
     return code
+
+
+def _bug(console: Console) -> int:
+    import traceback
+
+    console.complain(traceback.format_exc().rstrip())
+    console.complain("orch: this is a bug of orch; please report it with the lines above")
+    return EXIT_INTERNAL
+
+
+def _abandon_output() -> None:
+    """Let what is still buffered go nowhere: Python would try to write it once more at its end, and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def tell(error: OrchError, console: Console, *, as_json: bool) -> None:

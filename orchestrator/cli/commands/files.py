@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError, RefusedError
+from orchestrator.cli.app import COMPLETION_VARIABLE
 from orchestrator.cli.session import Session
 
 
@@ -71,6 +72,6 @@ def completion(
     """Print the shell's completion script: `eval "$(orch completion bash)"` in ~/.bashrc turns it on."""
     from typer._completion_shared import get_completion_script
 
-    text = get_completion_script(prog_name="orch", complete_var="_ORCH_COMPLETE", shell=shell.value)
+    text = get_completion_script(prog_name="orch", complete_var=COMPLETION_VARIABLE, shell=shell.value)
     Session().console.print(text)
     return EXIT_OK

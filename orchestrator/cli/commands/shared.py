@@ -28,5 +28,5 @@ Job = Annotated[
     str, typer.Argument(metavar="JOB", help="An id, the beginning of one, or a name.", autocompletion=complete_job)
 ]
 Jobs = Annotated[
-    list[str], typer.Argument(metavar="JOB...", help="Ids, beginnings of ids, or names.", autocompletion=complete_job)
+    list[str], typer.Argument(metavar="JOB", help="Ids, beginnings of ids, or names.", autocompletion=complete_job)
 ]

@@ -36,7 +36,7 @@ def status(
 
 
 def wait(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Jobs to wait for.")],
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB", help="Jobs to wait for.")],
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:

@@ -25,7 +25,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the 
 
 
 def submit(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="job.yaml files; - reads standard input.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="job.yaml files; - reads standard input.")],
     *,
     overrides: Annotated[
         list[str] | None,

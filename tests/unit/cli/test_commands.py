@@ -1,0 +1,377 @@
+"""Every command that reads or acts: for people, as JSON, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.api.views import CheckpointView, FailureView, GpuView, ProgressView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.api.testing import ServedFake
+    from orchestrator.api.views import JobView
+    from tests.unit.cli.conftest import Outcome
+
+    Orch = Callable[..., Outcome]
+
+
+@pytest.fixture
+def job(served: ServedFake) -> JobView:
+    found: JobView = served.do(lambda service: service.add(state="RUNNING", reason="every rank is up"))
+    return found
+
+
+# -- status
+
+
+def test_status_lists_jobs(orch: Orch, job: JobView) -> None:
+    done = orch("status")
+    assert (done.code, done.err) == (0, "")
+    assert job.id in done.out
+    assert "every rank is up" in done.out
+
+
+def test_status_without_jobs_says_how_to_make_one(orch: Orch, served: ServedFake) -> None:
+    assert orch("status").out == "no jobs; `orch submit job.yaml` makes one\n"
+    assert orch("status", "--json").json["jobs"] == []
+
+
+def test_status_leaves_out_what_ended_long_ago(orch: Orch, served: ServedFake) -> None:
+    old = served.do(lambda service: service.add("old", state="FAILED", ended_at=time.time() - 100_000))
+    new = served.do(lambda service: service.add("new", state="FAILED", ended_at=time.time() - 1000))
+    shown = orch("status").out
+    assert new.id in shown
+    assert old.id not in shown
+    assert [item["id"] for item in orch("status", "--json").json["jobs"]] == [new.id]
+    assert old.id in orch("status", "--state", "all").out
+    assert old.id in orch("status", "--since", "2020-01-01").out
+
+
+def test_status_filters(orch: Orch, served: ServedFake, job: JobView) -> None:
+    other = served.do(lambda service: service.add("other", user="bob", state="PENDING"))
+    assert [item["id"] for item in orch("status", "--user", "bob", "--json").json["jobs"]] == [other.id]
+    assert [item["id"] for item in orch("status", "--state", "running, failed", "--json").json["jobs"]] == [job.id]
+    assert len(orch("status", "-s", "running", "-s", "pending", "--json").json["jobs"]) == 2
+    wrong = orch("status", "--state", "flying")
+    assert wrong.code == 2
+    assert "RUNNING" in wrong.err
+
+
+def test_status_of_one_job(orch: Orch, job: JobView) -> None:
+    done = orch("status", "digits")
+    assert done.out.startswith(f"{job.id}  RUNNING  every rank is up\n")
+    assert done.err == f"digits is {job.id}, the newest of that name\n"
+    assert orch("status", job.id).err == ""
+    assert orch("status", "digits", "--json").json["id"] == job.id
+
+
+def test_status_of_no_job(orch: Orch, served: ServedFake) -> None:
+    done = orch("status", "nothing")
+    assert (done.code, done.out) == (3, "")
+    assert "orch:" in done.err
+    assert "next:" in done.err
+    assert orch("status", "nothing", "--json").problem["code"] == "no_such_job"
+
+
+def test_status_takes_a_job_or_a_filter(orch: Orch, job: JobView) -> None:
+    assert orch("status", "digits", "--user", "x").code == 2
+
+
+def test_status_without_a_daemon(orch: Orch) -> None:
+    done = orch("status")
+    assert done.code == 4
+    assert "orch up" in done.err
+
+
+def test_an_ambiguous_prefix_lists_the_candidates(orch: Orch, served: ServedFake, job: JobView) -> None:
+    other = served.do(lambda service: service.add("digits-big"))
+    done = orch("status", "dig")
+    assert done.code == 2
+    assert job.id in done.err
+    assert other.id in done.err
+
+
+# -- actions
+
+
+@pytest.mark.parametrize(("verb", "state"), [("cancel", "CANCELLED"), ("pause", "SUSPENDED"), ("resume", "PENDING")])
+def test_actions(orch: Orch, served: ServedFake, job: JobView, verb: str, state: str) -> None:
+    done = orch(verb, "digits")
+    assert (done.code, done.out) == (0, f"{job.id}\n")
+    assert state in done.err
+    assert orch("status", job.id, "--json").json["state"] == state
+    again = orch(verb, job.id, "--json")
+    assert again.json["job_id"] == job.id
+
+
+def test_quiet_actions_print_the_id_alone(orch: Orch, job: JobView) -> None:
+    assert orch("pause", job.id, "-q") == (0, f"{job.id}\n", "")
+
+
+def test_rerun_prints_the_new_id(orch: Orch, served: ServedFake, job: JobView) -> None:
+    done = orch("rerun", job.id, "--from-checkpoint")
+    assert done.code == 0
+    assert done.out.strip() != job.id
+    assert served.do(lambda service: len(service._jobs)) == 2
+
+
+def test_update(orch: Orch, job: JobView) -> None:
+    assert orch("update", job.id, "--priority", "90").code == 0
+    assert orch("status", job.id, "--json").json["priority"] == 90
+    assert orch("update", job.id).code == 2
+    assert orch("update", job.id, "--priority", "101").code == 2
+
+
+def test_a_refusal_has_exit_code_5(orch: Orch, served: ServedFake, job: JobView) -> None:
+    served.do(lambda service: service.set(job.id, state="SUCCEEDED"))
+    done = orch("pause", job.id)
+    assert done.code == 5
+    assert "orch rerun" in done.err
+
+
+def test_one_refusal_does_not_keep_the_others_back(orch: Orch, served: ServedFake, job: JobView) -> None:
+    other = served.do(lambda service: service.add("other"))
+    done = orch("cancel", "nothing", job.id, other.id)
+    assert done.code == 3
+    assert done.out.split() == [job.id, other.id]
+    assert "nothing" in done.err
+    both = orch("cancel", job.id, other.id, "--json")
+    assert [item["job_id"] for item in both.json] == [job.id, other.id]
+
+
+def test_cancel_can_wait(orch: Orch, job: JobView) -> None:
+    assert orch("cancel", job.id, "--wait").code == 0
+
+
+# -- history
+
+
+def test_events(orch: Orch, served: ServedFake, job: JobView) -> None:
+    served.do(lambda service: service.set(job.id, reason="moving on"))
+    done = orch("events", job.id)
+    assert done.out.splitlines()[0].split() == ["TIME", "EVENT", "WHAT"]
+    assert "moving on" in done.out
+    assert [event["sequence"] for event in orch("events", job.id, "--json").json["events"]] == [1, 2]
+
+
+def test_explain(orch: Orch, served: ServedFake) -> None:
+    ahead = served.do(lambda service: service.add("first", priority=90))
+    late = served.do(lambda service: service.add("late"))
+    served.do(lambda service: service.add("behind", priority=10))
+    done = orch("explain", late.id)
+    assert f"1 ahead in the queue: {ahead.id}" in done.out
+    assert "what happened last:" in done.out
+    answer = orch("explain", late.id, "--json").json
+    assert answer["ahead"] == [ahead.id]
+    assert answer["job"]["id"] == late.id
+    assert "ahead" not in orch("explain", ahead.id).out
+
+
+def test_queue(orch: Orch, served: ServedFake, job: JobView) -> None:
+    assert orch("queue").out == "nothing waits\n"
+    low = served.do(lambda service: service.add("low", priority=1))
+    high = served.do(lambda service: service.add("high", priority=99))
+    same = served.do(lambda service: service.add("same", priority=99))
+    assert [item["id"] for item in orch("queue", "--json").json["jobs"]] == [high.id, same.id, low.id]
+    assert [line.split()[0] for line in orch("queue").out.splitlines()] == ["JOB", high.id, same.id, low.id]
+
+
+def test_checkpoints(orch: Orch, served: ServedFake, job: JobView) -> None:
+    assert orch("checkpoints", job.id).out == "no checkpoint yet\n"
+    good = CheckpointView(step=10, at=1.0, path="/c/10", size_bytes=2048, metrics={"loss": 0.5})
+    served.do(lambda service: service.save(job.id, good))
+    shown = orch("checkpoints", job.id, "--verify")
+    assert shown.code == 0
+    assert shown.out.splitlines()[1].split()[0] == "10"
+    assert "2.0 KiB" in shown.out
+    assert "loss 0.5" in shown.out
+    served.do(
+        lambda service: service.save(job.id, CheckpointView(step=20, at=2.0, path="/c/20", problem="digest differs"))
+    )
+    assert orch("checkpoints", job.id).code == 0
+    broken = orch("checkpoints", job.id, "--verify")
+    assert broken.code == 1
+    assert "broken: digest differs" in broken.out
+    answer = orch("checkpoints", job.id, "--verify", "--json")
+    assert answer.code == 1
+    assert [item["valid"] for item in answer.json["checkpoints"]] == [False, True]
+
+
+# -- nodes
+
+
+def test_nodes(orch: Orch, served: ServedFake) -> None:
+    done = orch("nodes")
+    assert done.out.splitlines()[1].split() == ["node-a", "READY", "0/2", "0/8"]
+    assert orch("nodes", "cordon", "node-a").out == "node-a is cordoned\n"
+    assert orch("nodes", "--json").json["nodes"][0]["state"] == "CORDONED"
+    assert orch("nodes", "drain", "node-a", "--json").json["state"] == "DRAINING"
+    assert orch("nodes", "uncordon", "node-a").code == 0
+    missing = orch("nodes", "cordon", "node-z")
+    assert missing.code == 3
+    assert "orch nodes" in missing.err
+
+
+def test_a_gpu_that_is_out_is_named(orch: Orch, served: ServedFake) -> None:
+    import dataclasses
+
+    gpu = GpuView(uuid="GPU-1", index=0, model="H100", healthy=False, problem="Xid 79\x1b")
+    served.do(lambda s: s._nodes.update({"node-a": dataclasses.replace(s._nodes["node-a"], gpus=(gpu,))}))
+    shown = orch("nodes").out
+    assert "node-a: GPU 0 (GPU-1) is out: Xid 79?" in shown
+    assert "H100" in shown
+
+
+# -- logs
+
+
+@pytest.fixture
+def logged(served: ServedFake) -> JobView:
+    job: JobView = served.do(lambda service: service.add(state="SUCCEEDED", num_workers=2))
+    served.do(lambda service: service.write(job.id, "step 1", "loss 2"))
+    served.do(lambda service: service.write(job.id, "step 1", "warning: hot", rank=1, stream="stderr"))
+    return job
+
+
+def test_logs(orch: Orch, logged: JobView) -> None:
+    assert orch("logs", logged.id).out == "[0] step 1\n[0] loss 2\n[1] step 1\n[1] warning: hot\n"
+    assert orch("logs", logged.id, "--rank", "1").out == "step 1\nwarning: hot\n"
+    assert orch("logs", logged.id, "--tail", "1").out == "[1] warning: hot\n"
+    assert orch("logs", logged.id, "--tail", "0").out == ""
+    assert orch("logs", logged.id, "--attempt", "2").out == ""
+
+
+def test_logs_are_searched_before_they_are_cut(orch: Orch, logged: JobView) -> None:
+    assert orch("logs", logged.id, "--grep", "^step", "--tail", "1").out == "[1] step 1\n"
+    assert orch("logs", logged.id, "--grep", "nothing like it").out == ""
+    wrong = orch("logs", logged.id, "--grep", "(")
+    assert wrong.code == 2
+    assert "backslash" in wrong.err
+
+
+def test_logs_with_times_and_as_json(orch: Orch, logged: JobView) -> None:
+    import json
+
+    line = orch("logs", logged.id, "--rank", "0", "-t").out.splitlines()[0]
+    assert line.endswith(".000 step 1")
+    first = json.loads(orch("logs", logged.id, "--json").out.splitlines()[0])
+    assert {key: first[key] for key in ("rank", "stream", "text", "attempt")} == {
+        "rank": 0, "stream": "stdout", "text": "step 1", "attempt": 1,
+    }  # fmt: skip
+
+
+def test_logs_since(orch: Orch, logged: JobView) -> None:
+    assert orch("logs", logged.id, "--since", "1s").out == ""
+    assert len(orch("logs", logged.id, "--since", "2020-01-01").out.splitlines()) == 4
+    assert orch("logs", logged.id, "--since", "soon").code == 2
+
+
+def test_logs_of_no_job(orch: Orch, served: ServedFake) -> None:
+    assert orch("logs", "nothing").code == 3
+    assert orch("logs", "digits", "--tail", "-1").code == 2
+
+
+# -- wait
+
+
+def test_wait_mirrors_the_result(orch: Orch, served: ServedFake) -> None:
+    good = served.do(lambda service: service.add(state="SUCCEEDED"))
+    failure = FailureView(failure_class="user", sentence="raised", log_tail=("KeyError: 'x'",), advice="mend it")
+    bad = served.do(lambda service: service.add("bad", state="FAILED", reason="raised", failure=failure))
+    gone = served.do(lambda service: service.add("gone", state="CANCELLED"))
+    assert orch("wait", good.id).code == 0
+    told = orch("wait", bad.id)
+    assert (told.code, told.out) == (1, "")
+    assert "FAILED: raised" in told.err
+    assert "KeyError: 'x'" in told.err
+    assert "mend it" in told.err
+    assert orch("wait", gone.id).code == 1
+    assert orch("wait", good.id, bad.id, "-q") == (1, "", "")
+    assert orch("wait", good.id, "--json").json["state"] == "SUCCEEDED"
+    assert [item["state"] for item in orch("wait", good.id, bad.id, "--json").json] == ["SUCCEEDED", "FAILED"]
+
+
+def test_progress_is_shown_in_the_table(orch: Orch, served: ServedFake, job: JobView) -> None:
+    served.do(lambda service: service.set(job.id, progress=ProgressView(fraction=0.25, eta_seconds=60.0)))
+    assert "25% 1m00s left" in orch("status").out
+
+
+# -- prune
+
+
+def test_prune(orch: Orch, served: ServedFake) -> None:
+    old = served.do(lambda service: service.add(state="FAILED"))
+    dry = orch("prune", "--dry-run", "--older-than", "0")
+    assert (dry.out, dry.err) == (f"{old.id}\n", "would remove 1 job, 1.0 KiB\n")
+    assert orch("prune", "--older-than", "12h", "--json").json["removed"] == [old.id]
+    assert orch("prune").err == "removed 0 jobs, 0 B\n"
+    assert orch("prune", "--older-than", "old").code == 2
+    assert [call[1][0] for call in served.do(lambda s: s.calls)] == [0, 43200, 2592000]
+
+
+# -- lines that are wrong
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("nope",),
+        ("status", "--nope"),
+        ("submit",),
+        ("logs",),
+        ("update", "x", "--priority", "high"),
+        ("status", "a", "b"),
+        ("completion", "tcsh"),
+    ],
+)
+def test_a_wrong_line_is_told_with_the_usage(orch: Orch, line: tuple[str, ...]) -> None:
+    done = orch(*line)
+    assert (done.code, done.out) == (2, "")
+    assert "Usage: orch" in done.err
+
+
+def test_a_misspelt_command_is_guessed(orch: Orch) -> None:
+    assert "Did you mean 'status'" in orch("statu").err
+
+
+def test_help_lists_every_command_in_its_section(orch: Orch) -> None:
+    from orchestrator.cli.registry import ENTRIES
+
+    shown = orch("--help")
+    assert shown.code == 0
+    for entry in ENTRIES:
+        assert f"  {entry.name} " in shown.out
+        assert f"{entry.section}:" in shown.out
+        one = orch(entry.name, "--help")
+        assert one.code == 0
+        assert f"Usage: orch {entry.name}" in one.out
+
+
+def test_version(orch: Orch) -> None:
+    from orchestrator import __version__
+
+    assert orch("--version").out == f"orch {__version__}\n"
+
+
+def test_a_bug_is_told_as_one(orch: Orch, job: JobView, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("orchestrator.cli.status_view.job_lines", broken)
+    done = orch("status")
+    assert done.code == 70
+    assert "ZeroDivisionError: oops" in done.err
+    assert "please report" in done.err
+    assert orch("queue").code == 0
+
+
+def test_a_wrong_environment_is_told(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCH_HOME", "relative/path")
+    for command in ("status", "nodes"):
+        done = orch(command)
+        assert done.code == 2
+        assert "ORCH_HOME" in done.err

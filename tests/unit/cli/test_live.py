@@ -1,0 +1,185 @@
+"""Commands that stay: follow, wait, watch; across restarts, and with what they print on the way."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.cli.console import Console
+from orchestrator.cli.live import Screen
+from orchestrator.cli.session import Session
+from tests.unit.cli.test_table import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from orchestrator.api.testing import ServedFake
+    from tests.unit.cli.conftest import Outcome
+
+    Orch = Callable[..., Outcome]
+    Script = Callable[..., AbstractContextManager[None]]
+
+
+class Play:
+    """Steps that another thread takes; ``held`` between two waits until a command is waiting."""
+
+    def __init__(self, served: ServedFake, steps: tuple[Callable[[], object], ...]) -> None:
+        self._served, self._steps = served, steps
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        for step in self._steps:
+            deadline = time.monotonic() + 10
+            while not self._served.do(lambda service: service._waiters):
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            step()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive()
+
+
+def change(served: ServedFake, **fields: object) -> Callable[[], object]:
+    def step() -> None:
+        served.do(lambda service: service.set(list(service._jobs)[-1], **fields))
+
+    return step
+
+
+def write(served: ServedFake, *texts: str) -> Callable[[], object]:
+    return lambda: served.do(lambda service: service.write(list(service._jobs)[-1], *texts))
+
+
+def restart(served: ServedFake, *meanwhile: Callable[[], object]) -> Callable[[], object]:
+    def step() -> None:
+        served.stop()
+        for act in meanwhile:
+            act()
+        served.start()
+
+    return step
+
+
+@pytest.fixture
+def job_id(served: ServedFake) -> str:
+    return str(served.do(lambda service: service.add().id))
+
+
+def test_wait_tells_the_way_and_the_end(orch: Orch, served: ServedFake, job_id: str) -> None:
+    steps = (
+        change(served, state="RUNNING", reason="every rank is up"),
+        change(served, state="SUCCEEDED", reason="done"),
+    )
+    with Play(served, steps):
+        done = orch("wait", job_id)
+    assert (done.code, done.out) == (0, "")
+    assert done.err.splitlines() == [
+        f"{job_id} PENDING: waits for its turn",
+        f"{job_id} RUNNING: every rank is up",
+        f"{job_id} SUCCEEDED: done",
+    ]
+
+
+def test_wait_survives_a_restart_of_the_daemon(orch: Orch, served: ServedFake, job_id: str) -> None:
+    with Play(served, (restart(served, change(served, state="FAILED", reason="raised")),)):
+        done = orch("wait", job_id, "--json")
+    assert done.code == 1
+    assert done.json["state"] == "FAILED"
+    assert "waiting for it to come back" in done.err
+
+
+def test_submit_and_wait(orch: Orch, served: ServedFake, job_file: Path) -> None:
+    with Play(served, (change(served, state="FAILED", reason="raised"),)):
+        done = orch("submit", str(job_file), "--wait", "--json")
+    assert done.code == 1
+    assert done.json["name"] == "digits"
+
+
+def test_submit_and_follow(orch: Orch, served: ServedFake, job_file: Path) -> None:
+    steps = (
+        write(served, "step 1"),
+        restart(served, write(served, "step 2")),
+        change(served, state="SUCCEEDED", reason="done"),
+    )
+    with Play(served, steps):
+        done = orch("submit", str(job_file), "--follow")
+    assert (done.code, done.out) == (0, "step 1\nstep 2\n")
+    assert "submitted digits-" in done.err
+    assert "SUCCEEDED: done" in done.err
+
+
+def test_follow_of_a_failed_job_fails(orch: Orch, served: ServedFake, job_file: Path) -> None:
+    with Play(served, (change(served, state="FAILED", reason="raised"),)):
+        assert orch("submit", str(job_file), "--follow", "-q") == (1, "", "")
+
+
+def test_logs_follow(orch: Orch, served: ServedFake, job_id: str) -> None:
+    write(served, "old", "older")()
+    with Play(served, (write(served, "step 1", "noise"), change(served, state="FAILED"))):
+        done = orch("logs", job_id, "-f", "--tail", "1", "--grep", "old|step")
+    assert (done.code, done.out) == (0, "older\nstep 1\n")
+
+
+def test_events_follow(orch: Orch, served: ServedFake, job_id: str) -> None:
+    with Play(served, (change(served, state="RUNNING", reason="up"), change(served, state="SUCCEEDED", reason="done"))):
+        done = orch("events", job_id, "-f", "--json")
+    assert [json.loads(line)["sequence"] for line in done.out.splitlines()] == [1, 2, 3]
+    plain = orch("events", job_id, "--follow").out.splitlines()
+    assert plain[-1].endswith("job_changed  done")
+
+
+def test_watching_a_job_ends_with_it(orch: Orch, served: ServedFake, job_id: str) -> None:
+    with Play(served, (change(served, state="RUNNING"), change(served, state="SUCCEEDED"))):
+        done = orch("status", job_id, "--watch", "--json")
+    assert [json.loads(line)["state"] for line in done.out.splitlines()] == ["PENDING", "RUNNING", "SUCCEEDED"]
+
+
+def test_watching_without_a_terminal_prints_each_change(orch: Orch, served: ServedFake, job_id: str) -> None:
+    with Play(served, (change(served, state="SUCCEEDED", reason="done"),)):
+        done = orch("status", job_id, "--watch")
+    assert done.out.count("-- ") == 2
+    assert "\x1b" not in done.out
+
+
+def test_ctrl_c_ends_quietly(orch: Orch, served: ServedFake, job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> Iterator[object]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr("orchestrator.api.following.watch", interrupted)
+    for line in (("status", "--watch"), ("wait", job_id)):
+        assert orch(*line) == (130, "", "")
+
+
+# -- the part of a terminal that is drawn again
+
+
+def draw(height: int, *views: list[str]) -> str:
+    stream = Terminal()
+    session = Session(environ={})
+    session.console = Console({"COLUMNS": "80"}, out=stream, err=stream)
+    session.console.height = height
+    screen = Screen(session)
+    for view in views:
+        screen.show(view)
+    return stream.text()
+
+
+def test_a_view_is_drawn_over_the_last_one() -> None:
+    assert draw(24, ["one", "two"], ["three"]) == "\r\x1b[Jone\ntwo\n\x1b[2A\r\x1b[Jthree\n"
+
+
+def test_a_view_is_never_taller_than_the_terminal() -> None:
+    text = draw(10, [f"line {i}" for i in range(50)])
+    assert text.count("\n") == 8
+    assert text.endswith("line 6\nand 43 more lines\n")
