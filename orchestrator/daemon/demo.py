@@ -163,7 +163,9 @@ def _tell_end(job: JobView, accuracy: float | None, client: Client, teller: _Tel
         return
     timings = job.timings
     for recovery in timings.recovery_seconds:
-        teller.say(f"recovered in {recovery:.3f} s from death to the next new step; {timings.steps_lost} steps done again")
+        teller.say(
+            f"recovered in {recovery:.3f} s from death to the next new step; {timings.steps_lost} steps done again"
+        )
     teller.say(f"{job.state}: {job.reason}" + (f"; test accuracy {accuracy:.1%}" if accuracy is not None else ""))
     teller.say("timeline, in seconds since the submission:")
     for event in client.events(job.id):

@@ -18,7 +18,7 @@ from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, St
 from orchestrator.runtime.forkclient import read_exit_record
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name, rank_actor_name
-from orchestrator.runtime.node_dir import node_directory, page_directory
+from orchestrator.runtime.node_dir import page_directory
 from orchestrator.runtime.plan import Places, rank_plan
 from orchestrator.runtime.rank_actor import LEASE_SECONDS, RankGreeting
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 POLL_SECONDS: Final = 30.0
 RPC_SECONDS: Final = 60.0
 GONE_SECONDS: Final = 60.0
+PLACEMENT_SECONDS: Final = 1.0
 _UNREACHABLE_RETRY_SECONDS: Final = 0.5
 
 
@@ -218,8 +219,8 @@ class Gangs:
         clean = gang is not None and len(gang.gone) == job.num_workers
         if gang is not None:
             self._drop(job.id, gang)
-        if self._cluster.connected:
-            await self._cluster.call(self._remove, job, seconds=RPC_SECONDS)
+        await self._cluster.until_connected()
+        await self._cluster.call(self._remove, job, seconds=RPC_SECONDS)
         if not clean:
             await self._confirm_gone(job)
         self._post([ev.GangReleased(job_id=job.id, at=time.time(), gang=job.gang)])
@@ -231,7 +232,7 @@ class Gangs:
         for rank, node_id in enumerate(job.nodes):
             by_node.setdefault(node_id, []).append(rank)
         for node_id, ranks in by_node.items():
-            agent = self._cluster.agents.get(node_id)
+            agent = self._cluster.agent_for(node_id)
             if agent is None:
                 continue
             left = await asyncio.wait_for(
@@ -298,6 +299,8 @@ class Gangs:
                 lifetime="detached",
                 bundle_label_selector=[{"ray.io/node-id": node_id} for node_id in job.nodes],
             )
+        # Actors that are asked for before their bundles are reserved are queued, and looked at again only later.
+        group.wait(timeout_seconds=PLACEMENT_SECONDS)
         actor_class = ray.remote(RankActor)
         actors = []
         for rank, node_id in enumerate(job.nodes):
@@ -322,7 +325,7 @@ class Gangs:
                     job_id=job.id,
                     gang=job.gang,
                     rank=rank,
-                    node_dir=str(node_directory(self._cluster.namespace, node_id)),
+                    node_dir=str(self._cluster.node_dir(node_id)),
                 )
             )
         return actors

@@ -1,0 +1,1 @@
+"""Side-by-side measurements against peers. Each module runs alone: ``python -m benchmarks.NAME [--pairs N] [--json FILE]``."""

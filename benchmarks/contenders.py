@@ -1,0 +1,195 @@
+"""The contenders of the start and recovery benchmarks: each starts the workload as its user would, and ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import psutil
+
+from benchmarks.measure import wait_for
+from orchestrator.api.client import Client
+from orchestrator.api.endpoint import Endpoint
+from orchestrator.api.errors import OrchError
+from orchestrator.spec.settings import Settings
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+ROOT = Path(__file__).parents[1]
+WORKLOAD = ROOT / "benchmarks" / "workloads" / "steps.py"
+BIN = Path(sys.executable).parent
+ENVIRONMENT = {
+    **{k: v for k, v in os.environ.items() if not k.startswith(("ORCH_", "RAY_"))},
+    "OMP_NUM_THREADS": "1",
+    "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of the ledger."""
+
+    number: int
+    at_seconds: float
+    pid: int
+
+
+def read_ledger(path: Path) -> list[Step]:
+    """The steps so far."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = path.read_text().splitlines()
+        return [Step(int(a), int(b) / 1e9, int(c)) for a, b, c in (line.split() for line in lines if line.count(" ") == 2)]  # noqa: PLR2004
+    return []
+
+
+def worker_pids(ledger: Path) -> dict[int, int]:
+    """The newest process of each rank."""
+    lines = Path(f"{ledger}.pids").read_text().splitlines()
+    return {int(rank): int(pid) for rank, pid in (line.split() for line in lines)}
+
+
+class Run:
+    """One run of the workload under a contender; a context manager that ends everything it started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ledger: Path, began: float) -> None:
+        self.process, self.ledger, self.began = process, ledger, began
+
+    def __enter__(self) -> Self:
+        return self
+
+    def first_step_seconds(self) -> float:
+        """From before the process was started to after rank 0's first optimizer step."""
+        steps = wait_for("the first step", lambda: read_ledger(self.ledger))
+        return float(steps[0].at_seconds - self.began)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End the process and all that it started."""
+        with contextlib.suppress(psutil.Error):
+            victims = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+            self.process.send_signal(signal.SIGTERM)
+            _, alive = psutil.wait_procs(victims, timeout=3)
+            for process in alive:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        with contextlib.suppress(FileNotFoundError):
+            for pid in worker_pids(self.ledger).values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.process.wait(20)
+        shutil.rmtree(self.ledger.parent, ignore_errors=True)
+
+
+def _start(command: list[str], ledger: Path, **more: str) -> Run:
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        env={**ENVIRONMENT, **more},
+        cwd=ledger.parent,
+        stdin=subprocess.DEVNULL,
+        stdout=(ledger.parent / "stdout").open("wb"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    return Run(process, ledger, began)
+
+
+def _ledger() -> Path:
+    return Path(tempfile.mkdtemp(prefix="orch-bench-")) / "ledger"
+
+
+def torchrun(steps: int, seconds_per_step: float) -> Run:
+    """``torchrun --standalone``, two ranks, as many restarts as it takes."""
+    ledger = _ledger()
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "--max-restarts=100", str(WORKLOAD)]
+    return _start([*command, str(ledger), str(steps), str(seconds_per_step)], ledger)
+
+
+def ray_train(steps: int, seconds_per_step: float) -> Run:
+    """Ray Train V2, cold, as a script."""
+    ledger = _ledger()
+    script = ROOT / "benchmarks" / "peers" / "ray_train.py"
+    command = [sys.executable, str(script), str(ledger), str(steps), str(seconds_per_step)]
+    return _start(command, ledger, RAY_TRAIN_V2_ENABLED="1")
+
+
+class Orch:
+    """A daemon of its own, and submissions to it."""
+
+    def __init__(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="orch-bench-home-"))
+        self.environ = {k: v for k, v in ENVIRONMENT.items() if k not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+        self.environ["ORCH_HOME"] = str(self.home)
+        settings = Settings.from_environ(self.environ)
+        self.client = Client(Endpoint(socket_path=str(settings.socket)), environ=self.environ)
+
+    def up(self) -> float:
+        """Start the daemon; seconds until ``orch up`` said that it is ready."""
+        began = time.monotonic()
+        subprocess.run(
+            [str(BIN / "orch"), "up", "--read-listen", "127.0.0.1:0"], env=self.environ, check=True, capture_output=True
+        )
+        return time.monotonic() - began
+
+    def submit(self, steps: int, seconds_per_step: float) -> OrchRun:
+        """``orch submit job.yaml``, the whole process."""
+        ledger = _ledger()
+        job = ledger.parent / "job.yaml"
+        shutil.copy(WORKLOAD, ledger.parent / "steps.py")
+        job.write_text(
+            "version: 1\nname: bench\n"
+            f"entrypoint: python steps.py {ledger} {steps} {seconds_per_step}\n"
+            "resources: {num_workers: 2, resources_per_worker: {gpu: 0, cpu: 1}}\n"
+            "retry: {max_restarts: {infra: 1000}, max_no_progress: 1000, backoff: {initial: 0s, max: 0s}}\n"
+        )
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [str(BIN / "orch"), "submit", "job.yaml"],
+            env=self.environ,
+            cwd=ledger.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        return OrchRun(process, ledger, began, self.client)
+
+    def close(self) -> None:
+        """Stop the daemon and remove its home."""
+        with contextlib.suppress(OrchError):
+            pid = self.client.health().pid
+            self.client.shutdown()
+            wait_for("the daemon stops", lambda: not psutil.pid_exists(pid), 30)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+class OrchRun(Run):
+    """A submitted job; leaving cancels it and waits for its end."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ledger: Path, began: float, client: Client) -> None:
+        super().__init__(process, ledger, began)
+        self.client = client
+
+    def job_id(self) -> str:
+        """The job's id, once ``orch submit`` has ended."""
+        out, err = self.process.communicate(timeout=60)
+        if self.process.returncode != 0:
+            raise RuntimeError(err.decode())
+        return out.decode().strip()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Cancel the job and wait until its processes are gone."""
+        job_id = self.job_id()
+        with contextlib.suppress(OrchError):
+            self.client.cancel(job_id)
+        self.client.wait(job_id, timeout_seconds=30)
+        shutil.rmtree(self.ledger.parent, ignore_errors=True)

