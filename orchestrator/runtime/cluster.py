@@ -39,6 +39,9 @@ SYSTEM_CONFIG: Final = {
     "preload_python_modules": ["orchestrator.runtime.rank_actor"],
     # Rank actors watch and restart; on a busy machine they must not wait behind what they watch.
     "worker_niceness": 0,
+    # Nobody reads Ray's own metrics here; collecting them costs every process a little, all the time.
+    "enable_metrics_collection": False,
+    "event_stats": False,
 }
 
 

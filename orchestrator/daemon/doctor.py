@@ -1,0 +1,166 @@
+"""``orch doctor``: looks at this machine and this home, and says what is wrong and how to mend it. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.api.client import Client
+from orchestrator.api.endpoint import Endpoint
+from orchestrator.api.errors import DaemonUnreachableError, OrchError
+from orchestrator.api.launch import Finding, Level
+from orchestrator.runtime.node_dir import SHARED_MEMORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.spec.settings import Settings
+
+LOW_DISK_BYTES: Final = 1_000_000_000
+LOW_SHARED_MEMORY_BYTES: Final = 200_000_000
+LOW_FILES: Final = 4096
+LOG_LINES: Final = 5
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Every finding, good ones included, in the order in which things are needed."""
+    findings: list[Finding] = []
+    checks: tuple[Callable[[Settings], list[Finding]], ...] = (
+        _python,
+        _packages,
+        _gpus,
+        _home,
+        _shared_memory,
+        _limits,
+        _daemon,
+    )
+    for check in checks:
+        try:
+            findings.extend(check(settings))
+        except Exception as error:
+            name = check.__name__.removeprefix("_")
+            findings.append(
+                Finding(level=Level.ERROR, what=f"the check of {name} failed: {error}", remedy="report this")
+            )
+    return findings
+
+
+def _ok(what: str) -> Finding:
+    return Finding(level=Level.OK, what=what)
+
+
+def _python(_: Settings) -> list[Finding]:
+    found = sys.version.split()[0]
+    if sys.version_info < (3, 11):
+        return [Finding(level=Level.ERROR, what=f"Python {found} is too old", remedy="install Python 3.11 or newer")]
+    return [_ok(f"Python {found} ({sys.executable})")]
+
+
+def _packages(_: Settings) -> list[Finding]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    findings = []
+    for name, remedy in (
+        ("ray", "pip install ray"),
+        ("torch", "pip install torch"),
+        ("safetensors", "pip install safetensors"),
+    ):
+        try:
+            findings.append(_ok(f"{name} {version(name)}"))
+        except PackageNotFoundError:
+            findings.append(Finding(level=Level.ERROR, what=f"{name} is not installed", remedy=remedy))
+    return findings
+
+
+def _gpus(_: Settings) -> list[Finding]:
+    from orchestrator.gpu.inventory import survey
+
+    found = survey()
+    try:
+        findings = [
+            Finding(level=Level.WARNING, what=problem, remedy="check the driver; jobs on other GPUs are not affected")
+            for problem in found.problems
+        ]
+        models = sorted({gpu.model for gpu in found.gpus})
+        if found.gpus:
+            return [*findings, _ok(f"{len(found.gpus)} GPU(s): {', '.join(models)}")]
+    finally:
+        found.close()
+    remedy = "train on CPUs with resources_per_worker: {gpu: 0}, or try things out: orch up --simulate-gpus 2"
+    return [*findings, Finding(level=Level.WARNING, what="no GPU was found on this machine", remedy=remedy)]
+
+
+def _home(settings: Settings) -> list[Finding]:
+    home = settings.home
+    probe = home
+    while not probe.exists():
+        probe = probe.parent
+    if not os.access(probe, os.W_OK | os.X_OK):
+        remedy = f"make {probe} writable for you, or set ORCH_HOME to a directory of your own"
+        return [Finding(level=Level.ERROR, what=f"{home} cannot be written", remedy=remedy)]
+    free = shutil.disk_usage(probe).free
+    if free < LOW_DISK_BYTES:
+        remedy = "free some space (`orch prune`), or set ORCH_HOME to a larger disk"
+        return [Finding(level=Level.WARNING, what=f"only {free / 1e6:.0f} MB are free under {home}", remedy=remedy)]
+    return [_ok(f"{home}: {free / 1e9:.0f} GB free")]
+
+
+def _shared_memory(_: Settings) -> list[Finding]:
+    if not SHARED_MEMORY.is_dir():
+        remedy = "mount a tmpfs there; without it progress pages and snapshots lie on disk"
+        return [Finding(level=Level.WARNING, what=f"there is no {SHARED_MEMORY}", remedy=remedy)]
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    if free < LOW_SHARED_MEMORY_BYTES:
+        remedy = "in a container, start it with more: --shm-size=1g"
+        return [Finding(level=Level.WARNING, what=f"{SHARED_MEMORY} has only {free / 1e6:.0f} MB free", remedy=remedy)]
+    return [_ok(f"{SHARED_MEMORY}: {free / 1e9:.1f} GB free")]
+
+
+def _limits(_: Settings) -> list[Finding]:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < LOW_FILES:
+        remedy = f"ulimit -n {hard if hard != resource.RLIM_INFINITY else 65536}, before `orch up`"
+        what = f"a process may open only {soft} files; gangs of many ranks need more"
+        return [Finding(level=Level.WARNING, what=what, remedy=remedy)]
+    return [_ok(f"open files: {soft if soft != resource.RLIM_INFINITY else 'unlimited'}")]
+
+
+def _daemon(settings: Settings) -> list[Finding]:
+    try:
+        health = Client(Endpoint(socket_path=str(settings.socket))).health()
+    except DaemonUnreachableError:
+        return [*_store(settings), _down(settings)]
+    except OrchError as error:
+        return [Finding(level=Level.ERROR, what=str(error), remedy=error.hint)]
+    if health.problems:
+        return [Finding(level=Level.ERROR, what=p, remedy=f"see {settings.paths.daemon_log}") for p in health.problems]
+    return [_ok(f"the daemon runs (process {health.pid}), Ray at {health.ray_address}, {health.nodes} node(s)")]
+
+
+def _store(settings: Settings) -> list[Finding]:
+    """Only with no daemon there: opening takes the store's lock."""
+    from orchestrator.store.errors import StoreError
+    from orchestrator.store.sqlite import SqliteStore
+
+    if not settings.paths.store.exists():
+        return []
+    try:
+        SqliteStore.open(settings.paths.store, reserve=None, reserve_bytes=0).close()
+    except StoreError as error:
+        return [
+            Finding(level=Level.ERROR, what=f"the store cannot be opened: {error}", remedy="see docs/operations.md")
+        ]
+    return [_ok(f"the store {settings.paths.store} can be read")]
+
+
+def _down(settings: Settings) -> Finding:
+    try:
+        lines = settings.paths.daemon_log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError:
+        lines = []
+    said = f"; its log ends with: {' | '.join(lines)}" if lines else ""
+    return Finding(level=Level.WARNING, what=f"no daemon answers at {settings.socket}{said}", remedy="orch up")
