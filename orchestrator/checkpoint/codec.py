@@ -105,28 +105,15 @@ class _Encoder:
         self._taken: set[str] = set()
         self._aliases: dict[Any, str] = {}
         self._open: set[int] = set()
-        self._by_type: dict[type, Callable[[Any, str], Any]] = {
-            dict: self._dict,
-            list: self._list,
-            tuple: self._tuple,
-            OrderedDict: self._ordered_dict,
-            bytes: self._bytes,
-            bytearray: self._bytes,
-            float: self._float,
-            int: self._int,
-            complex: self._complex,
-            set: self._set,
-            frozenset: self._set,
-        }
 
     def value(self, value: Any, path: str) -> Any:
         kind = type(value)
         if kind is str or kind is bool or value is None:
             return value
-        encode_one = self._by_type.get(kind)
-        return self._foreign(value, path) if encode_one is None else encode_one(value, path)
+        encode_one = _ENCODERS.get(kind)
+        return self._foreign(value, path) if encode_one is None else encode_one(self, value, path)
 
-    def _dict(self, value: dict[Any, Any], path: str) -> Any:
+    def encode_dict(self, value: dict[Any, Any], path: str) -> Any:
         self._enter(value, path)
         if TAG not in value and all(type(key) is str for key in value):
             node: Any = {key: self.value(item, f"{path}.{key}" if path else key) for key, item in value.items()}
@@ -146,7 +133,7 @@ class _Encoder:
             for key, item in value.items()
         ]
 
-    def _ordered_dict(self, value: OrderedDict[Any, Any], path: str) -> Any:
+    def encode_ordered_dict(self, value: OrderedDict[Any, Any], path: str) -> Any:
         self._enter(value, path)
         node = {TAG: "odict", "v": self._pairs(value, path)}
         extra = getattr(value, "_metadata", None)  # the versions that Module.state_dict() hides in an attribute
@@ -155,7 +142,7 @@ class _Encoder:
         self._open.discard(id(value))
         return node
 
-    def _list(self, value: list[Any], path: str) -> Any:
+    def encode_list(self, value: list[Any], path: str) -> Any:
         self._enter(value, path)
         packed = self._pack(value, path, "list")
         node = (
@@ -166,7 +153,7 @@ class _Encoder:
         self._open.discard(id(value))
         return node
 
-    def _tuple(self, value: tuple[Any, ...], path: str) -> Any:
+    def encode_tuple(self, value: tuple[Any, ...], path: str) -> Any:
         packed = self._pack(value, path, "tuple")
         if packed is not None:
             return packed
@@ -181,7 +168,7 @@ class _Encoder:
             return None
         return {TAG: "ints", "n": self._leaf(path, "I64", (len(numbers),), numbers), "c": kind}
 
-    def _set(self, value: set[Any] | frozenset[Any], path: str) -> Any:
+    def encode_set(self, value: set[Any] | frozenset[Any], path: str) -> Any:
         items = [self.value(item, path) for item in value if _is_plain_key(item) or self._refuse_item(path)]
         return {TAG: type(value).__name__, "v": items}
 
@@ -191,22 +178,19 @@ class _Encoder:
             f"{path or 'state'}: a set of other than text and numbers cannot be stored; use a list"
         )
 
-    def _bytes(self, value: bytes | bytearray, path: str) -> Any:
+    def encode_bytes(self, value: bytes | bytearray, path: str) -> Any:
         kind = type(value).__name__
         if len(value) <= INLINE_BYTES:
             return {TAG: kind, "v": base64.b64encode(value).decode()}
         return {TAG: kind, "n": self._leaf(path, "U8", (len(value),), value)}
 
-    @staticmethod
-    def _float(value: float, _path: str) -> Any:
+    def encode_float(self, value: float, _path: str) -> Any:
         return value if math.isfinite(value) else {TAG: "float", "v": struct.pack(">d", value).hex()}
 
-    @staticmethod
-    def _int(value: int, _path: str) -> Any:
+    def encode_int(self, value: int, _path: str) -> Any:
         return value if value.bit_length() <= _MAX_INT_BITS else {TAG: "int", "v": hex(value)}
 
-    @staticmethod
-    def _complex(value: complex, _path: str) -> Any:
+    def encode_complex(self, value: complex, _path: str) -> Any:
         return {TAG: "complex", "v": struct.pack(">dd", value.real, value.imag).hex()}
 
     def _foreign(self, value: Any, path: str) -> Any:
@@ -234,6 +218,22 @@ class _Encoder:
         if id(value) in self._open:
             raise UnsupportedStateError(f"{path}: the state contains itself; store the parts one by one")
         self._open.add(id(value))
+
+
+# Not bound methods in __init__: that cycle would keep a state's tensors alive until the garbage collector comes by.
+_ENCODERS: dict[type, Callable[[_Encoder, Any, str], Any]] = {
+    dict: _Encoder.encode_dict,
+    list: _Encoder.encode_list,
+    tuple: _Encoder.encode_tuple,
+    OrderedDict: _Encoder.encode_ordered_dict,
+    bytes: _Encoder.encode_bytes,
+    bytearray: _Encoder.encode_bytes,
+    float: _Encoder.encode_float,
+    int: _Encoder.encode_int,
+    complex: _Encoder.encode_complex,
+    set: _Encoder.encode_set,
+    frozenset: _Encoder.encode_set,
+}
 
 
 def _is_plain_key(key: Any) -> bool:

@@ -138,7 +138,7 @@ class CheckpointDirectory:
 
     def _note(self, name: str) -> str:
         try:
-            return str(json.loads(self.storage.read(f"{name}/{layout.QUARANTINE_NOTE}"))["why"])
+            return str(json.loads(bytes(self.storage.read(f"{name}/{layout.QUARANTINE_NOTE}")))["why"])
         except (OSError, ValueError, KeyError, TypeError):
             return "set aside; the note that says why is missing"
 

@@ -51,6 +51,6 @@ class Fence:
 
     def _value(self) -> int:
         try:
-            return int(json.loads(self._storage.read(layout.FENCE))["attempt"])
+            return int(json.loads(bytes(self._storage.read(layout.FENCE)))["attempt"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return 0

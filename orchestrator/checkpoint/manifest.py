@@ -65,7 +65,7 @@ def render(manifest: Manifest) -> bytes:
     return _text(body)
 
 
-def parse(raw: bytes | bytearray) -> Manifest:
+def parse(raw: bytes | bytearray | memoryview) -> Manifest:
     """The inverse of ``render``. Raises CorruptCheckpointError for anything that ``render`` did not write."""
     try:
         body = json.loads(bytes(raw))

@@ -172,10 +172,13 @@ class SnapshotPersister:
 
     def _step(self, *, flushing: bool) -> bool:
         try:
+            hold = self._hold_word()
+            is_due = self._rank == 0 and time.monotonic() >= self._not_before
+            if not (flushing or hold.get() or is_due):
+                return False  # the usual case, twenty times a second: nothing is looked at
             mine = self._directory.snapshots(self._rank)
             if not mine:
                 return False
-            hold = self._hold_word()
             if self._rank == 0:
                 self._coordinate(hold, mine, flushing=flushing)
             word = held([identity(meta.version) for meta, _ in mine], hold.get())
@@ -189,29 +192,32 @@ class SnapshotPersister:
     def _coordinate(self, hold: HoldWord, mine: list[tuple[SnapshotMeta, SnapshotSlot]], *, flushing: bool) -> None:
         """Rank 0: end the round when it is over, and begin the next one when it is due."""
         now = time.monotonic()
-        newest = mine[0][0]
-        if flushing:
-            whole = self._newest_whole()
-            if whole is not None and not self._is_stored(whole):
-                hold.set(identity(whole.version))
-            return
         word = hold.get()
-        if word:
-            chosen = held([identity(meta.version) for meta, _ in mine], word)
-            stored = any(identity(meta.version) == chosen and self._is_stored(meta) for meta, _ in mine)
-            if not stored and now - self._round_since < PATIENCE_SECONDS:
+        if word and not flushing:
+            if now - self._round_since < PATIENCE_SECONDS and not self._is_over(word, mine):
                 return
             hold.set(0)
-        if identity(newest.version) > self._done and now >= self._not_before:
-            hold.set(self._next_target(newest))
-            self._round_since = now
-            self._not_before = now + self._interval
+        if not flushing and now < self._not_before:
+            return
+        whole = self._newest_whole()
+        if whole is None or identity(whole.version) == word or (identity(whole.version) <= self._done and not flushing):
+            return
+        if flushing and self._is_stored(whole):
+            return
+        hold.set(identity(whole.version))
+        self._round_since = now
+        self._not_before = max(self._not_before, now + self._interval)
 
-    def _next_target(self, newest: SnapshotMeta) -> int:
-        """Alone: the newest there is. As a gang: the next one that no rank has yet, so that all ranks keep it."""
-        if not newest.gang:
-            return identity(newest.version)
-        return 1 + max(slot.identity() for rank in range(newest.world_size) for slot in self._directory.slots(rank))
+    def _is_over(self, word: int, mine: list[tuple[SnapshotMeta, SnapshotSlot]]) -> bool:
+        """Whether the held checkpoint is in storage; or ranks hold different ones, and it never will be."""
+        chosen = held([identity(meta.version) for meta, _ in mine], word)
+        meta = next((meta for meta, _ in mine if identity(meta.version) == chosen), None)
+        if meta is None:
+            return True
+        others = range(1, meta.world_size) if meta.gang else ()
+        if any(held([slot.identity() for slot in self._directory.slots(rank)], word) != chosen for rank in others):
+            return True
+        return self._is_stored(meta)
 
     def _newest_whole(self) -> SnapshotMeta | None:
         """The newest snapshot of rank 0 that every rank of its gang has as well."""

@@ -115,7 +115,7 @@ class CheckpointReader:
 
     def _part(self, part: str, known: Manifest) -> Any:
         try:
-            tree = json.loads(self._file(layout.tree_file(part), known))
+            tree = json.loads(bytes(self._file(layout.tree_file(part), known)))
         except ValueError as error:
             raise CorruptCheckpointError(f"{layout.tree_file(part)} is not JSON: {error}") from error
         name = layout.tensor_file(part)
@@ -124,7 +124,7 @@ class CheckpointReader:
         entries, data = tensorfile.parse(self._file(name, known))
         return codec.decode(tree, entries, data)
 
-    def _file(self, name: str, known: Manifest) -> bytearray:
+    def _file(self, name: str, known: Manifest) -> memoryview:
         if name not in known.files:
             raise CorruptCheckpointError(f"{name} is not in the manifest")
         with _damage(name):

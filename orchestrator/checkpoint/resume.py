@@ -62,8 +62,8 @@ class Resume:
         in_memory = None if self._snapshots is None else self._snapshots.newest()
         for name in self._directory.candidates():
             version = layout.parse_name(name)
-            if in_memory is not None and version is not None and version < in_memory:
-                break
+            if in_memory is not None and version is not None and version <= in_memory:
+                break  # a copy in memory is quicker than a file that has to be verified
             try:
                 return CheckpointReader(self._storage, name).load(self._rank, self._world_size, verify_all=True)
             except CorruptCheckpointError as error:
@@ -100,7 +100,7 @@ class Resume:
 
     def _read(self, ticket: str) -> str | None:
         try:
-            return str(json.loads(self._storage.read(ticket))["checkpoint"])
+            return str(json.loads(bytes(self._storage.read(ticket)))["checkpoint"])
         except FileNotFoundError:
             return None
 

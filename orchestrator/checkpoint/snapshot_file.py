@@ -11,6 +11,7 @@ the standard library is used here.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import mmap
@@ -36,6 +37,7 @@ _IDENTITY = struct.Struct("<Q")
 _IDENTITY_AT = 64  # on a cache line of its own
 _META = struct.Struct("<II")  # length and CRC-32 of the JSON that follows
 _META_AT = 128
+_MADV_POPULATE_READ = 22  # Linux 5.14; Python has no name for it yet
 _STEP_BITS = 40
 _MAX_STEP = 2**_STEP_BITS - 1
 _MAX_ATTEMPT = 2**23
@@ -137,6 +139,11 @@ class SnapshotSlot:
             return None
         return cls(path, memory)
 
+    def prefault(self) -> None:
+        """Map all pages at once, where the kernel can: before reading everything, not for a look at the header."""
+        with contextlib.suppress(OSError, ValueError):
+            self.memory.madvise(_MADV_POPULATE_READ)
+
     def identity(self) -> int:
         """The identity of the snapshot in here; 0 when there is none, or it is being written."""
         return int(_IDENTITY.unpack_from(self.memory, _IDENTITY_AT)[0])
@@ -178,6 +185,7 @@ class SnapshotDirectory:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._open: dict[Path, tuple[int, SnapshotSlot]] = {}  # by inode: a slot is replaced when it gets too small
 
     def slot_path(self, rank: int, index: int) -> Path:
         """The file of a rank's slot."""
@@ -185,8 +193,22 @@ class SnapshotDirectory:
 
     def slots(self, rank: int) -> list[SnapshotSlot]:
         """The slots that a rank has."""
-        found = (SnapshotSlot.open(self.slot_path(rank, index)) for index in range(SLOTS))
+        found = (self._slot(self.slot_path(rank, index)) for index in range(SLOTS))
         return [slot for slot in found if slot is not None]
+
+    def _slot(self, path: Path) -> SnapshotSlot | None:
+        try:
+            inode = path.stat().st_ino
+        except OSError:
+            self._open.pop(path, None)
+            return None
+        known = self._open.get(path)
+        if known is not None and known[0] == inode:
+            return known[1]
+        slot = SnapshotSlot.open(path)
+        if slot is not None:
+            self._open[path] = (inode, slot)
+        return slot
 
     def snapshots(self, rank: int) -> list[tuple[SnapshotMeta, SnapshotSlot]]:
         """A rank's snapshots that count, newest first."""

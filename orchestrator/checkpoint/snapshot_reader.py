@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint import codec, layout, tensorfile
+from orchestrator.checkpoint.buffers import writable
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.reader import Checkpoint
 from orchestrator.checkpoint.snapshot_file import SnapshotDirectory, SnapshotMeta, SnapshotSlot
@@ -68,8 +69,9 @@ def _read(slot: SnapshotSlot, meta: SnapshotMeta, name: str) -> Any:
     region = next((part for part in meta.parts if part.name == name), None)
     if region is None:
         raise CorruptCheckpointError(f"the snapshot of step {meta.step} has no part {name!r}")
+    slot.prefault()
     tree = slot.memory[region.tree_at : region.tree_at + region.tree_bytes]
-    image = bytearray(region.image_bytes)
+    image = writable(region.image_bytes)
     image[:] = memoryview(slot.memory)[region.image_at : region.image_at + region.image_bytes]
     if not slot.holds(meta):
         raise CorruptCheckpointError(f"the snapshot of step {meta.step} was overwritten while it was read")
@@ -77,7 +79,7 @@ def _read(slot: SnapshotSlot, meta: SnapshotMeta, name: str) -> Any:
         node = json.loads(tree)
     except ValueError as error:
         raise CorruptCheckpointError(f"the snapshot of step {meta.step} is damaged: {error}") from error
-    if not image:
+    if region.image_bytes == 0:
         return codec.decode(node, (), memoryview(b""))
     entries, data = tensorfile.parse(image)
     return codec.decode(node, entries, data)

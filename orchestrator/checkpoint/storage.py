@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from orchestrator.checkpoint.buffers import writable
 from orchestrator.checkpoint.manifest import FileRecord
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Storage(Protocol):
         """Create or replace a small file of the root atomically; it need not survive a power cut."""
         ...
 
-    def read(self, path: str) -> bytearray:
+    def read(self, path: str) -> memoryview:
         """The whole content, writable."""
         ...
 
@@ -125,19 +126,16 @@ class LocalStorage:
         self.write(draft, [content], durable=False)
         (self.root / draft).replace(self.root / path)
 
-    def read(self, path: str) -> bytearray:
+    def read(self, path: str) -> memoryview:
         """See Storage."""
-        with open(self.root / path, "rb", buffering=0) as file:  # noqa: PTH123  (unbuffered, straight into the array)
-            content = bytearray(os.fstat(file.fileno()).st_size)
-            view, at = memoryview(content), 0
+        with open(self.root / path, "rb", buffering=0) as file:  # noqa: PTH123  (unbuffered, straight into the memory)
+            content, at = writable(os.fstat(file.fileno()).st_size), 0
             while at < len(content):
-                count = file.readinto(view[at:])
+                count = file.readinto(content[at:])
                 if not count:
                     break
                 at += count
-            view.release()
-        del content[at:]
-        return content
+        return content[:at]
 
     def digest(self, path: str) -> FileRecord:
         """See Storage."""

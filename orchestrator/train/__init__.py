@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from orchestrator.checkpoint.reader import Checkpoint
     from orchestrator.train.progress import ProgressPage, ProgressSnapshot
-    from orchestrator.train.training_context import CheckpointWarning, Context
+    from orchestrator.train.saving import CheckpointWarning
+    from orchestrator.train.training_context import Context
 
 __all__ = ["Checkpoint", "CheckpointWarning", "Context", "ProgressPage", "ProgressSnapshot", "context"]
 
 _HOMES = {
     "Checkpoint": "orchestrator.checkpoint.reader",
-    "CheckpointWarning": "orchestrator.train.training_context",
+    "CheckpointWarning": "orchestrator.train.saving",
     "Context": "orchestrator.train.training_context",
     "ProgressPage": "orchestrator.train.progress",
     "ProgressSnapshot": "orchestrator.train.progress",

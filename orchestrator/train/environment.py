@@ -7,10 +7,14 @@ environment.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from orchestrator.checkpoint.interval import DEFAULT_RECOVERY_SECONDS, PRIOR_FAILURE_SECONDS
+from orchestrator.train.schedule import AUTO, IntervalSetting, IntervalSettingError, parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +50,14 @@ class RankEnvironment:
     keep: int | None = DEFAULT_KEEP
     score_attribute: str | None = None
     score_order: str = "max"
+    interval: IntervalSetting = AUTO
+    recovery_seconds: float = DEFAULT_RECOVERY_SECONDS
+    failure_seconds: float = PRIOR_FAILURE_SECONDS
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether all ranks share this machine, and with it the memory of snapshots."""
+        return self.local_world_size == self.world_size
 
 
 def read_environment(environ: Mapping[str, str]) -> RankEnvironment:
@@ -74,7 +86,28 @@ def read_environment(environ: Mapping[str, str]) -> RankEnvironment:
         keep=None if keep == "all" else _number(environ, "ORCH_CHECKPOINT_KEEP", DEFAULT_KEEP),
         score_attribute=environ.get("ORCH_CHECKPOINT_SCORE_ATTRIBUTE") or None,
         score_order=environ.get("ORCH_CHECKPOINT_SCORE_ORDER") or "max",
+        interval=_interval(environ),
+        recovery_seconds=_seconds(environ, "ORCH_RECOVERY_SECONDS", DEFAULT_RECOVERY_SECONDS),
+        failure_seconds=_seconds(environ, "ORCH_FAILURE_SECONDS", PRIOR_FAILURE_SECONDS),
     )
+
+
+def _interval(environ: Mapping[str, str]) -> IntervalSetting:
+    try:
+        return parse_interval(environ.get("ORCH_CHECKPOINT_INTERVAL", ""))
+    except IntervalSettingError as error:
+        raise EnvironmentValueError(f"ORCH_CHECKPOINT_INTERVAL: {error}") from error
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise EnvironmentValueError(f"{name}={text!r} is not a positive number of seconds; correct or unset it")
+    return value
 
 
 def _token(environ: Mapping[str, str], job_id: str, attempt: int | None, *, one_node: bool) -> str | None:

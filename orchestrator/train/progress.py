@@ -51,6 +51,8 @@ class CheckpointFacts:
     resumed_path: str = ""
     resumed_seconds: float = 0.0
     quarantined: tuple[str, ...] = ()
+    interval_steps: int | None = None
+    interval_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +233,7 @@ class ProgressPage:
         body = _facts_body(facts)
         payload = json.dumps(body, separators=(",", ":")).encode()
         if len(payload) > layout.FACTS.capacity:  # only texts full of escapes get here
-            for name in ("saved_path", "resumed_path", "failure"):
+            for name in ("saved_path", "resumed_path", "failure", "interval_reason"):
                 body[name] = body[name][:100]
             payload = json.dumps({**body, "quarantined": []}, separators=(",", ":")).encode()
         with self._lock:
@@ -391,7 +393,8 @@ def _ring(values: tuple[float, ...], recorded: int) -> tuple[float, ...]:
 
 def _facts_body(facts: CheckpointFacts) -> dict[str, Any]:
     body = {name: getattr(facts, name) for name in CheckpointFacts.__dataclass_fields__}
-    body["failure"] = facts.failure[:_MAX_MESSAGE_CHARS]
+    for name in ("failure", "interval_reason"):
+        body[name] = body[name][:_MAX_MESSAGE_CHARS]
     body["saved_path"], body["resumed_path"] = facts.saved_path[:800], facts.resumed_path[:800]
     body["quarantined"] = [text[:_MAX_MESSAGE_CHARS] for text in facts.quarantined[-_MAX_QUARANTINED:]]
     return body

@@ -8,37 +8,29 @@ file format: those are in orchestrator.checkpoint. Must not import torch before 
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 import os
 import threading
-import time
 import warnings
 from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
-from orchestrator.checkpoint import layout
-from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
-from orchestrator.checkpoint.snapshot_file import SnapshotUnavailableError
-from orchestrator.checkpoint.snapshot_reader import SnapshotReader
-from orchestrator.checkpoint.snapshot_writer import SnapshotWriter
-from orchestrator.checkpoint.store import CheckpointStore
+from orchestrator.train.board import Board
 from orchestrator.train.environment import RankEnvironment, read_environment
-from orchestrator.train.progress import CheckpointFacts, ProgressPage, ProgressPageError
-from orchestrator.train.stopping import StopSignal
+from orchestrator.train.progress import ProgressPage, ProgressPageError
+from orchestrator.train.saving import CheckpointWarning, Saver
+from orchestrator.train.schedule import SaveSchedule
+from orchestrator.train.stopping import StopAgreement, StopSignal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
-    from orchestrator.checkpoint.info import CheckpointInfo
     from orchestrator.checkpoint.reader import Checkpoint
 
+__all__ = ["CheckpointWarning", "Context", "current_context"]
+
 _LARGEST_COUNT = 2**63 - 1
-
-
-class CheckpointWarning(UserWarning):
-    """A checkpoint could not be saved; training goes on, and the next save tries again."""
 
 
 class Context:
@@ -47,11 +39,11 @@ class Context:
     def __init__(self, environment: RankEnvironment, page: ProgressPage | None = None) -> None:
         self._environment = environment
         self._page = page
-        self._store: CheckpointStore | None = None
-        self._writer: SnapshotWriter | None = None
-        self._facts = CheckpointFacts()
+        self._saver = Saver(environment, page)
         self._stop = StopSignal()
-        self._warned: set[str] = set()
+        self._agreement: StopAgreement | None = None
+        self._schedule: SaveSchedule | None = None
+        self._board: Board | None = None
         self._lock = threading.Lock()  # of saves and loads
         self._device: torch.device | None = None
 
@@ -144,12 +136,28 @@ class Context:
         """
         number = _whole("step", step, "save")
         scores = {name: _metric(name, value, "save") for name, value in (metrics or {}).items()}
-        if rank_state is None and not self.is_main:
-            return True
         with self._lock:
-            if self._snapshot(state, number, rank_state, scores):
-                return True
-            return self._store_now(state, number, rank_state, scores)
+            done = self._saver.save(state, step=number, rank_state=rank_state, metrics=scores)
+            if self._schedule is not None:
+                self._schedule.saved(self._saver.last_seconds)
+            return done
+
+    def should_save(self, step: int) -> bool:
+        """Whether it is time for a checkpoint, after ``step``. Ask once per step, on every rank.
+
+        The interval is the job's ``checkpoint.interval``: by default it is chosen, again after each save, so that
+        saving and repeating lost steps together cost the least. All ranks of a node get the same answer. You may
+        also save without asking.
+        """
+        number = _whole("step", step, "should_save")
+        if self._schedule is None:
+            self._schedule = self._make_schedule()
+        before = self._schedule.choice
+        due = self._schedule.is_due(number)
+        choice = self._schedule.choice
+        if choice is not None and (before is None or choice.steps != before.steps):
+            self._saver.tell(interval_steps=choice.steps, interval_reason=choice.reason)
+        return due
 
     def load(self) -> Checkpoint | None:
         """The newest good checkpoint, or None when there is none to start from. Damaged ones are set aside.
@@ -158,28 +166,20 @@ class Context:
         CheckpointError when that one is damaged, or when ranks cannot agree; OSError when storage is out of reach.
         """
         with self._lock:
-            clock = time.perf_counter()
-            store = self._checkpoints()
-            try:
-                loaded = store.load_latest()
-            finally:
-                self._tell(quarantined=tuple(store.quarantined))
-            if loaded is None and self._environment.resume_from is not None:
-                loaded = store.load_path(self._environment.resume_from)
-            if loaded is not None:
-                self._tell(
-                    resumed_step=loaded.step, resumed_path=loaded.path, resumed_seconds=time.perf_counter() - clock
-                )
-            return loaded
+            return self._saver.load()
 
     def should_stop(self) -> bool:
         """Whether the job is to end now: save, then leave the loop. Ask once per step.
 
+        The ranks of a node all get the answer yes after the same step, so that none is left alone in a collective.
         The first call installs a handler for SIGTERM, if nobody else has one and it is made by the main thread: from
         then on SIGTERM no longer ends the process by itself.
         """
+        if self._agreement is None:
+            self._agreement = StopAgreement(self._open_board())
         self._stop.watch()
-        if not (self._stop.received or (self._page is not None and self._page.stop_requested)):
+        requested = self._stop.received or (self._page is not None and self._page.stop_requested)
+        if not self._agreement.is_now(requested=requested):
             return False
         if self._page is not None:
             self._page.mark_stop_seen()
@@ -187,112 +187,29 @@ class Context:
 
     def leave_page(self) -> None:
         """Report to nobody from now on."""
-        self._page = None
+        self._page = self._saver.page = None
 
-    def _snapshot(self, state: Any, step: int, rank_state: Any, metrics: Mapping[str, float]) -> bool:
-        """Save into shared memory, where the rank actor takes over; False when that is not possible."""
+    def _make_schedule(self) -> SaveSchedule:
         here = self._environment
-        gang = rank_state is not None
-        if here.snapshot_dir is None or (gang and here.local_world_size != here.world_size):
-            return False  # ranks of several nodes see each other's parts on shared storage only
-        clock = time.perf_counter()
-        try:
-            parts = {layout.STATE: state} if self.is_main else {}
-            if gang:
-                parts[layout.rank_part(here.rank)] = rank_state
-            self._snapshots(here.snapshot_dir).save(parts, step=step, gang=gang, metrics=metrics)
-        except SnapshotUnavailableError as error:
-            self._warn("snapshot", f"{error}; checkpoints go to storage directly, which takes longer")
-            return False
-        self._warned.discard("snapshot")
-        if self._page is not None:
-            self._page.write_saved(time.perf_counter() - clock, snapshot_step=step)
-        return True
-
-    def _store_now(self, state: Any, step: int, rank_state: Any, metrics: Mapping[str, float]) -> bool:
-        """Save to storage while training waits; whether that went well."""
-        clock, done = time.perf_counter(), False
-        if self._page is not None:
-            self._page.write_saving()
-        try:
-            info = self._checkpoints().save(state, step=step, rank_state=rank_state, metrics=metrics)
-            done = True
-        except (StaleAttemptError, UnsupportedStateError):
-            raise
-        except (CheckpointError, OSError) as error:
-            self._save_failed(step, error)
-            return False
-        finally:
-            if self._page is not None:
-                self._page.write_saved(time.perf_counter() - clock, counts=done)
-        if info is not None:
-            self._saved(info)
-        return True
-
-    def _snapshots(self, path: str) -> SnapshotWriter:
-        if self._writer is None:
-            here = self._environment
-            self._writer = SnapshotWriter(
-                path,
-                rank=here.rank,
-                world_size=here.world_size,
-                attempt=self.attempt,
-                job_id=here.job_id,
-                token=here.token or "",
-            )
-        return self._writer
-
-    def _checkpoints(self) -> CheckpointStore:
-        if self._store is None:
-            here = self._environment
-            on_one_node = here.local_world_size == here.world_size
-            snapshots = None
-            if here.snapshot_dir is not None and on_one_node:
-                snapshots = SnapshotReader(here.snapshot_dir, job_id=here.job_id)
-            self._store = CheckpointStore(
-                here.checkpoint_dir,
-                attempt=here.attempt,
-                rank=here.rank,
-                world_size=here.world_size,
-                keep=here.keep,
-                score_attribute=here.score_attribute,
-                score_order=here.score_order,
-                job_id=here.job_id,
-                token=here.token,
-                snapshots=snapshots,
-            )
-        return self._store
-
-    def _saved(self, info: CheckpointInfo) -> None:
-        self._warned.discard("save")
-        self._tell(
-            saved_step=info.step,
-            saved_at=time.time(),
-            saved_path=info.path,
-            saved_bytes=info.bytes,
-            failure="",
-            failed_at=None,
+        return SaveSchedule(
+            here.interval,
+            rank=here.rank,
+            board=self._open_board(),
+            recovery_seconds=here.recovery_seconds,
+            failure_seconds=here.failure_seconds,
         )
 
-    def _save_failed(self, step: int, error: Exception) -> None:
-        message = f"checkpoint of step {step} not saved: {error}"
-        self._tell(failure=message, failed_at=time.time(), failed_saves=self._facts.failed_saves + 1)
-        self._warn("save", f"{message}; training goes on and the next save tries again")
-
-    def _tell(self, **changes: Any) -> None:
-        self._facts = dataclasses.replace(self._facts, **changes)
-        if self._page is not None:
-            self._page.write_facts(self._facts)
-
-    def _warn(self, topic: str, message: str) -> None:
-        """Warn once per topic until it has gone well again; never raises, whatever filters say."""
-        if topic in self._warned:
-            return
-        self._warned.add(topic)
-        try:
-            warnings.warn(message, CheckpointWarning, stacklevel=4)
-        except CheckpointWarning:
-            return  # filters that turn warnings into errors must not let a full disk end the training
+    def _open_board(self) -> Board | None:
+        """What the ranks of this node agree through; None where there is nothing to agree on, or no way to."""
+        here = self._environment
+        if here.world_size == 1 or not here.on_one_node or here.snapshot_dir is None or here.token is None:
+            return None
+        if self._board is None:
+            try:
+                self._board = Board(here.snapshot_dir, here.token)
+            except OSError as error:
+                self._saver.warn("board", f"each rank decides for itself when to save and stop: {error}")
+        return self._board
 
 
 def _choose_device(environment: RankEnvironment) -> torch.device:

@@ -1,0 +1,74 @@
+"""How often to save: the interval that loses the least time, from what saving, recovering and failing cost. Pure.
+
+Saving too often costs the saves, too rarely the steps since the last one. With a save that takes Ts, a recovery that
+takes Tr, and failures that come every Tf on average, the share of time that moves training forward is greatest when
+saves start every Ts + sqrt(2 (Tf + Tr) Ts + Ts^2) (arXiv 2410.18124; for small Ts this is Young's sqrt(2 Tf Ts)).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+PRIOR_FAILURE_SECONDS = 4 * 3600.0  # what is believed of a job that has not failed yet
+PRIOR_WEIGHT = 1.0  # in failures: how many seen failures that belief is worth
+DEFAULT_RECOVERY_SECONDS = 1.0
+LONGEST_SECONDS = 600.0  # an estimate may be wrong; ten minutes of work are the most that it may cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalChoice:
+    """A chosen interval: in seconds, in steps, and in words."""
+
+    seconds: float
+    steps: int
+    reason: str
+
+
+def optimal_interval(*, save_seconds: float, recovery_seconds: float, failure_seconds: float) -> float:
+    """Seconds between the starts of two saves that keep most of the time productive.
+
+    ``save_seconds`` is how long a save stalls training, ``recovery_seconds`` how long it takes from a failure to the
+    next step, ``failure_seconds`` the mean time between failures. Raises ValueError for values that are no durations.
+    """
+    if not (save_seconds >= 0 and recovery_seconds >= 0 and failure_seconds > 0):
+        raise ValueError(f"no durations: save {save_seconds}, recovery {recovery_seconds}, failure {failure_seconds}")
+    return save_seconds + math.sqrt(2 * (failure_seconds + recovery_seconds) * save_seconds + save_seconds**2)
+
+
+def mean_time_between_failures(
+    *,
+    failures: int,
+    uptime_seconds: float,
+    prior_seconds: float = PRIOR_FAILURE_SECONDS,
+    prior_weight: float = PRIOR_WEIGHT,
+) -> float:
+    """The mean time between failures after ``failures`` in ``uptime_seconds``, starting from a prior belief.
+
+    The mean of a gamma-distributed rate: with nothing seen it is the prior, with much seen the plain quotient.
+    """
+    return (prior_weight * prior_seconds + uptime_seconds) / (prior_weight + failures)
+
+
+def choose_interval(
+    *, save_seconds: float, step_seconds: float, recovery_seconds: float, failure_seconds: float
+) -> IntervalChoice:
+    """The best interval as a whole number of steps, at least one."""
+    best = optimal_interval(
+        save_seconds=save_seconds, recovery_seconds=recovery_seconds, failure_seconds=failure_seconds
+    )
+    seconds = min(best, LONGEST_SECONDS)
+    steps = max(1, round(seconds / step_seconds)) if step_seconds > 0 else 1
+    reason = (
+        f"every {steps} steps ({_short(steps * step_seconds)}): a save takes {_short(save_seconds)}, a step"
+        f" {_short(step_seconds)}, a recovery {_short(recovery_seconds)}, failures are expected every"
+        f" {_short(failure_seconds)}"
+    )
+    return IntervalChoice(seconds=steps * step_seconds, steps=steps, reason=reason)
+
+
+def _short(seconds: float) -> str:
+    for limit, unit, scale in ((1e-3, "us", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0), (7200.0, "min", 60.0)):
+        if seconds < limit:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 3600:.3g} h"

@@ -1,0 +1,172 @@
+"""Saves and loads for the context: into shared memory under orch, to storage otherwise; tells the progress page."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoint import layout
+from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
+from orchestrator.checkpoint.snapshot_file import SnapshotUnavailableError
+from orchestrator.checkpoint.snapshot_reader import SnapshotReader
+from orchestrator.checkpoint.snapshot_writer import SnapshotWriter
+from orchestrator.checkpoint.store import CheckpointStore
+from orchestrator.train.progress import CheckpointFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.checkpoint.info import CheckpointInfo
+    from orchestrator.checkpoint.reader import Checkpoint
+    from orchestrator.train.environment import RankEnvironment
+    from orchestrator.train.progress import ProgressPage
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be saved, or not in the quick way; training goes on, and the next save tries again."""
+
+
+class Saver:
+    """One rank's saves and loads. Not thread-safe; the context serialises."""
+
+    def __init__(self, environment: RankEnvironment, page: ProgressPage | None) -> None:
+        self._environment = environment
+        self.page = page
+        self.last_seconds = 0.0  # how long the last save stalled the loop
+        self._store: CheckpointStore | None = None
+        self._writer: SnapshotWriter | None = None
+        self._facts = CheckpointFacts()
+        self._warned: set[str] = set()
+
+    def save(self, state: Any, *, step: int, rank_state: Any, metrics: Mapping[str, float]) -> bool:
+        """See Context.save."""
+        if rank_state is None and self._environment.rank != 0:
+            return True
+        clock = time.perf_counter()
+        try:
+            if self._snapshot(state, step, rank_state, metrics):
+                return True
+            return self._store_now(state, step, rank_state, metrics)
+        finally:
+            self.last_seconds = time.perf_counter() - clock
+
+    def load(self) -> Checkpoint | None:
+        """See Context.load."""
+        clock = time.perf_counter()
+        store = self._checkpoints()
+        try:
+            loaded = store.load_latest()
+        finally:
+            self.tell(quarantined=store.quarantined)
+        if loaded is None and self._environment.resume_from is not None:
+            loaded = store.load_path(self._environment.resume_from)
+        if loaded is not None:
+            self.tell(resumed_step=loaded.step, resumed_path=loaded.path, resumed_seconds=time.perf_counter() - clock)
+        return loaded
+
+    def tell(self, **changes: Any) -> None:
+        """Change facts on the page."""
+        self._facts = dataclasses.replace(self._facts, **changes)
+        if self.page is not None:
+            self.page.write_facts(self._facts)
+
+    def warn(self, topic: str, message: str) -> None:
+        """Warn once per topic until it has gone well again; never raises, whatever filters say."""
+        if topic in self._warned:
+            return
+        self._warned.add(topic)
+        try:
+            warnings.warn(message, CheckpointWarning, stacklevel=5)
+        except CheckpointWarning:
+            return  # filters that turn warnings into errors must not let a full disk end the training
+
+    def _snapshot(self, state: Any, step: int, rank_state: Any, metrics: Mapping[str, float]) -> bool:
+        """Save into shared memory, where the rank actor takes over; False when that is not possible."""
+        here = self._environment
+        gang = rank_state is not None
+        if here.snapshot_dir is None or (gang and not here.on_one_node):
+            return False  # ranks of several nodes see each other's parts on shared storage only
+        clock = time.perf_counter()
+        try:
+            parts = {layout.STATE: state} if here.rank == 0 else {}
+            if gang:
+                parts[layout.rank_part(here.rank)] = rank_state
+            self._snapshots(here.snapshot_dir).save(parts, step=step, gang=gang, metrics=metrics)
+        except SnapshotUnavailableError as error:
+            self.warn("snapshot", f"{error}; checkpoints go to storage directly, which takes longer")
+            return False
+        self._warned.discard("snapshot")
+        if self.page is not None:
+            self.page.write_saved(time.perf_counter() - clock, snapshot_step=step)
+        return True
+
+    def _store_now(self, state: Any, step: int, rank_state: Any, metrics: Mapping[str, float]) -> bool:
+        """Save to storage while training waits; whether that went well."""
+        clock, done = time.perf_counter(), False
+        if self.page is not None:
+            self.page.write_saving()
+        try:
+            info = self._checkpoints().save(state, step=step, rank_state=rank_state, metrics=metrics)
+            done = True
+        except (StaleAttemptError, UnsupportedStateError):
+            raise
+        except (CheckpointError, OSError) as error:
+            self._save_failed(step, error)
+            return False
+        finally:
+            if self.page is not None:
+                self.page.write_saved(time.perf_counter() - clock, counts=done)
+        if info is not None:
+            self._saved(info)
+        return True
+
+    def _snapshots(self, path: str) -> SnapshotWriter:
+        if self._writer is None:
+            here = self._environment
+            self._writer = SnapshotWriter(
+                path,
+                rank=here.rank,
+                world_size=here.world_size,
+                attempt=self._checkpoints().attempt if here.attempt is None else here.attempt,
+                job_id=here.job_id,
+                token=here.token or "",
+            )
+        return self._writer
+
+    def _checkpoints(self) -> CheckpointStore:
+        if self._store is None:
+            here = self._environment
+            snapshots = None
+            if here.snapshot_dir is not None and here.on_one_node:
+                snapshots = SnapshotReader(here.snapshot_dir, job_id=here.job_id)
+            self._store = CheckpointStore(
+                here.checkpoint_dir,
+                attempt=here.attempt,
+                rank=here.rank,
+                world_size=here.world_size,
+                keep=here.keep,
+                score_attribute=here.score_attribute,
+                score_order=here.score_order,
+                job_id=here.job_id,
+                token=here.token,
+                snapshots=snapshots,
+            )
+        return self._store
+
+    def _saved(self, info: CheckpointInfo) -> None:
+        self._warned.discard("save")
+        self.tell(
+            saved_step=info.step,
+            saved_at=time.time(),
+            saved_path=info.path,
+            saved_bytes=info.bytes,
+            failure="",
+            failed_at=None,
+        )
+
+    def _save_failed(self, step: int, error: Exception) -> None:
+        message = f"checkpoint of step {step} not saved: {error}"
+        self.tell(failure=message, failed_at=time.time(), failed_saves=self._facts.failed_saves + 1)
+        self.warn("save", f"{message}; training goes on and the next save tries again")
