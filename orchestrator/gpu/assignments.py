@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT_VERSION: Final = 1
+FILE_NAME: Final = "simulated-gpus.json"
+"""What the file is called in the directory that a daemon (or a node's agent) keeps its state in."""
 
 
 def write_assignments(path: Path, pids_by_gpu: Mapping[int, Iterable[int]]) -> None:

@@ -155,10 +155,15 @@ class LoadWindow:
 
     def add(self, sample: Sample) -> None:
         """Take a sample in; samples of a GPU come in the order of their monotonic time."""
-        rows = self._rows.setdefault(sample.gpu_uuid, deque())
         memory = None if sample.memory_used_bytes is None else float(sample.memory_used_bytes)
-        rows.append((sample.monotonic, sample.utilization, memory, sample.power_watts))
-        self._expire(rows, sample.monotonic)
+        load = GpuLoad(utilization=sample.utilization, memory=memory, power=sample.power_watts)
+        self.add_load(sample.gpu_uuid, sample.monotonic, load)
+
+    def add_load(self, gpu_uuid: str, at: float, load: GpuLoad) -> None:
+        """Take in what a GPU did at monotonic time `at`, for those who have no sample at hand."""
+        rows = self._rows.setdefault(gpu_uuid, deque())
+        rows.append((at, load.utilization, load.memory, load.power))
+        self._expire(rows, at)
 
     def _expire(self, rows: deque[tuple[float, float | None, float | None, float | None]], now: float) -> None:
         while rows and rows[0][0] <= now - self._seconds:

@@ -172,7 +172,7 @@ class IntelReader:
         """Renew utilization and power when enough time has passed; whether it did."""
         rate = self._rate
         elapsed = None if rate.at is None else now - rate.at
-        if elapsed is not None and elapsed < RATE_SECONDS:
+        if elapsed is not None and elapsed < 0.95 * RATE_SECONDS:
             return False
         counters = tuple(attribute.number() or 0 for attribute in (self._busy or self._idle))
         joules = micro(self._energy)

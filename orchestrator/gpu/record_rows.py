@@ -142,7 +142,9 @@ def _gpu_entry(view: View) -> dict[str, Any]:
             if used is not None:
                 entry["memory_percent"] = round(100 * used / total, 1)
     if power is not None and power.temperatures:
-        entry["temperatures"] = {_sensor_name(name): celsius for name, celsius in _all_temperatures(power, full)}
+        entry["temperatures"] = {
+            _sensor_name(name): round(celsius, 1) for name, celsius in _all_temperatures(power, full)
+        }
     if power is not None and power.power_watts is not None:
         entry["power"] = round(power.power_watts, 3)
     if full is not None and full.power_limit_watts is not None:
@@ -175,7 +177,7 @@ def single_entry(timestamp: float, elapsed: float, view: View, training: Mapping
     power, full = view.power, view.full
     if power is not None:
         if power.temperature is not None:
-            entry["temperature"] = power.temperature
+            entry["temperature"] = round(power.temperature, 1)
         entry["fresh"] = power.fresh
     if full is not None:
         if full.temperature_limits:

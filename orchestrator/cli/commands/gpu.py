@@ -1,0 +1,141 @@
+"""`orch gpus`, `orch top` and `orch record`: what the GPUs do. All three also work on a machine without a daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.api.errors import EXIT_OK, BadRequestError
+from orchestrator.cli.commands.shared import Json  # noqa: TC001 - typer reads them
+from orchestrator.cli.session import Session
+from orchestrator.cli.units import parse_span
+
+if TYPE_CHECKING:
+    from orchestrator.cli.gpu_rows import GpuPicture
+    from orchestrator.gpu.view import GpuRow
+
+CONTEXT_SETTINGS = {"record": {"allow_interspersed_args": False}}
+
+Simulate = Annotated[
+    int, typer.Option("--simulate-gpus", metavar="N", min=0, help="Look at N simulated GPUs instead of real ones.")
+]
+
+
+def gpus(json: Json = False, simulate_gpus: Simulate = 0) -> int:
+    """List every GPU of every node: load, memory, power, temperature, and which rank of which job is on it."""
+    from orchestrator.cli.gpu_view import gpu_lines
+
+    session = Session()
+    seen = _picture(session, simulate_gpus)
+    if json:
+        from orchestrator.cli.submitting import print_json
+
+        print_json(session, {"gpus": [row.to_json() for row in seen.rows], "problems": list(seen.problems)})
+        return EXIT_OK
+    lines = gpu_lines(session.console, seen.rows)
+    for line in lines or ["no GPU found (orch gpus --simulate-gpus 2 shows what they would look like)"]:
+        session.console.print(line)
+    _say_balance(session, seen)
+    for row in seen.rows:
+        if row.problem:
+            session.console.note(f"{row.node}: GPU {row.index}: {row.problem}")
+    for problem in seen.problems:
+        session.console.note(problem)
+    return EXIT_OK
+
+
+def _picture(session: Session, simulate: int) -> GpuPicture:
+    from orchestrator.cli.gpu_rows import GpuPicture, picture
+    from orchestrator.gpu.inventory import node_name, survey
+    from orchestrator.gpu.once import read_once
+
+    def local() -> tuple[list[GpuRow], tuple[str, ...]]:
+        found = survey(simulate=simulate)
+        return read_once(found.readers, node_name()), found.problems
+
+    if simulate:
+        rows, problems = local()
+        return GpuPicture(rows=tuple(rows), problems=problems)
+    return picture(session, local)
+
+
+def _say_balance(session: Session, seen: GpuPicture) -> None:
+    from orchestrator.cli.gpu_view import BAND_STYLES, balance_line, findings
+
+    for job in seen.jobs:
+        text, band = balance_line(job.balance)
+        if text:
+            session.console.print(f"{job.id}: balance {session.console.style(text, *BAND_STYLES.get(band, ()))}")
+            for line in findings(job.balance):
+                session.console.print(f"  {line}")
+
+
+def top(
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.2, max=60, help="Time between two looks.")
+    ] = 1.0,
+    simulate_gpus: Simulate = 0,
+) -> int:
+    """Watch GPUs, jobs and processes live. q leaves, ? shows the keys."""
+    try:
+        from orchestrator.cli.top.app import TopApp
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("textual"):
+            raise
+        raise BadRequestError("`orch top` needs Textual", hint="pip install 'orch[top]'") from error
+    from orchestrator.cli.top.source import TopSource
+
+    session = Session()
+    if not session.console.is_terminal:
+        raise BadRequestError("`orch top` needs a terminal", hint="`orch gpus --json` prints the same once")
+    with TopSource(session, simulate=simulate_gpus, interval=interval) as source:
+        TopApp(source, interval=interval).run()
+    return EXIT_OK
+
+
+def record(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- CMD...]", help="Run this, and record for as long as it lives.")
+    ] = None,
+    *,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Part of the files' names.")] = "run",
+    rate: Annotated[
+        float, typer.Option("--rate", metavar="HZ", help="Readings a second: 1, 10, 100, up to 1000.")
+    ] = 1.0,
+    duration: Annotated[
+        str | None, typer.Option("--duration", metavar="D", help="Stop after this long: 30s, 10m, 8h.")
+    ] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Write gpu_metrics_TIME.csv instead of JSON.")] = False,
+    columns: Annotated[
+        str, typer.Option("--columns", metavar="A,B", help="With --csv: which values of each GPU.")
+    ] = "power_w,temp_c",
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the files go.")] = Path(),
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="JOB", help="Record this job's GPUs on this machine until it ends.")
+    ] = None,
+    simulate_gpus: Simulate = 0,
+    report: Annotated[bool, typer.Option("--report", help="Write the report of the recording beside it.")] = False,
+    compare_with: Annotated[
+        Path | None, typer.Option("--compare-with", metavar="FILE", help="Compare with an earlier recording.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Record GPUs into a file: orch record --rate 100 --csv -- python train.py. Ctrl-C ends it."""
+    from orchestrator.cli.recording import RecordRequest, run_recording
+
+    request = RecordRequest(
+        command=tuple(command or ()),
+        name=name,
+        rate=rate,
+        seconds=None if duration is None else parse_span(duration, "the duration"),
+        csv=csv,
+        columns=tuple(column.strip() for column in columns.split(",") if column.strip()),
+        output=output,
+        job=job,
+        simulate=simulate_gpus,
+        report=report,
+        compare_with=compare_with,
+    )
+    return run_recording(Session(), request, as_json=json)

@@ -1,0 +1,267 @@
+"""`orch record`: start the recorder, run the command or wait, say at the end what the recording is worth.
+
+A recorded command keeps its terminal, gets the signals that come here, and its exit code becomes ours. Where GPUs are
+simulated, its processes are spread over them by their LOCAL_RANK, so that a torchrun shows up as it would on hardware.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestrator.api.errors import EXIT_OK, BadRequestError, NotFoundError, OrchError
+from orchestrator.gpu.assignments import FILE_NAME, write_assignments
+from orchestrator.gpu.compare import comparison_text
+from orchestrator.gpu.gputop import RecordingError, read_recording
+from orchestrator.gpu.inventory import survey
+from orchestrator.gpu.record_summary import write_summary
+from orchestrator.gpu.recorder import TRAINING_VARIABLE, Recorder, RecordOptions, TrainingFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.cli.session import Session
+    from orchestrator.gpu.inventory import Survey
+    from orchestrator.gpu.recording import Recording
+
+JOB_POLL_SECONDS = 2.0
+SPREAD_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRequest:
+    """What `orch record` was asked for."""
+
+    command: tuple[str, ...] = ()
+    name: str = "run"
+    rate: float = 1.0
+    seconds: float | None = None
+    csv: bool = False
+    columns: tuple[str, ...] = ()
+    output: Path = Path()
+    job: str | None = None
+    simulate: int = 0
+    report: bool = False
+    compare_with: Path | None = None
+
+
+def run_recording(session: Session, request: RecordRequest, *, as_json: bool) -> int:
+    """Record as asked; returns the command's exit code, or 0."""
+    if request.job and request.command:
+        raise BadRequestError("--job and a command exclude each other", hint="record either a job or a command")
+    if request.command and shutil.which(request.command[0]) is None:
+        raise BadRequestError(f"{request.command[0]}: no such command", hint="give its path, or check PATH")
+    earlier = _earlier(request.compare_with)
+    with tempfile.TemporaryDirectory(prefix="orch-record-") as scratch, _Signals() as signals:
+        said = TrainingFile(Path(scratch) / "training.json")
+        watched = _Watched(session, request, Path(scratch))
+        options = RecordOptions(
+            directory=request.output,
+            name=request.name,
+            rate=request.rate,
+            csv=request.csv,
+            columns=request.columns,
+            training=watched.training if request.job else said,
+        )
+        try:
+            recorder = Recorder(watched.gpus.readers, options)
+            recorder.start()
+        except (ValueError, OSError) as error:
+            watched.gpus.close()
+            raise BadRequestError(f"cannot record: {error}") from error
+        for path in recorder.paths:
+            session.console.note(f"recording {len(watched.gpus.gpus)} GPU(s) at {request.rate:g} Hz into {path}")
+        try:
+            code = watched.wait(Path(scratch), signals)
+        finally:
+            stats = recorder.stop()
+    if recorder.problem:
+        session.console.complain(recorder.problem)
+    if request.report:
+        session.console.note(f"wrote {write_summary(stats, recorder.paths[0], options.started)}")
+    _tell(session, recorder, as_json=as_json)
+    if earlier is not None:
+        session.console.print(comparison_text(earlier, read_recording(recorder.paths[-1])))
+    return code
+
+
+def _earlier(path: Path | None) -> Recording | None:
+    """The recording to compare with, read before anything starts."""
+    if path is None:
+        return None
+    try:
+        return read_recording(path)
+    except (OSError, RecordingError) as error:
+        raise BadRequestError(f"cannot compare: {error}") from error
+
+
+def _tell(session: Session, recorder: Recorder, *, as_json: bool) -> None:
+    if as_json:
+        from orchestrator.cli.submitting import print_json
+
+        paths = [str(path) for path in recorder.paths]
+        print_json(session, {"files": paths, **recorder.stats.as_dict(), "problem": recorder.problem})
+    else:
+        session.console.note(recorder.stats.text())
+
+
+class _Watched:
+    """What is recorded and for how long: a job, a command, a span of time, or until Ctrl-C."""
+
+    def __init__(self, session: Session, request: RecordRequest, scratch: Path) -> None:
+        self._session = session
+        self._request = request
+        self._job: Any = None
+        self._job_asked = 0.0
+        assignments = scratch / FILE_NAME
+        if request.job:
+            self.gpus = self._of_job(request.job)
+        else:
+            self.gpus = survey(simulate=request.simulate, assignments=assignments)
+            for problem in self.gpus.problems:
+                session.console.note(problem)
+
+    def _of_job(self, ref: str) -> Survey:
+        """The GPUs of a job that are on this machine."""
+        self._job = self._session.client().job(ref)
+        wanted = {uuid for rank in self._job.gpus for uuid in rank.gpu_uuids}
+        found = _survey_for(self._session, wanted)
+        mine = tuple(reader for reader in found.readers if reader.info.uuid in wanted)
+        for reader in found.readers:
+            if reader not in mine:
+                reader.close()
+        if not mine:
+            raise NotFoundError(
+                f"none of the GPUs of {self._job.id} is on this machine",
+                hint="run `orch record --job` on the job's node; `orch status JOB` names it",
+            )
+        return type(found)(readers=mine, problems=found.problems)
+
+    def training(self) -> Mapping[str, Any]:
+        """Epoch, step and phase of the job, as it reported them last."""
+        progress = self._job.progress
+        if progress is None:
+            return {}
+        said = {"epoch": progress.epoch, "batch": progress.step, "phase": progress.phase}
+        return {key: value for key, value in said.items() if value is not None}
+
+    def wait(self, scratch: Path, signals: _Signals) -> int:
+        """Until the recording is to end; the exit code."""
+        if self._request.command:
+            return _run(self._request, scratch, signals)
+        until = float("inf") if self._request.seconds is None else time.monotonic() + self._request.seconds
+        while not signals.received and (left := until - time.monotonic()) > 0:
+            if self._job is not None and self._job_over():
+                break
+            time.sleep(min(0.1, left))
+        return EXIT_OK
+
+    def _job_over(self) -> bool:
+        """Whether the job has ended; asked now and then. A daemon that is away does not end a recording."""
+        if time.monotonic() - self._job_asked < JOB_POLL_SECONDS:
+            return False
+        self._job_asked = time.monotonic()
+        with contextlib.suppress(OrchError):
+            self._job = self._session.client().job(self._job.id)
+        return bool(self._job.is_terminal)
+
+
+def _survey_for(session: Session, uuids: set[str]) -> Survey:
+    """The GPUs of this machine; the daemon's simulated ones when the job runs on those."""
+    simulated = [uuid.removeprefix("simulated-").rpartition("-") for uuid in uuids if uuid.startswith("simulated-")]
+    if not simulated:
+        return survey()
+    from orchestrator.api.endpoint import orch_home
+
+    node = simulated[0][0]
+    count = 1 + max(int(index) for _, _, index in simulated)
+    return survey(simulate=count, node=node, assignments=Path(orch_home(session.environ)) / FILE_NAME)
+
+
+class _Signals:
+    """Collects SIGINT and SIGTERM, so that a recording ends in order; a command that runs gets SIGTERM passed on."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.command: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.received.append(number)
+        # Ctrl-C reaches a command from the terminal itself; only what is sent to us alone is passed on.
+        if number == signal.SIGTERM and self.command is not None:
+            self.command.send_signal(number)
+
+
+def _run(request: RecordRequest, scratch: Path, signals: _Signals) -> int:
+    """Run the command to its end; its exit code as a shell gives it."""
+    environ = {**os.environ, TRAINING_VARIABLE: str(scratch / "training.json")}
+    try:
+        process = signals.command = subprocess.Popen(request.command, env=environ)
+    except OSError as error:
+        raise BadRequestError(f"{request.command[0]} cannot be run: {error.strerror}", hint="try it by hand") from error
+    if signal.SIGTERM in signals.received:
+        process.terminate()  # it came a moment before there was a command
+    done = threading.Event()
+    spreader = threading.Thread(target=_spread, args=(process.pid, request, scratch, done), daemon=True)
+    if request.simulate:
+        spreader.start()
+    try:
+        code = _wait(process, request.seconds)
+    finally:
+        done.set()
+        if request.simulate:
+            spreader.join()
+    return 128 - code if code < 0 else code
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float | None) -> int:
+    """Wait for the command; after ``seconds`` it is told to end, and killed if it does not within ten more."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+    try:
+        return process.wait(10.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _spread(pid: int, request: RecordRequest, scratch: Path, done: threading.Event) -> None:
+    """Keep the assignment of the command's processes to simulated GPUs up to date until it ends."""
+    while not done.is_set():
+        write_assignments(scratch / FILE_NAME, ranks_below(pid, request.simulate))
+        done.wait(SPREAD_SECONDS)
+
+
+def ranks_below(pid: int, gpus: int) -> Mapping[int, Sequence[int]]:
+    """Process ids of a command by simulated GPU: those with a LOCAL_RANK by it, else the command itself on the first."""
+    import psutil
+
+    found: dict[int, list[int]] = {}
+    with contextlib.suppress(psutil.Error):
+        top = psutil.Process(pid)
+        for process in (top, *top.children(recursive=True)):
+            with contextlib.suppress(psutil.Error, ValueError):
+                rank = process.environ().get("LOCAL_RANK")
+                if rank is not None:
+                    found.setdefault(int(rank) % gpus, []).append(process.pid)
+    return found or {0: [pid]}

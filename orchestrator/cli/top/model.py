@@ -1,0 +1,176 @@
+"""The thinking of `orch top`, apart from its screen: sorting, filtering, bars and history graphs as text."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.gpu_view import balance_line, findings
+from orchestrator.cli.units import size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.cli.top.source import Frame, JobLine, ProcessLine
+    from orchestrator.gpu.view import GpuRow
+
+STEPS = " ▁▂▃▄▅▆▇█"
+EIGHTHS = "▏▎▍▌▋▊▉█"
+GOOD, FAIR, BAD = "green", "yellow", "red"
+
+
+class Order(enum.Enum):
+    """By what GPUs are sorted; the loads biggest first."""
+
+    PLACE = "node"
+    UTILIZATION = "utilization"
+    MEMORY = "memory"
+    POWER = "power"
+    TEMPERATURE = "temperature"
+    JOB = "job"
+
+    def next(self) -> Order:
+        """The order that comes after this one."""
+        orders = list(Order)
+        return orders[(orders.index(self) + 1) % len(orders)]
+
+
+def _falling(value: Callable[[GpuRow], float | None]) -> Callable[[GpuRow], tuple[object, ...]]:
+    """Biggest first, those without a value last."""
+
+    def key(row: GpuRow) -> tuple[object, ...]:
+        found = value(row)
+        return (found is None, -(found or 0.0), row.node, row.index)
+
+    return key
+
+
+def _memory_share(row: GpuRow) -> float | None:
+    if row.memory_used_bytes is None or not row.memory_total_bytes:
+        return None
+    return row.memory_used_bytes / row.memory_total_bytes
+
+
+_KEYS: dict[Order, Callable[[GpuRow], tuple[object, ...]]] = {
+    Order.PLACE: lambda row: (row.node, row.index),
+    Order.UTILIZATION: _falling(lambda row: row.utilization_ratio),
+    Order.MEMORY: _falling(_memory_share),
+    Order.POWER: _falling(lambda row: row.power_watts),
+    Order.TEMPERATURE: _falling(lambda row: row.temperature_celsius),
+    Order.JOB: lambda row: (row.job is None, row.job or "", row.rank or 0, row.node, row.index),
+}
+
+
+def ordered(rows: Sequence[GpuRow], order: Order, *, reverse: bool = False) -> list[GpuRow]:
+    """The rows in this order."""
+    return sorted(rows, key=_KEYS[order], reverse=reverse)
+
+
+def matching(rows: Sequence[GpuRow], words: str) -> list[GpuRow]:
+    """The rows in which every word is found: node, model, vendor, job, UUID, state or number."""
+    wanted = words.lower().split()
+
+    def text(row: GpuRow) -> str:
+        jobs = " ".join(holder.job for holder in row.holders)
+        return f"{row.node} gpu{row.index} {row.model} {row.vendor} {jobs} {row.gpu_uuid} {row.health}".lower()
+
+    return [row for row in rows if all(word in text(row) for word in wanted)]
+
+
+def graph(values: Sequence[float | None], width: int, top: float = 1.0) -> str:
+    """The newest `width` values as a line of blocks, `top` being a full one; a gap where there is none."""
+    newest = list(values)[-width:]
+    padding = " " * (width - len(newest))
+    return padding + "".join(" " if value is None else STEPS[_step(value / top if top else 0.0)] for value in newest)
+
+
+def _step(share: float) -> int:
+    """0 only for nothing at all: a little load shows."""
+    clipped = min(1.0, max(0.0, share))
+    return 0 if clipped == 0.0 else max(1, round(clipped * (len(STEPS) - 1)))
+
+
+def bar(share: float | None, width: int) -> str:
+    """A share as a bar, in eighths of a character."""
+    if share is None:
+        return " " * width
+    eighths = round(min(1.0, max(0.0, share)) * width * 8)
+    whole, part = divmod(eighths, 8)
+    text = EIGHTHS[-1] * whole + (EIGHTHS[part - 1] if part else "")
+    return text.ljust(width)
+
+
+def load_colour(share: float | None) -> str:
+    """A GPU that works is green, one that half does yellow, an idle one dim."""
+    if share is None or share < 0.05:
+        return "bright_black"
+    return GOOD if share >= 0.7 else FAIR
+
+
+def heat_colour(celsius: float | None) -> str:
+    """Red from where data-centre GPUs begin to slow down."""
+    if celsius is None or celsius < 70:
+        return GOOD
+    return FAIR if celsius < 85 else BAD
+
+
+def fill_colour(share: float | None) -> str:
+    """Memory that is nearly full is worth a look."""
+    if share is None or share < 0.8:
+        return GOOD
+    return FAIR if share < 0.95 else BAD
+
+
+def memory_share(row: GpuRow) -> float | None:
+    """Memory in use over all of it."""
+    return _memory_share(row)
+
+
+def headline(frame: Frame) -> str:
+    """The whole in one line: nodes, GPUs, how many work, power, and where the word comes from."""
+    rows = [row for row in frame.rows if row.placeable]
+    loads = [row.utilization_ratio for row in rows if row.utilization_ratio is not None]
+    parts = [f"{len({row.node for row in rows})} node(s)", f"{len(rows)} GPU(s)"]
+    if loads:
+        parts.append(f"{100 * sum(loads) / len(loads):.0f}% busy")
+    watts = [row.power_watts for row in rows if row.power_watts is not None]
+    if watts:
+        parts.append(f"{sum(watts):.0f} W")
+    broken = sum(row.health in {"stale", "failing", "lost"} for row in rows)
+    if broken:
+        parts.append(f"{broken} not answering")
+    parts.append(f"{len(frame.jobs)} job(s)" if frame.daemon else "no daemon: this machine only")
+    return "  ".join(parts)
+
+
+def job_cells(line: JobLine) -> tuple[str, str, str, str, str, str]:
+    """(id, state, GPUs, progress, balance, first cause)."""
+    job = line.job
+    gpus = sum(len(rank.gpu_uuids) for rank in job.gpus)
+    progress = ""
+    if job.progress is not None and job.progress.step is not None:
+        progress = f"step {job.progress.step}" + (f"/{job.progress.total_steps}" if job.progress.total_steps else "")
+    text, _ = balance_line(line.balance)
+    causes = findings(line.balance)
+    return job.id, job.state, str(gpus), progress, text, causes[0] if causes else ""
+
+
+def process_cells(line: ProcessLine) -> tuple[str, ...]:
+    """(pid, user, node, GPU, GPU memory, CPU share, resident memory, age, command)."""
+    return (
+        str(line.pid),
+        line.user,
+        line.node,
+        str(line.gpu),
+        "" if line.memory_bytes is None else size(line.memory_bytes),
+        "" if line.cpu_percent is None else f"{line.cpu_percent:.0f}%",
+        "" if line.resident_bytes is None else size(line.resident_bytes),
+        "" if line.seconds is None else _age(line.seconds),
+        line.command,
+    )
+
+
+def _age(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -1,0 +1,208 @@
+"""What `orch top` shows, fetched beside the screen: a daemon or a driver that hangs never holds up a key.
+
+A thread looks once an interval and leaves a frame behind; the screen takes the newest. GPUs of this machine are sampled
+all the time, so that they go on when the daemon goes away.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from orchestrator.api.errors import OrchError
+from orchestrator.cli.gpu_rows import GpuPicture, picture
+from orchestrator.gpu.balance import GpuLoad, LoadWindow
+from orchestrator.gpu.inventory import node_name, survey
+from orchestrator.gpu.sampler import Health, Sampler, SamplerGroup
+from orchestrator.gpu.view import balance_json, gpu_row
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+    from typing import Any
+
+    from orchestrator.api.views import JobView
+    from orchestrator.cli.session import Session
+    from orchestrator.gpu.view import GpuRow
+
+HISTORY = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLine:
+    """A process on a GPU; what cannot be known of it is empty or None."""
+
+    pid: int
+    node: str
+    gpu: int
+    gpu_uuid: str
+    memory_bytes: int | None
+    user: str = ""
+    cpu_percent: float | None = None
+    resident_bytes: int | None = None
+    seconds: float | None = None
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLine:
+    """A job with the balance that the daemon or this program worked out."""
+
+    job: JobView
+    balance: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One look: GPUs with their histories of utilization and power (oldest first), jobs, processes, notes."""
+
+    at: float
+    rows: tuple[GpuRow, ...]
+    history: Mapping[str, Sequence[float | None]]
+    power_history: Mapping[str, Sequence[float | None]]
+    jobs: tuple[JobLine, ...] = ()
+    processes: tuple[ProcessLine, ...] = ()
+    problems: tuple[str, ...] = ()
+    daemon: bool = False
+
+
+class TopSource:
+    """Looks once an interval, from entering to leaving."""
+
+    def __init__(self, session: Session, *, simulate: int = 0, interval: float = 1.0) -> None:
+        self._session = session
+        self._simulate = simulate
+        self._interval = interval
+        self._node = node_name()
+        found = survey(simulate=simulate)
+        for reader in found.readers:
+            reader.options.processes = True
+        self._problems = found.problems
+        self._samplers = tuple(Sampler(reader, rate=1.0 / max(interval, 1.0)) for reader in found.readers)
+        self._group = SamplerGroup(self._samplers)
+        self._window = LoadWindow()
+        self._history: dict[str, deque[float | None]] = {}
+        self._power: dict[str, deque[float | None]] = {}
+        self._known: dict[int, Any] = {}
+        self._frame: Frame | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="orch-top", daemon=True)
+
+    @property
+    def frame(self) -> Frame | None:
+        """The newest look; None before the first."""
+        return self._frame
+
+    def __enter__(self) -> Self:
+        """Start looking."""
+        self._group.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop looking; a look that hangs is left behind."""
+        self._stop.set()
+        self._group.stop(timeout=0.5)
+        self._thread.join(0.5)
+
+    def _run(self) -> None:
+        while True:
+            started = time.monotonic()
+            self.look()
+            if self._stop.wait(max(0.05, self._interval - (time.monotonic() - started))):
+                return
+
+    def look(self) -> Frame:
+        """Look once and keep the frame."""
+        try:
+            seen = self._see()
+        except OrchError as error:
+            seen = GpuPicture(rows=tuple(self._local()), problems=(error.message,))
+        now = time.monotonic()
+        for row in seen.rows:
+            self._remember(row, now)
+        frame = Frame(
+            at=time.time(),
+            rows=seen.rows,
+            history={uuid: tuple(values) for uuid, values in self._history.items()},
+            power_history={uuid: tuple(values) for uuid, values in self._power.items()},
+            jobs=tuple(JobLine(job=job, balance=self._balance(job, now)) for job in seen.jobs),
+            processes=tuple(self._processes(seen.rows)),
+            problems=(*self._problems, *seen.problems),
+            daemon=seen.daemon,
+        )
+        self._frame = frame
+        return frame
+
+    def _see(self) -> GpuPicture:
+        if self._simulate:
+            return GpuPicture(rows=tuple(self._local()))
+        return picture(self._session, lambda: (self._local(), ()))
+
+    def _local(self) -> list[GpuRow]:
+        rows: list[GpuRow] = []
+        for sampler in self._samplers:
+            health = sampler.health()
+            sample = sampler.fresh()
+            rows.append(gpu_row(sampler.info, self._node, sample, health=health, problem=sampler.error))
+        return rows
+
+    def _remember(self, row: GpuRow, now: float) -> None:
+        known = row.health in {Health.OK, Health.STARTING}
+        utilization = row.utilization_ratio if known else None
+        self._history.setdefault(row.gpu_uuid, deque(maxlen=HISTORY)).append(utilization)
+        self._power.setdefault(row.gpu_uuid, deque(maxlen=HISTORY)).append(row.power_watts if known else None)
+        if known and row.sampled_at is not None:
+            used = None if row.memory_used_bytes is None else float(row.memory_used_bytes)
+            load = GpuLoad(utilization=utilization, memory=used, power=row.power_watts)
+            self._window.add_load(row.gpu_uuid, now, load)
+
+    def _balance(self, job: JobView, now: float) -> Mapping[str, Any] | None:
+        """The daemon's own word where it has one; else worked out from what was seen here."""
+        if job.balance is not None:
+            return job.balance
+        uuids = [uuid for rank in job.gpus for uuid in rank.gpu_uuids]
+        return balance_json(self._window.balance(uuids, now)) if uuids else None
+
+    def _processes(self, rows: Sequence[GpuRow]) -> list[ProcessLine]:
+        lines: list[ProcessLine] = []
+        seen: set[int] = set()
+        for row in rows:
+            for entry in row.processes:
+                pid = entry.get("pid")
+                if pid is not None:
+                    here = row.node == self._node
+                    seen.add(pid)
+                    lines.append(self._process(pid, row, entry.get("memory_bytes"), here=here))
+        self._known = {pid: process for pid, process in self._known.items() if pid in seen}
+        return lines
+
+    def _process(self, pid: int, row: GpuRow, memory: int | None, *, here: bool) -> ProcessLine:
+        line = ProcessLine(pid=pid, node=row.node, gpu=row.index, gpu_uuid=row.gpu_uuid, memory_bytes=memory)
+        if not here:
+            return line
+        import psutil
+
+        try:
+            # The same object each time: its processor share is that since the last look.
+            process = self._known.setdefault(pid, psutil.Process(pid))
+            with process.oneshot():
+                return ProcessLine(
+                    pid=pid,
+                    node=row.node,
+                    gpu=row.index,
+                    gpu_uuid=row.gpu_uuid,
+                    memory_bytes=memory,
+                    user=process.username(),
+                    cpu_percent=process.cpu_percent(),
+                    resident_bytes=process.memory_info().rss,
+                    seconds=time.time() - process.create_time(),
+                    command=" ".join(process.cmdline()) or process.name(),
+                )
+        except psutil.Error:
+            return line

@@ -1,0 +1,349 @@
+"""`orch top`: what it works out, and the screen itself driven by keys."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.widgets import DataTable, Static
+
+from orchestrator.api.views import JobView, ProgressView, RankView
+from orchestrator.cli.console import Console
+from orchestrator.cli.session import Session
+from orchestrator.cli.top import model
+from orchestrator.cli.top.app import HelpScreen, TopApp
+from orchestrator.cli.top.model import Order
+from orchestrator.cli.top.source import Frame, JobLine, ProcessLine, TopSource
+from orchestrator.gpu.sample import Throttle
+from orchestrator.gpu.sampler import Health
+from orchestrator.gpu.view import GpuHolder, GpuRow
+from tests.support.fake_nvml import FakeNvml
+from tests.unit.gpu.support import wait_for
+
+
+def row(index: int, **changes: Any) -> GpuRow:
+    values: dict[str, Any] = {
+        "gpu_uuid": f"GPU-{index}",
+        "node": "node1",
+        "index": index,
+        "vendor": "nvidia",
+        "model": "H100",
+        "sampled_at": 1.0,
+        "utilization_ratio": 0.1 * index,
+        "power_watts": 500.0 - index,
+        "memory_used_bytes": index << 30,
+        "memory_total_bytes": 80 << 30,
+    }
+    return GpuRow(**{**values, **changes})
+
+
+def job(**changes: Any) -> JobView:
+    values: dict[str, Any] = {
+        "id": "digits-k3f9q2",
+        "name": "digits",
+        "user": "ann",
+        "uid": 1,
+        "queue": "default",
+        "priority": 50,
+        "state": "RUNNING",
+        "reason": "",
+        "submitted_at": 0.0,
+        "gpus": (
+            RankView(rank=0, node="node1", gpu_uuids=("GPU-0",)),
+            RankView(rank=1, node="node1", gpu_uuids=("GPU-1",)),
+        ),
+        "progress": ProgressView(step=10, total_steps=100),
+    }
+    return JobView(**{**values, **changes})
+
+
+POOR = {
+    "gpus": 2,
+    "silent": [],
+    "band": "poor",
+    "quantities": {"power": {"cv": 0.4}},
+    "findings": [{"text": "Rank 1 is slow.", "advice": "Look."}],
+}
+
+
+def frame(rows: tuple[GpuRow, ...], **changes: Any) -> Frame:
+    history = {one.gpu_uuid: (0.1, 0.5, None, 1.0) for one in rows}
+    return Frame(
+        **{"at": time.time(), "rows": rows, "history": history, "power_history": history, "daemon": True, **changes}
+    )
+
+
+class StillSource:
+    """A source whose frame a test sets."""
+
+    def __init__(self, first: Frame | None) -> None:
+        self.frame = first
+
+
+# ----------------------------------------------------------------------------------------------------------------- model
+
+
+def test_orders_put_the_biggest_first_and_the_unknown_last() -> None:
+    rows = [row(0), row(1), row(2, utilization_ratio=None, power_watts=None, memory_used_bytes=None), row(3)]
+    assert [one.index for one in model.ordered(rows, Order.UTILIZATION)] == [3, 1, 0, 2]
+    assert [one.index for one in model.ordered(rows, Order.POWER)] == [0, 1, 3, 2]
+    assert [one.index for one in model.ordered(rows, Order.MEMORY)] == [3, 1, 0, 2]
+    assert [one.index for one in model.ordered(rows, Order.PLACE, reverse=True)] == [3, 2, 1, 0]
+    held = [row(0), row(1, job="b", rank=0), row(2, job="a", rank=1), row(3, job="a", rank=0)]
+    assert [one.index for one in model.ordered(held, Order.JOB)] == [3, 2, 1, 0]
+    hot = [row(0, temperature_celsius=50.0), row(1, temperature_celsius=80.0)]
+    assert [one.index for one in model.ordered(hot, Order.TEMPERATURE)] == [1, 0]
+
+
+def test_every_order_comes_round() -> None:
+    order, seen = Order.PLACE, []
+    for _ in Order:
+        seen.append(order)
+        order = order.next()
+    assert (set(seen), order) == (set(Order), Order.PLACE)
+
+
+def test_filters_take_every_word_anywhere() -> None:
+    rows = [row(0), row(1, node="node2", vendor="amd"), row(2, holders=(GpuHolder(job="digits-k3f9q2", rank=0),))]
+    assert [one.index for one in model.matching(rows, "NODE1 h100")] == [0, 2]
+    assert [one.index for one in model.matching(rows, "amd")] == [1]
+    assert [one.index for one in model.matching(rows, "digits")] == [2]
+    assert [one.index for one in model.matching(rows, "gpu2")] == [2]
+    assert model.matching(rows, "nothing") == []
+    assert len(model.matching(rows, "  ")) == 3
+
+
+def test_graphs_and_bars() -> None:
+    assert model.graph([0.0, 0.01, 0.5, 1.0, None], 7) == "   ▁▄█ "
+    assert model.graph([1.0] * 50, 4) == "████"
+    assert model.graph([300.0, 600.0], 2, 600.0) == "▄█"
+    assert model.bar(0.5, 10) == "█████     "
+    assert model.bar(0.55, 10) == "█████▌    "
+    assert model.bar(None, 3) == "   "
+    assert model.bar(2.0, 3) == "███"
+
+
+def test_colours_follow_the_load() -> None:
+    assert [model.load_colour(share) for share in (None, 0.0, 0.3, 0.9)] == [
+        "bright_black",
+        "bright_black",
+        "yellow",
+        "green",
+    ]
+    assert [model.heat_colour(celsius) for celsius in (None, 50, 75, 90)] == ["green", "green", "yellow", "red"]
+    assert [model.fill_colour(share) for share in (None, 0.5, 0.9, 0.99)] == ["green", "green", "yellow", "red"]
+
+
+def test_the_headline_counts_what_matters() -> None:
+    rows = (row(0, utilization_ratio=1.0), row(1, utilization_ratio=0.5, health=Health.LOST), row(2, placeable=False))
+    text = model.headline(frame(rows, jobs=(JobLine(job=job(), balance=None),)))
+    assert text == "1 node(s)  2 GPU(s)  75% busy  999 W  1 not answering  1 job(s)"
+    assert "this machine only" in model.headline(frame(rows, daemon=False))
+
+
+def test_job_and_process_lines() -> None:
+    assert model.job_cells(JobLine(job=job(), balance=POOR)) == (
+        "digits-k3f9q2",
+        "RUNNING",
+        "2",
+        "step 10/100",
+        "poor: power CV 40%",
+        "Rank 1 is slow. Look.",
+    )
+    assert model.job_cells(JobLine(job=job(progress=None), balance=None))[3:] == ("", "", "")
+    line = ProcessLine(
+        pid=7,
+        node="n",
+        gpu=1,
+        gpu_uuid="g",
+        memory_bytes=5 << 30,
+        user="ann",
+        cpu_percent=99.6,
+        resident_bytes=1 << 30,
+        seconds=3725.0,
+        command="python train.py",
+    )
+    assert model.process_cells(line) == (
+        "7",
+        "ann",
+        "n",
+        "1",
+        "5.0 GiB",
+        "100%",
+        "1.0 GiB",
+        "1:02:05",
+        "python train.py",
+    )
+    assert model.process_cells(ProcessLine(pid=7, node="n", gpu=1, gpu_uuid="g", memory_bytes=None))[4:] == ("",) * 5
+
+
+# ---------------------------------------------------------------------------------------------------------------- screen
+
+
+def drive(source: Any, script: Any) -> None:
+    """Run the screen without a terminal and let `script` press its keys."""
+
+    async def go() -> None:
+        app = TopApp(source, interval=0.1)
+        async with app.run_test(size=(180, 50)) as pilot:
+            await script(app, pilot)
+
+    asyncio.run(go())
+
+
+def cells(app: TopApp, name: str) -> list[list[str]]:
+    table = app.query_one(f"#{name}", DataTable)
+    return [[str(cell) for cell in table.get_row_at(number)] for number in range(table.row_count)]
+
+
+def head(app: TopApp) -> str:
+    return str(app.query_one("#head", Static).render())
+
+
+def test_the_screen_shows_gpus_jobs_and_processes() -> None:
+    rows = (
+        row(
+            0, throttle=(Throttle.THERMAL,), holders=(GpuHolder(job="digits-k3f9q2", rank=0),), temperature_celsius=66.0
+        ),
+        row(1, health=Health.LOST, problem="gone"),
+    )
+    line = ProcessLine(
+        pid=4711, node="node1", gpu=0, gpu_uuid="GPU-0", memory_bytes=5, command="python \x1b[31mtrain.py"
+    )
+    source = StillSource(frame(rows, jobs=(JobLine(job=job(), balance=POOR),), processes=(line,), problems=("a note",)))
+
+    async def script(app: TopApp, pilot: Any) -> None:
+        await pilot.pause()
+        first, second = cells(app, "gpus")
+        assert first[:4] == ["node1", "0", "H100", "66C"]
+        assert (first[11], first[12]) == ("digits-k3f9q2:0", "thermal")
+        assert first[9].endswith("▁▄ █")
+        assert second[12] == "lost"
+        assert cells(app, "jobs")[0][4] == "poor: power CV 40%"
+        assert cells(app, "processes")[0][8] == "python ?[31mtrain.py", "nothing that steers the terminal"
+        notes = str(app.query_one("#notes", Static).render())
+        assert "a note" in notes
+        assert "GPU 1 of node1: gone" in notes
+
+    drive(source, script)
+
+
+def test_keys_sort_reverse_hide_and_explain() -> None:
+    source = StillSource(frame((row(0), row(1), row(2))))
+
+    async def script(app: TopApp, pilot: Any) -> None:
+        await pilot.press("s")
+        assert [line[1] for line in cells(app, "gpus")] == ["2", "1", "0"]
+        assert "sorted by utilization" in head(app)
+        await pilot.press("r")
+        assert [line[1] for line in cells(app, "gpus")] == ["0", "1", "2"]
+        await pilot.press("p")
+        assert not app.query_one("#processes").display
+        await pilot.press("p")
+        assert app.query_one("#processes").display
+        await pilot.press("question_mark")
+        assert isinstance(app.screen, HelpScreen)
+        await pilot.press("escape")
+        assert not isinstance(app.screen, HelpScreen)
+
+    drive(source, script)
+
+
+def test_filtering_while_typing_and_forgetting_it() -> None:
+    source = StillSource(frame((row(0), row(1, node="node2"), row(2))))
+
+    async def script(app: TopApp, pilot: Any) -> None:
+        await pilot.press("slash", *"node2")
+        assert [line[0] for line in cells(app, "gpus")] == ["node2"]
+        assert "(1 of 3)" in head(app)
+        await pilot.press("enter")
+        assert not app.query_one("#filter").display
+        assert len(cells(app, "gpus")) == 1
+        await pilot.press("escape")
+        assert len(cells(app, "gpus")) == 3
+
+    drive(source, script)
+
+
+def test_the_picture_follows_holds_and_keeps_the_cursor() -> None:
+    source = StillSource(None)
+
+    async def script(app: TopApp, pilot: Any) -> None:
+        assert cells(app, "gpus") == []
+        source.frame = frame((row(0), row(1), row(2)))
+        app.follow()
+        await pilot.pause()
+        table = app.query_one("#gpus", DataTable)
+        await pilot.press("down", "down")
+        assert table.cursor_row == 2
+        source.frame = frame((row(5), row(1), row(2)))
+        app.follow()
+        assert [line[1] for line in cells(app, "gpus")] == ["1", "2", "5"]
+        assert table.cursor_row == 1, "still on the same GPU"
+        await pilot.press("space")
+        source.frame = frame((row(9),))
+        app.follow()
+        assert len(cells(app, "gpus")) == 3, "held"
+        assert "held" in head(app)
+        await pilot.press("space")
+        assert [line[1] for line in cells(app, "gpus")] == ["9"]
+
+    drive(source, script)
+
+
+# ---------------------------------------------------------------------------------------------------------------- source
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(environ={"ORCH_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)})
+
+
+def test_the_source_works_without_a_daemon(session: Session, nvml: FakeNvml) -> None:
+    nvml[0].processes({os.getpid(): 5 << 30, 2**30: 1})
+    with TopSource(session, interval=0.05) as source:
+        seen = wait_for(
+            lambda: (
+                source.frame
+                and all(one.sampled_at for one in source.frame.rows)
+                and len(source.frame.history[nvml.uuid(0)]) > 3
+                and source.frame
+            ),
+            "a few looks",
+        )
+    assert not seen.daemon
+    assert [one.utilization_ratio for one in seen.rows] == [0.5, 0.51]
+    assert seen.history[nvml.uuid(0)][-1] == 0.5
+    mine, gone = seen.processes
+    assert (mine.pid, mine.memory_bytes) == (os.getpid(), 5 << 30)
+    assert "python" in mine.command
+    assert mine.seconds is not None
+    assert (gone.pid, gone.command) == (2**30, "")
+
+
+def test_the_balance_is_worked_out_where_the_daemon_has_none(session: Session, nvml: FakeNvml) -> None:
+    nvml[1].power_mw = 100_000
+    with TopSource(session, interval=0.05) as source:
+        wait_for(lambda: source.frame and all(one.sampled_at for one in source.frame.rows), "samples")
+        uuids = (nvml.uuid(0), nvml.uuid(1))
+        held = job(gpus=tuple(RankView(rank=i, node="n", gpu_uuids=(uuid,)) for i, uuid in enumerate(uuids)))
+        found = source._balance(held, time.monotonic())
+        assert found is not None
+        assert found["quantities"]["power"]["cv"] == pytest.approx(0.5)
+        assert source._balance(job(balance=POOR), 0.0) == POOR
+        assert source._balance(job(gpus=()), 0.0) is None
+
+
+def test_top_needs_a_terminal(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestrator.api.errors import BadRequestError
+    from orchestrator.cli.commands import gpu
+
+    monkeypatch.setattr(gpu, "Session", lambda: session)
+    session.console = Console({}, out=open(os.devnull, "w"))  # noqa: SIM115  # closed below
+    with pytest.raises(BadRequestError, match="terminal"):
+        gpu.top()
+    session.console.out.close()
