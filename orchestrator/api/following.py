@@ -67,14 +67,18 @@ def watch(
     job_ids: Sequence[str] = (),
     patience: Patience | None = None,
     deadline: float | None = None,
+    rest_seconds: float = 0.0,
 ) -> Iterator[Seen]:
     """What ``read`` returns now, and again after each change of ``job_ids`` (none: of any job), for ever.
 
     Also every ``POLL_SECONDS`` without a change, and at ``deadline`` (monotonic), so that a caller can look at the clock.
+    Changes within ``rest_seconds`` after a reading are read together.
     """
     patience = patience or Patience()
     version: int | None = None
+    rested = 0.0
     while True:
+        time.sleep(max(0.0, rested - time.monotonic()))
         held = POLL_SECONDS if deadline is None else min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))
         try:
             version = client.wait_change(version, job_ids=job_ids, timeout_seconds=held)
@@ -84,6 +88,7 @@ def watch(
             patience.absent(error)
             continue
         patience.present()
+        rested = time.monotonic() + rest_seconds
         yield value
 
 

@@ -163,6 +163,9 @@ def follow_job(session: Session, job_id: str) -> int:
 
 # -- a view that keeps itself current
 
+REST_SECONDS = 0.2
+"""Hundreds of jobs change all the time; nobody reads faster than this."""
+
 
 def watch_view(
     session: Session,
@@ -192,7 +195,9 @@ def watch_view(
 
 
 def _changes(session: Session, read: Callable[[], Any], job_ids: tuple[str, ...]) -> Iterator[Any]:
-    return following.watch(session.client(), read, job_ids=job_ids, patience=session.patience())
+    return following.watch(
+        session.client(), read, job_ids=job_ids, patience=session.patience(), rest_seconds=REST_SECONDS
+    )
 
 
 class Screen:

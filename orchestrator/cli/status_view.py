@@ -12,10 +12,14 @@ from orchestrator.cli.submitting import print_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from orchestrator.api.client import Client
     from orchestrator.api.views import JobList, JobView
     from orchestrator.cli.session import Session
 
 RECENT_SECONDS = 86400.0
+RECENT_JOBS = 50
+"""So many ended jobs are looked at for the short list: a daemon remembers thousands, and status is asked often."""
+
 LIVE_STATES = ("PENDING", "STARTING", "RUNNING", "RECOVERING", "DRAINING", "SUSPENDED")
 
 
@@ -91,8 +95,9 @@ def _show_jobs(session: Session, options: StatusOptions) -> int:
     recent = not options.states and since is None
 
     def read() -> JobList:
-        found = client.jobs(user=options.user, states=states, since=since)
-        return found if not recent else _recent(found)
+        if recent:
+            return _live_and_recent(client, options.user)
+        return client.jobs(user=options.user, states=states, since=since)
 
     def render(found: JobList) -> list[str]:
         return job_lines(session.console, found.jobs, time.time()) or ["no jobs; `orch submit job.yaml` makes one"]
@@ -114,11 +119,18 @@ def _parse_since(text: str) -> float:
     return parse_time(text, "--since", time.time())
 
 
-def _recent(found: JobList) -> JobList:
+def _live_and_recent(client: Client, user: str | None) -> JobList:
     from dataclasses import replace
 
+    from orchestrator.api.views import TERMINAL_STATES
+
+    live = client.jobs(user=user, states=LIVE_STATES)
+    ended = client.jobs(user=user, states=sorted(TERMINAL_STATES), limit=RECENT_JOBS)
     oldest = time.time() - RECENT_SECONDS
-    return replace(found, jobs=tuple(job for job in found.jobs if job.ended_at is None or job.ended_at >= oldest))
+    recent = [job for job in ended.jobs if job.ended_at is None or job.ended_at >= oldest]
+    # A job that ended between the two answers is in both: the second one counts.
+    by_id = {job.id: job for job in (*live.jobs, *recent)}
+    return replace(live, jobs=tuple(sorted(by_id.values(), key=lambda job: -job.submitted_at)))
 
 
 def wanted_states(texts: Sequence[str]) -> list[str]:

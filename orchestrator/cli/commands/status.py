@@ -27,7 +27,7 @@ def status(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Show where jobs stand: those that have not ended, and those that ended in the last day.
+    """Show where jobs stand: those that have not ended, and the newest of those that ended in the last day.
 
     With --json: an object with `jobs`, or the JOB's object; with --watch one of them a line for each change.
     """

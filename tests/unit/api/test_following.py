@@ -150,6 +150,17 @@ def test_watch_tells_every_change_and_those_of_an_absence(served: ServedFake, cl
     assert seen == ["PENDING", "STARTING", "RUNNING", "SUCCEEDED"]
 
 
+def test_a_watcher_that_rests_reads_many_changes_at_once(served: ServedFake, client: Client) -> None:
+    job = served.do(lambda service: service.add())
+    watcher = watch(client, lambda: client.job(job.id), rest_seconds=0.3)
+    begin = time.monotonic()
+    assert next(watcher).priority == 50
+    for priority in (1, 2, 3):
+        served.do(lambda service, priority=priority: service.set(job.id, priority=priority))
+    assert next(watcher).priority == 3
+    assert time.monotonic() - begin >= 0.3
+
+
 def write(served: ServedFake, job_id: str, *texts: str, rank: int = 0, attempt: int = 1) -> Callable[[], object]:
     return lambda: served.do(lambda service: service.write(job_id, *texts, rank=rank, attempt=attempt))
 

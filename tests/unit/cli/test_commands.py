@@ -51,6 +51,16 @@ def test_status_leaves_out_what_ended_long_ago(orch: Orch, served: ServedFake) -
     assert old.id in orch("status", "--since", "2020-01-01").out
 
 
+def test_status_asks_for_little_where_a_lot_is_remembered(orch: Orch, served: ServedFake) -> None:
+    live = served.do(lambda service: service.add("live", state="RUNNING"))
+    for _ in range(60):
+        served.do(lambda service: service.add("done", state="SUCCEEDED", ended_at=time.time()))
+    shown = [item["id"] for item in orch("status", "--json").json["jobs"]]
+    assert len(shown) == 51
+    assert shown[-1] == live.id, "newest first, and no live one is left out"
+    assert len(orch("status", "--state", "all", "--json").json["jobs"]) == 61
+
+
 def test_status_filters(orch: Orch, served: ServedFake, job: JobView) -> None:
     other = served.do(lambda service: service.add("other", user="bob", state="PENDING"))
     assert [item["id"] for item in orch("status", "--user", "bob", "--json").json["jobs"]] == [other.id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -116,10 +117,11 @@ def test_ctrl_c(served: ServedFake) -> None:
 @pytest.mark.parametrize("line", [("logs", "digits"), ("status",), ("status", "--state", "all", "--json")])
 def test_a_reader_that_leaves_is_no_error(served: ServedFake, line: tuple[str, ...]) -> None:
     def fill(service: object) -> None:
-        job = service.add(state="SUCCEEDED", ended_at=time.time())  # type: ignore[attr-defined]
-        for _ in range(3000):
-            service._jobs[f"{job.name}-{len(service._jobs):06}"] = job  # type: ignore[attr-defined]
-        service.write(job.id, *["x" * 100] * 5000)  # type: ignore[attr-defined]
+        job = service.add(state="RUNNING")  # type: ignore[attr-defined]
+        for number in range(3000):
+            key = f"digits-{number:06}"
+            service._jobs[key] = dataclasses.replace(job, id=key)  # type: ignore[attr-defined]
+        service.write(key, *["x" * 100] * 5000)  # type: ignore[attr-defined]
 
     served.do(fill)
     process = subprocess.Popen([*ORCH, *line], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
