@@ -1,0 +1,109 @@
+"""Which samples a rank sees, in which order.
+
+The order of an epoch depends on seed and epoch alone. All ranks walk it together: each pass takes the next batch_size x
+world_size samples and deals them out. A position, counted in samples of the whole epoch, is therefore all there is to
+save, and any number of ranks can go on from it, with every sample seen once.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import Dataset, Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LARGE_PRIME = 1_000_003
+
+
+class GlobalBatchSampler(Sampler[list[Any]]):
+    """Deals an epoch's samples out to ranks, a batch at a time.
+
+    `samples` is the size of the dataset, `batch_size` that of one rank's batch. What is left after the last whole pass
+    is dropped in training (`drop_last`), where another order brings it back in the next epoch; in evaluation the ranks
+    share it, and some may get a smaller batch, or none.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool = True,
+        accumulate: int = 1,
+        draws: bool = False,
+    ) -> None:
+        self.samples, self.batch_size = samples, batch_size
+        self.rank, self.world_size = rank, world_size
+        self.shuffle, self.seed = shuffle, seed
+        self._drop_last = drop_last
+        self._per_pass = batch_size * world_size
+        self._unit = self._per_pass * accumulate
+        self._draws = draws
+        self.epoch = 0
+        self.position = 0
+
+    def seek(self, epoch: int, position: int = 0) -> None:
+        """Let the next iteration start in `epoch` after its first `position` samples (of all ranks together)."""
+        self.epoch, self.position = epoch, position
+
+    def __len__(self) -> int:
+        """The batches of one rank in a whole epoch."""
+        if self._drop_last:
+            return self.samples // self._unit * (self._unit // self._per_pass)
+        whole, rest = divmod(self.samples, self._per_pass)
+        return whole + (1 if rest > self.rank else 0)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        epoch, position = self.epoch, self.position
+        order = self._order(epoch)
+        end = self.samples // self._unit * self._unit if self._drop_last else self.samples
+        while position < end:
+            mine = order[position : min(position + self._per_pass, end)][self.rank :: self.world_size]
+            position += self._per_pass
+            if not mine:
+                return
+            yield [(epoch, index) for index in mine] if self._draws else mine
+
+    def _order(self, epoch: int) -> list[int]:
+        if not self.shuffle:
+            return list(range(self.samples))
+        generator = torch.Generator().manual_seed(self.seed * _LARGE_PRIME + epoch)
+        order: list[int] = torch.randperm(self.samples, generator=generator).tolist()
+        return order
+
+
+class SeededSamples(Dataset[Any]):
+    """A dataset whose random choices (augmentation) depend on seed, epoch and sample alone.
+
+    In loader workers nothing else would make them the same after a restart, for a worker's random state is lost with it.
+    Takes (epoch, index), as GlobalBatchSampler gives them with `draws`.
+    """
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, draw: tuple[int, int]) -> Any:
+        epoch, index = draw
+        seed = hash((self._seed, epoch, index)) & 0xFFFFFFFFFFFF  # of whole numbers: the same in every process
+        random.seed(seed)
+        torch.manual_seed(seed)
+        _seed_numpy(seed)
+        return self._dataset[index]
+
+
+def _seed_numpy(seed: int) -> None:
+    import numpy as np
+
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  (the generator that augmentation libraries draw from)
