@@ -49,7 +49,9 @@ def read_ledger(path: Path) -> list[Step]:
     """The steps so far."""
     with contextlib.suppress(FileNotFoundError):
         lines = path.read_text().splitlines()
-        return [Step(int(a), int(b) / 1e9, int(c)) for a, b, c in (line.split() for line in lines if line.count(" ") == 2)]  # noqa: PLR2004
+        return [
+            Step(int(a), int(b) / 1e9, int(c)) for a, b, c in (line.split() for line in lines if line.count(" ") == 2)
+        ]  # noqa: PLR2004
     return []
 
 
@@ -73,7 +75,9 @@ class Run:
         steps = wait_for("the first step", lambda: read_ledger(self.ledger))
         return float(steps[0].at_seconds - self.began)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """End the process and all that it started."""
         with contextlib.suppress(psutil.Error):
             victims = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
@@ -178,15 +182,29 @@ class OrchRun(Run):
     def __init__(self, process: subprocess.Popen[bytes], ledger: Path, began: float, client: Client) -> None:
         super().__init__(process, ledger, began)
         self.client = client
+        self.id = ""
+
+    def first_step_seconds(self) -> float:
+        """As for every run; the job's id is known afterwards."""
+        seconds = super().first_step_seconds()
+        self.job_id()
+        return seconds
 
     def job_id(self) -> str:
         """The job's id, once ``orch submit`` has ended."""
+        if not self.id:
+            self.id = self._read_id()
+        return self.id
+
+    def _read_id(self) -> str:
         out, err = self.process.communicate(timeout=60)
         if self.process.returncode != 0:
             raise RuntimeError(err.decode())
         return out.decode().strip()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Cancel the job and wait until its processes are gone."""
         job_id = self.job_id()
         with contextlib.suppress(OrchError):

@@ -38,7 +38,9 @@ def main() -> None:
             with contenders.ray_train(STEPS, 0.01) as run:
                 return run.first_step_seconds()
 
-        arms = {"ours": ours} if arguments.ours_only else {"ours": ours, "torchrun": peer_torchrun, "ray_train": peer_ray}
+        arms = (
+            {"ours": ours} if arguments.ours_only else {"ours": ours, "torchrun": peer_torchrun, "ray_train": peer_ray}
+        )
         found = interleave(arms, arguments.pairs)
     finally:
         orch.close()

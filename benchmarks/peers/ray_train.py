@@ -24,7 +24,12 @@ def run(ledger: str, steps: int, seconds_per_step: float) -> None:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    config = {"ledger": ledger, "steps": steps, "seconds_per_step": seconds_per_step, "root": str(Path(__file__).parents[2])}
+    config = {
+        "ledger": ledger,
+        "steps": steps,
+        "seconds_per_step": seconds_per_step,
+        "root": str(Path(__file__).parents[2]),
+    }
     TorchTrainer(
         train_loop,
         train_loop_config=config,

@@ -45,7 +45,10 @@ def main(ledger: str, steps: int, seconds_per_step: float = 0.0) -> None:
         if rank == 0:
             os.write(handle, f"{step} {time.monotonic_ns()} {os.getpid()}\n".encode())
             if step % 10 == 0:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, f"{checkpoint}.new")
+                torch.save(
+                    {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
+                    f"{checkpoint}.new",
+                )
                 os.rename(f"{checkpoint}.new", checkpoint)  # noqa: PTH104
         if seconds_per_step:
             time.sleep(seconds_per_step)

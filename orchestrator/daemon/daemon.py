@@ -43,6 +43,8 @@ REFRESH_SECONDS: Final = 10.0
 FORK_SERVER_SECONDS: Final = 60.0
 HEAD_RETRY_SECONDS: Final = 2.0
 DRAIN_POLL_SECONDS: Final = 0.05
+WARM_LATER_SECONDS: Final = 0.3
+MAX_WARM_WORKERS: Final = 8
 REMEMBER_ENDED: Final = 1000
 
 
@@ -64,6 +66,7 @@ class Daemon:
         self._remembered: list[JobId] = []
         self._problems: dict[str, str] = {}
         self._cordoned: set[str] = set()
+        self._warmed_for: dict[JobId, int] = {}
         self._have_nodes = asyncio.Event()
         self._stopping = asyncio.Event()
         self._stop_jobs = False
@@ -72,7 +75,7 @@ class Daemon:
         self.loop = Loop(
             store=self.store,
             runtime=lambda: self.gangs if self.cluster.connected else None,
-            on_change=lambda job: self.changes.touch(job.id),
+            on_change=self._changed,
             on_end=self._ended,
             log=self.log,
         )
@@ -286,7 +289,19 @@ class Daemon:
         if events:
             self.loop.post(events)
 
+    def _changed(self, job: Job) -> None:
+        self.changes.touch(job.id)
+        if job.seats and self._warmed_for.get(job.id) != job.gang:
+            self._warmed_for[job.id] = job.gang
+            self._spawn(self._warm_later(job.num_workers))
+
+    async def _warm_later(self, workers: int) -> None:
+        """A gang has used idle workers up: have as many made again, once the start that they would compete with is over."""
+        await asyncio.sleep(WARM_LATER_SECONDS)
+        await self.cluster.warm(min(workers, MAX_WARM_WORKERS))
+
     def _ended(self, job: Job) -> None:
+        self._warmed_for.pop(job.id, None)
         with contextlib.suppress(OSError):
             self.settings.paths.secrets(job.id).unlink(missing_ok=True)
         pages = page_directory(self.cluster.namespace)
@@ -297,8 +312,6 @@ class Daemon:
         for job_id in self._remembered[:-REMEMBER_ENDED]:
             self._progress.forget(job_id)
         del self._remembered[:-REMEMBER_ENDED]
-        if self.cluster.connected:
-            self._spawn(self.cluster.warm(job.num_workers))
 
     def _spawn(self, coroutine: Any) -> None:
         task: asyncio.Task[Any] = asyncio.create_task(coroutine)

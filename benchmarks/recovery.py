@@ -1,0 +1,133 @@
+"""SIGKILL of a random rank at a random moment to the next new optimizer step, one that had not been done before.
+
+The same script everywhere, which saves every ten steps. Each contender keeps one job running that is killed once a round.
+``ours_actor_killed`` is the same with the rank's Ray actor killed instead of the training process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks import contenders
+from benchmarks.measure import interleave, parser, report, result, summary, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.api.client import Client
+
+STEPS = 1_000_000
+SECONDS_PER_STEP = 0.01
+STEADY_STEPS = 25  # new steps between a recovery and the next kill
+RECOVER_SECONDS = 120.0
+
+
+class Victim:
+    """A contender's running job; started again when it gave up."""
+
+    def __init__(self, start: Callable[[], contenders.Run], choose: Callable[[contenders.Run], int]) -> None:
+        self._start, self._choose = start, choose
+        self._run: contenders.Run | None = None
+
+    def kill_once(self) -> float:
+        """Seconds from the kill to the next new step."""
+        if self._run is None:
+            self._run = self._start()
+            self._run.first_step_seconds()
+        run = self._run
+        try:
+            begun = contenders.read_ledger(run.ledger)[-1].number
+            wait_for("steady steps", lambda: contenders.read_ledger(run.ledger)[-1].number > begun + STEADY_STEPS)
+            time.sleep(random.uniform(0.0, 20 * SECONDS_PER_STEP))  # noqa: S311 - at a random phase of the save interval
+            pid = self._choose(run)
+            killed_at = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            done = max(s.number for s in contenders.read_ledger(run.ledger) if s.at_seconds <= killed_at)
+            step = wait_for("a new step", lambda: _new_step(run, done, killed_at), RECOVER_SECONDS)
+            return float(step.at_seconds - killed_at)
+        except Exception:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the job."""
+        if self._run is not None:
+            self._run.__exit__(None, None, None)
+            self._run = None
+
+
+def _new_step(run: contenders.Run, done: int, killed_at: float) -> contenders.Step | None:
+    # A survivor may still finish the step that was under way: recovered is who goes on in a new process.
+    old = {s.pid for s in contenders.read_ledger(run.ledger) if s.at_seconds <= killed_at}
+    for step in contenders.read_ledger(run.ledger):
+        if step.at_seconds > killed_at and step.pid not in old and step.number > done:
+            return step
+    return None
+
+
+def _any_rank(run: contenders.Run) -> int:
+    return random.choice(list(contenders.worker_pids(run.ledger).values()))  # noqa: S311
+
+
+def _actor(client: Client) -> Callable[[contenders.Run], int]:
+    def choose(run: contenders.Run) -> int:
+        assert isinstance(run, contenders.OrchRun)
+        rank = random.randrange(2)  # noqa: S311
+        events = [e for e in client.events(run.id) if e.kind == "gang_placed"]
+        return int(events[-1].body["seats"][rank]["actor_pid"])
+
+    return choose
+
+
+def main() -> None:
+    """Measure and report."""
+    options = parser(__doc__ or "", pairs=10)
+    options.add_argument("--ours-only", action="store_true", help="leave the peers out")
+    arguments = options.parse_args()
+    random.seed(20_261_121)
+    orch = contenders.Orch()
+    orch.up()
+
+    def submit() -> contenders.Run:
+        return orch.submit(STEPS, SECONDS_PER_STEP)
+
+    victims = {"ours": Victim(submit, _any_rank)}
+    if not arguments.ours_only:
+        victims["torchrun"] = Victim(lambda: contenders.torchrun(STEPS, SECONDS_PER_STEP), _any_rank)
+        victims["ray_train"] = Victim(lambda: contenders.ray_train(STEPS, SECONDS_PER_STEP), _any_rank)
+    try:
+        # One job at a time on the machine: each arm's job ends before the next arm's begins.
+        found = interleave({name: _alone(v) for name, v in victims.items()}, arguments.pairs)
+        actor = Victim(submit, _actor(orch.client))
+        killed_actors = [actor.kill_once() for _ in range(arguments.pairs)]
+        actor.close()
+    finally:
+        for victim in victims.values():
+            victim.close()
+        orch.close()
+    values = dict(found.values)
+    mine = values.pop("ours")
+    report(
+        result(
+            "recovery", "s", "lower", mine, values, failures=found.failures, ours_actor_killed=summary(killed_actors)
+        ),
+        arguments.json,
+    )
+
+
+def _alone(victim: Victim) -> Callable[[], float]:
+    def once() -> float:
+        try:
+            return victim.kill_once()
+        finally:
+            victim.close()
+
+    return once
+
+
+if __name__ == "__main__":
+    main()

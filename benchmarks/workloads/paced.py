@@ -1,0 +1,57 @@
+"""The workload of the overhead benchmark: steps of about the wanted length, two gloo ranks, every step timed by itself.
+
+Rank 0 writes the durations of its steps, in seconds, as JSON. Under orch every step is reported, as a training script would.
+
+usage: paced.py RESULT STEPS MILLISECONDS
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from orchestrator.train import context
+
+WARM_UP = 50
+
+
+def main(target: str, steps: int, milliseconds: float) -> None:
+    """Train on one batch; its size sets a step's length."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    width = 256
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(width, width) for _ in range(4))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    batch = _batch_for(milliseconds / 1000, width)
+    inputs = torch.randn(batch, width)
+    told = context()
+    seconds = []
+    for step in range(1, WARM_UP + steps + 1):
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        told.report(step=step, total_steps=WARM_UP + steps, samples=batch, loss=float(loss))
+        seconds.append(time.perf_counter() - began)
+    if dist.get_rank() == 0:
+        draft = Path(f"{target}.new")
+        draft.write_text(json.dumps(seconds[WARM_UP:]))
+        draft.rename(target)
+    dist.destroy_process_group()
+
+
+def _batch_for(seconds: float, width: int) -> int:
+    # Fixed sizes, not calibrated ones: both sides must do the same work.
+    return max(16, int(seconds * 1000 / 2 * 128 * 256 / width))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
