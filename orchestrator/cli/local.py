@@ -53,10 +53,9 @@ def serve(session: Session, options: ServeOptions) -> int:
 
 def examine(session: Session) -> Sequence[Finding]:
     """What is right and wrong with this machine."""
-    from importlib import import_module
+    from orchestrator.daemon.doctor import examine as look
 
-    found: Sequence[Finding] = import_module("orchestrator.daemon.doctor").examine(_settings(session))
-    return found
+    return look(_settings(session))
 
 
 def run_demo(options: DemoOptions) -> int:

@@ -117,7 +117,7 @@ def test_ctrl_c(served: ServedFake) -> None:
 @pytest.mark.parametrize("line", [("logs", "digits"), ("status",), ("status", "--state", "all", "--json")])
 def test_a_reader_that_leaves_is_no_error(served: ServedFake, line: tuple[str, ...]) -> None:
     def fill(service: object) -> None:
-        job = service.add(state="RUNNING")  # type: ignore[attr-defined]
+        job = service.add(state="RUNNING", reason="r" * 200)  # type: ignore[attr-defined]
         for number in range(3000):
             key = f"digits-{number:06}"
             service._jobs[key] = dataclasses.replace(job, id=key)  # type: ignore[attr-defined]
