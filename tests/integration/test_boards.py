@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,9 +13,11 @@ import yaml
 
 from dashboards import build, lint
 from dashboards.widgets import to_json
+from tests.integration import npm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 BOARDS = {board.uid: to_json(board) for board in build.BOARDS}
 
@@ -72,62 +72,33 @@ export type Board = Omit<Plain<s.Dashboard>, 'panels' | 'templating' | 'annotati
 """
 
 
-@pytest.fixture(scope="session")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the compiler and Grafana's types; installed once and kept in the user's cache."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("npm is missing")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orch-tests"
-    folder = cache / re.sub(r"[^a-z0-9.]+", "-", "_".join(PACKAGES).lower()).strip("-")
-    if not (folder / "complete").is_file():
-        fresh = tmp_path_factory.mktemp("npm")
-        (fresh / "package.json").write_text('{"name": "orch-tests", "private": true}')
-        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--no-package-lock", *PACKAGES]
-        done = subprocess.run(command, cwd=fresh, capture_output=True, text=True, check=False, timeout=150)
-        assert done.returncode == 0, done.stderr
-        (fresh / "complete").touch()
-        shutil.rmtree(folder, ignore_errors=True)
-        cache.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(fresh, folder, symlinks=True)
-    return folder
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the compiler and Grafana's types are."""
+    return npm.installed(PACKAGES, tmp_path_factory.mktemp("npm"))
 
 
-def compile_boards(compiler: Path, folder: Path, boards: dict[str, dict[str, Any]]) -> str:
+def compile_boards(packages: Path, folder: Path, boards: dict[str, dict[str, Any]]) -> str:
     """The compiler's findings; empty when every board has the types that Grafana says boards have."""
-    (folder / "node_modules").symlink_to(compiler / "node_modules")
     (folder / "types.ts").write_text(TYPES)
     for uid, board in boards.items():
         text = json.dumps(board, ensure_ascii=False)
         (folder / f"{uid}.ts").write_text(
             f"import type {{ Board }} from './types.js';\nexport const board: Board = {text};\n"
         )
-    options = {
-        "strict": True,
-        "noEmit": True,
-        "skipLibCheck": True,
-        "module": "nodenext",
-        "target": "es2022",
-        "types": [],
-    }
-    (folder / "tsconfig.json").write_text(json.dumps({"compilerOptions": options, "include": ["*.ts"]}))
-    (folder / "package.json").write_text('{"type": "module"}')
-    tsc = str(compiler / "node_modules/typescript/bin/tsc")
-    done = subprocess.run(
-        ["node", tsc, "-p", "."], cwd=folder, capture_output=True, text=True, check=False, timeout=150
-    )
-    return done.stdout + done.stderr
+    return npm.typescript(packages, folder)
 
 
-def test_boards_have_grafanas_own_types(compiler: Path, tmp_path: Path) -> None:
-    assert compile_boards(compiler, tmp_path, BOARDS) == ""
+def test_boards_have_grafanas_own_types(packages: Path, tmp_path: Path) -> None:
+    assert compile_boards(packages, tmp_path, BOARDS) == ""
 
 
-def test_the_type_check_finds_what_is_wrong(compiler: Path, tmp_path: Path) -> None:
+def test_the_type_check_finds_what_is_wrong(packages: Path, tmp_path: Path) -> None:
     """One fault a board: were a type not found, it would be `any`, and its board would pass."""
     wrong = {name: json.loads(json.dumps(BOARDS["orch-gpu-balance"])) for name in FAULTS}
     for name, spoil in FAULTS.items():
         spoil({panel["type"]: panel for panel in wrong[name]["panels"]}, wrong[name])
-    found = compile_boards(compiler, tmp_path, wrong)
+    found = compile_boards(packages, tmp_path, wrong)
     assert {name for name in FAULTS if f"{name}.ts(" in found} == set(FAULTS), found[:4000]
 
 

@@ -1,0 +1,63 @@
+# syntax=docker/dockerfile:1
+# orch in a container: the daemon, or a Ray node for its jobs (deploy/compose.yaml, deploy/kubernetes).
+#
+#   docker build -t orch .                              CPU: needs a source of torch's CPU build, see TORCH_INDEX_URL
+#   docker build -t orch:cuda --build-arg VARIANT=cuda .
+#
+# BASE is any Debian image with python3 (3.11 or newer) and its venv module.
+ARG BASE=python:3.11-slim-bookworm
+
+# ------------------------------------------------------------------------------------------------------------- build
+FROM ${BASE} AS build
+# cpu or cuda. cuda takes torch with its CUDA libraries from the package index; only the driver comes from the host.
+ARG VARIANT=cpu
+# An index that has torch's CPU builds (PyTorch's page "Get started" names it). Not needed when deploy/wheels holds one.
+ARG TORCH_INDEX_URL=
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+WORKDIR /src
+RUN python3 -m venv /opt/orch
+COPY constraints.txt ./
+COPY deploy/wheels/ /wheels/
+# torch first and in a layer of its own: it is most of the image, and changes least.
+RUN wanted="$(sed -n 's/^\(torch==.*\)$/\1/p' constraints.txt)" \
+    && if [ "${VARIANT}" = cuda ]; then wanted="${wanted%%+*}"; fi \
+    && sed -i "s/^torch==.*/${wanted}/" constraints.txt \
+    && /opt/orch/bin/pip install --no-cache-dir --find-links /wheels --constraint constraints.txt \
+        ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} torch
+COPY pyproject.toml README.md LICENSE ./
+COPY orchestrator/ orchestrator/
+RUN /opt/orch/bin/pip install --no-cache-dir --constraint constraints.txt '.[demo,runtime-env,stacks]' \
+    && find /opt/orch -name __pycache__ -prune -exec rm -rf {} + \
+    && /opt/orch/bin/python -m compileall -q /opt/orch/lib
+
+# --------------------------------------------------------------------------------------------------------------- run
+FROM ${BASE} AS run
+ARG VARIANT=cpu
+LABEL org.opencontainers.image.title="orch" \
+      org.opencontainers.image.description="Runs training jobs on the GPUs of one machine or of a Ray cluster" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      orch.variant="${VARIANT}"
+# hadolint ignore=DL3008  # the base image pins Debian's release; its security updates must not be pinned away
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends tini \
+    && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 10001 orch \
+    && useradd --uid 10001 --gid orch --home-dir /var/lib/orch --shell /usr/sbin/nologin orch \
+    && install -d -o orch -g orch -m 0700 /var/lib/orch
+COPY --from=build /opt/orch /opt/orch
+COPY --chmod=0755 deploy/entrypoint.sh /usr/local/bin/orch-entrypoint
+ENV PATH=/opt/orch/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    ORCH_HOME=/var/lib/orch \
+    ORCH_LOG_FORMAT=json \
+    PYTHONUNBUFFERED=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 10001:10001
+WORKDIR /var/lib/orch
+VOLUME ["/var/lib/orch"]
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9476/healthz', timeout=4)"]
+# tini reaps what outlives its parent, and hands signals on.
+ENTRYPOINT ["/usr/bin/tini", "--", "/usr/local/bin/orch-entrypoint"]
+CMD ["orch", "serve"]

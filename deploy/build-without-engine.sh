@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# Builds the image and runs it, on a machine without a container engine: Debian's buildah with chroot isolation, on a base that
+# debootstrap makes. For a check of the Dockerfile and of what it starts; not for production.
+#
+# The container starts, trains the digits example to its end, answers a scrape, and stops cleanly on SIGTERM.
+#
+# usage: deploy/build-without-engine.sh [--keep]      as root; --keep leaves the image and the scratch folder
+#
+#   SCRATCH        where everything goes (default: a new folder under TMPDIR); about 6 GB
+#   WHEELS         folders with wheels to offer to pip, separated by colons (a torch CPU build, say)
+#   PIP_SETTINGS   a pip.conf to use while building, e.g. for a proxy
+#   CA_BUNDLE      certificates to trust while building instead of Debian's
+#   MIRROR         the Debian mirror for debootstrap (default: debootstrap's own)
+set -euo pipefail
+
+repository=$(cd "$(dirname "$0")/.." && pwd)
+scratch=${SCRATCH:-$(mktemp -d "${TMPDIR:-/tmp}/orch-image.XXXXXX")}
+keep=no
+[[ "${1:-}" == --keep ]] && keep=yes
+container=
+image=localhost/orch:check
+base=localhost/orch-base:bookworm
+
+say() { printf '== %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+[[ $EUID -eq 0 ]] || die "run as root: debootstrap and chroot need it"
+missing=()
+for package in buildah debootstrap; do
+  command -v "$package" >/dev/null || missing+=("$package")
+done
+if [[ ${#missing[@]} -gt 0 ]]; then
+  say "installing ${missing[*]}"
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+# No overlay, no cgroups, no user namespaces: all of that may be missing where this runs.
+export BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs
+export CONTAINERS_STORAGE_CONF=$scratch/storage.conf
+mkdir -p "$scratch"
+cat > "$CONTAINERS_STORAGE_CONF" <<CONF
+[storage]
+driver = "vfs"
+graphroot = "$scratch/graph"
+runroot = "$scratch/run"
+CONF
+
+service=
+cleanup() {
+  [[ -n $service ]] && kill -KILL -- "-$service" 2>/dev/null
+  [[ -n $container ]] && buildah rm "$container" >/dev/null 2>&1
+  if [[ $keep == no ]]; then
+    buildah rmi --all --force >/dev/null 2>&1
+    rm -rf "$scratch"
+  else
+    say "kept in $scratch (STORAGE_DRIVER=vfs CONTAINERS_STORAGE_CONF=$CONTAINERS_STORAGE_CONF buildah images)"
+  fi
+  return 0
+}
+trap cleanup EXIT
+
+say "base: Debian bookworm with its Python 3.11"
+if [[ ! -d $scratch/base ]]; then
+  debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv bookworm "$scratch/base.part" ${MIRROR:+"$MIRROR"} \
+    > "$scratch/debootstrap.log" 2>&1 || { tail -5 "$scratch/debootstrap.log" >&2; die "debootstrap failed"; }
+  rm -rf "$scratch/base.part/var/cache/apt/archives/"*.deb
+  mv "$scratch/base.part" "$scratch/base"
+fi
+seed=$(buildah from scratch)
+buildah add -q "$seed" "$scratch/base" / >/dev/null
+buildah commit -q --rm "$seed" "$base" >/dev/null
+
+say "context: what is committed or not ignored, and the wheels"
+rm -rf "$scratch/context" && mkdir -p "$scratch/context"
+git -C "$repository" ls-files -z --cached --others --exclude-standard |
+  (cd "$repository" && xargs -0 sh -c 'for f; do [ -e "$f" ] && printf "%s\0" "$f"; done' sh) |
+  tar -C "$repository" --null --files-from=- -cf - | tar -C "$scratch/context" -xf -
+IFS=: read -r -a wheels <<< "${WHEELS:-}"
+for folder in "${wheels[@]}"; do
+  find "$folder" -maxdepth 1 -name '*.whl' -exec cp {} "$scratch/context/deploy/wheels/" \;
+done
+
+say "build"
+mounts=()
+[[ -n ${PIP_SETTINGS:-} ]] && mounts+=(--volume "$PIP_SETTINGS:/etc/pip.conf:ro")
+[[ -n ${CA_BUNDLE:-} ]] && mounts+=(--volume "$CA_BUNDLE:/etc/ssl/certs/ca-certificates.crt:ro")
+buildah bud --format docker --network host --build-arg "BASE=$base" --build-arg VARIANT=cpu "${mounts[@]}" \
+  --tag "$image" "$scratch/context" > "$scratch/build.log" 2>&1 || { tail -30 "$scratch/build.log" >&2; die "the build failed"; }
+buildah inspect --type image --format '{{.OCIv1.Config.User}} {{.OCIv1.Config.Entrypoint}} {{.OCIv1.Config.StopSignal}}' "$image" >&2
+
+say "start"
+container=$(buildah from --pull-never "$image")
+entry=(/usr/bin/tini -s -- /usr/local/bin/orch-entrypoint)
+inside() { buildah run --user 10001:10001 --network host --env ORCH_METRICS_PORT="$port" "$container" -- "$@"; }
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+setsid buildah run --user 10001:10001 --network host --env ORCH_METRICS_PORT="$port" "$container" -- \
+  "${entry[@]}" orch serve > "$scratch/daemon.log" 2>&1 &
+service=$!
+
+# The port, not the socket: /readyz is what a probe would ask.
+ask() { python3 -c 'import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())' "http://127.0.0.1:$port$1"; }
+for _ in $(seq 240); do
+  ask /readyz >/dev/null 2>&1 && break
+  kill -0 "$service" 2>/dev/null || { tail -30 "$scratch/daemon.log" >&2; die "the container ended"; }
+  sleep 0.5
+done
+ask /readyz >/dev/null || { tail -30 "$scratch/daemon.log" >&2; die "the container is not ready after two minutes"; }
+say "ready; its processes belong to uid $(stat -c %u "/proc/$(pgrep -n -f 'orch serve')")"
+
+say "train: the digits example that the image carries"
+inside sh -c 'orch demo' || die "the example did not train"
+
+say "scrape"
+ask /metrics > "$scratch/metrics.txt"
+grep -q '^orch_daemon_info{' "$scratch/metrics.txt" || die "/metrics has no orch_daemon_info"
+grep -q '^orch_jobs_finished_total{.*state="SUCCEEDED".*} [1-9]' "$scratch/metrics.txt" || die "/metrics knows of no job that succeeded"
+ask /healthz >/dev/null
+
+say "stop: SIGTERM to the container's first program"
+first=$(pgrep -n -f '^/usr/bin/tini -s -- /usr/local/bin/orch-entrypoint')
+kill -TERM "$first"
+for _ in $(seq 120); do
+  kill -0 "$first" 2>/dev/null || break
+  sleep 0.5
+done
+kill -0 "$first" 2>/dev/null && die "it did not stop within a minute"
+wait "$service" && code=0 || code=$?
+service=
+[[ $code -eq 0 ]] || { tail -30 "$scratch/daemon.log" >&2; die "it stopped with exit code $code"; }
+say "done: built, trained, scraped, stopped cleanly"

@@ -1,0 +1,508 @@
+"""Deployment files against the tools that will read them, and against each other."""
+
+from __future__ import annotations
+
+import copy
+import grp
+import json
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import yaml
+
+from dashboards import rules
+from orchestrator.telemetry import local_prometheus as lp
+from tests.integration import npm
+from tests.integration.test_boards import PACKAGES as GRAFANA_PACKAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+BESIDE_PYTHON = Path(sys.executable).parent
+
+
+def tool(name: str) -> str:
+    """A program beside this Python or on the PATH; the test is skipped without it."""
+    found = shutil.which(name, path=f"{BESIDE_PYTHON}{os.pathsep}{os.environ['PATH']}")
+    if found is None:
+        pytest.skip(f"{name} is missing")
+    return found
+
+
+def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **options)
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+# -- the image
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    done = run(tool("hadolint"), "--no-color", str(ROOT / "Dockerfile"))
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_hadolint_would_say_something(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM debian:latest\nRUN apt-get install curl\n")
+    assert run(tool("hadolint"), "--no-color", str(tmp_path / "Dockerfile")).returncode != 0
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
+    return [
+        (line.split(None, 1)[0], line.split(None, 1)[1]) for line in text.splitlines() if re.match(r"[A-Z]+ ", line)
+    ]
+
+
+def test_what_the_image_copies_is_there_and_in_the_build_context() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for name, rest in instructions():
+        if name == "COPY" and "--from" not in rest:
+            *sources, _ = [word for word in rest.split() if not word.startswith("--")]
+            for source in sources:
+                assert (ROOT / source).exists(), source
+                assert source.rstrip("/") in allowed, f"{source} is not in the build context"
+
+
+def test_the_image_runs_as_nobody_special_under_an_init() -> None:
+    found = instructions()
+    stages = [rest for name, rest in found if name == "FROM"]
+    last = found[max(i for i, (name, _) in enumerate(found) if name == "FROM") :]
+    assert len(stages) == 2
+    assert [rest for name, rest in last if name == "USER"] == ["10001:10001"]
+    assert any(name == "HEALTHCHECK" for name, _ in last)
+    entry = json.loads(next(rest for name, rest in last if name == "ENTRYPOINT"))
+    assert entry[0] == "/usr/bin/tini"
+    assert {"BASE", "VARIANT", "TORCH_INDEX_URL"} <= {rest.split("=")[0] for name, rest in found if name == "ARG"}
+
+
+def test_shell_scripts_parse() -> None:
+    assert run("sh", "-n", str(DEPLOY / "entrypoint.sh")).returncode == 0
+    assert run("bash", "-n", str(DEPLOY / "build-without-engine.sh")).returncode == 0
+
+
+FAKE_ORCH = """\
+#!/bin/sh
+echo "$@" >> "$LOG"
+if [ "$1" = down ]; then
+  [ "$DOWN" = works ] || exit 4
+  kill -USR1 "$(cat "$LOG.pid")"
+  exit 0
+fi
+echo $$ > "$LOG.pid"
+trap 'exit 0' USR1
+trap 'echo terminated >> "$LOG"; exit 7' TERM
+echo ready >> "$LOG"
+i=0
+while [ $i -lt 600 ]; do sleep 0.05; i=$((i + 1)); done
+"""
+
+
+class Container:
+    """The entry point with a fake `orch` before it on the PATH."""
+
+    def __init__(self, folder: Path, *arguments: str, down: str = "works") -> None:
+        self.log = folder / "log"
+        fake = folder / "orch"
+        fake.write_text(FAKE_ORCH)
+        fake.chmod(0o755)
+        environment = {"PATH": f"{folder}:/usr/bin:/bin", "LOG": str(self.log), "DOWN": down}
+        self.process = subprocess.Popen([str(DEPLOY / "entrypoint.sh"), *arguments], env=environment)
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + 20
+        while not (self.log.exists() and "ready" in self.log.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=20)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def test_a_container_with_its_own_ray_lets_jobs_save_first(tmp_path: Path) -> None:
+    with Container(tmp_path, "orch", "serve") as container:
+        container.wait_until_ready()
+        assert container.stop() == 0
+        assert container.log.read_text().splitlines() == ["serve", "ready", "down --stop-jobs"]
+
+
+def test_a_container_whose_daemon_does_not_listen_is_ended_all_the_same(tmp_path: Path) -> None:
+    with Container(tmp_path, "orch", "serve", down="fails") as container:
+        container.wait_until_ready()
+        assert container.stop() == 7
+        assert container.log.read_text().splitlines() == ["serve", "ready", "down --stop-jobs", "terminated"]
+
+
+@pytest.mark.parametrize("flag", [["--ray-address", "127.0.0.1:6379"], ["--ray-address=auto"]])
+def test_a_container_of_a_ray_elsewhere_leaves_jobs_alone(tmp_path: Path, flag: list[str]) -> None:
+    with Container(tmp_path, "orch", "serve", *flag) as container:
+        container.wait_until_ready()
+        assert container.stop() == 7
+        assert "down" not in container.log.read_text()
+
+
+def test_other_programs_run_as_they_are_and_codes_come_through(tmp_path: Path) -> None:
+    with Container(tmp_path, "sh", "-c", "exit 3") as container:
+        assert container.process.wait(timeout=20) == 3
+    (tmp_path / "broken").mkdir()
+    with Container(tmp_path / "broken", "orch", "serve") as container:
+        container.wait_until_ready()
+        os.kill(int((tmp_path / "broken/log.pid").read_text()), signal.SIGTERM)
+        assert container.process.wait(timeout=20) == 7, "a daemon that ends by itself ends the container with its code"
+
+
+# -- compose
+
+
+def interpolated(value: Any) -> Any:
+    """Compose's ${NAME:-default} resolved with its defaults."""
+    if isinstance(value, dict):
+        return {key: interpolated(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [interpolated(item) for item in value]
+    if isinstance(value, str):
+        return re.sub(r"\$\{\w+(?::-([^}]*)|:\?[^}]*)?\}", lambda found: found[1] or "", value)
+    return value
+
+
+COMPOSE = interpolated(load(DEPLOY / "compose.yaml"))
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.cpu.yaml"])
+def test_compose_files_fit_the_published_schema(name: str, tmp_path: Path) -> None:
+    copied = tmp_path / name
+    copied.write_text(
+        (DEPLOY / name).read_text().replace("!reset null", "{}")
+    )  # compose's own tag, not yet in the schema
+    done = run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(copied))
+    assert done.returncode == 0, done.stdout
+
+
+def test_nothing_is_exposed_beyond_this_machine() -> None:
+    ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", ())]
+    assert len(ports) == 3
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    for name, service in COMPOSE["services"].items():
+        assert service.get("network_mode", "own") == ("own" if name == "net" else "service:net")
+        assert not service.get("privileged")
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_ray_is_a_service_of_its_own_that_no_restart_of_the_daemon_touches() -> None:
+    services = COMPOSE["services"]
+    assert services["orch"]["command"][:3] == ["orch", "serve", "--ray-address"]
+    assert services["orch"]["pid"] == services["orch"]["ipc"] == "service:ray"
+    assert set(services["orch"]["volumes"]) == set(services["ray"]["volumes"])
+    assert "orch" not in services["ray"].get("depends_on", {})
+
+
+def test_versions_are_pinned_and_grafanas_is_the_one_that_boards_are_checked_against() -> None:
+    images = {name: service["image"] for name, service in COMPOSE["services"].items()}
+    for name in ("prometheus", "alertmanager", "grafana"):
+        assert re.search(r":v?\d+\.\d+\.\d+$", images[name]), images[name]
+    assert GRAFANA_PACKAGES[0] == f"@grafana/schema@{images['grafana'].split(':')[1]}"
+
+
+def test_every_mount_and_volume_is_there() -> None:
+    for service in COMPOSE["services"].values():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / source).resolve().exists(), source
+            elif not source.startswith("/"):
+                assert source in COMPOSE["volumes"]
+
+
+def test_every_variable_of_compose_is_explained_or_has_a_default() -> None:
+    text = (DEPLOY / "compose.yaml").read_text()
+    explained = set(re.findall(r"^(\w+)=", (DEPLOY / "env.example").read_text(), re.MULTILINE))
+    for name, rest in re.findall(r"(?<!\$)\$\{(\w+)([^}]*)\}", text):
+        assert rest.startswith(":-") or name in explained, name
+
+
+# -- Prometheus, Alertmanager, Grafana
+
+
+def test_prometheus_configuration_is_the_one_of_the_local_stack() -> None:
+    assert load(DEPLOY / "prometheus/prometheus.yml") == lp.prometheus_config(
+        daemon="127.0.0.1:9476", alertmanager="127.0.0.1:9093"
+    )
+
+
+def test_alertmanager_configuration_is_the_one_of_the_local_stack() -> None:
+    found, made = (
+        load(DEPLOY / "alertmanager/alertmanager.yml"),
+        lp.alertmanager_config(receivers=[], receiver="nobody"),
+    )
+    assert found["route"] == made["route"]
+    assert found["inhibit_rules"] == made["inhibit_rules"]
+
+
+@pytest.mark.parametrize("receiver", ["nobody", "webhook", "email", "slack"])
+def test_alertmanager_takes_every_receiver(receiver: str, tmp_path: Path) -> None:
+    amtool = tool("amtool")
+    config = tmp_path / "alertmanager.yml"
+    text = (DEPLOY / "alertmanager/alertmanager.yml").read_text()
+    assert text.count("receiver: nobody") == 1
+    config.write_text(text.replace("receiver: nobody", f"receiver: {receiver}"))
+    done = run(amtool, "check-config", str(config))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for severity in ("warning", "critical"):
+        routed = run(
+            amtool, "config", "routes", "test", f"--config.file={config}", f"severity={severity}", "component=job"
+        )
+        assert routed.stdout.strip() == receiver
+
+
+def test_grafana_is_provisioned_with_the_generated_boards() -> None:
+    provider = load(DEPLOY / "grafana/provisioning/dashboards/orch.yaml")["providers"][0]
+    mounted = COMPOSE["services"]["grafana"]["volumes"]
+    assert f"../dashboards/generated:{provider['options']['path']}:ro" in mounted
+    source = load(DEPLOY / "grafana/provisioning/datasources/prometheus.yaml")["datasources"][0]
+    scrapes = load(DEPLOY / "prometheus/prometheus.yml")["scrape_configs"]
+    assert source["jsonData"]["timeInterval"] == min(s.get("scrape_interval", "15s") for s in scrapes[1:])
+
+
+# -- Kubernetes
+
+KUBERNETES = "1.37"
+
+
+@pytest.fixture(scope="module")
+def objects() -> list[dict[str, Any]]:
+    """What kustomize makes of the base."""
+    done = run(tool("kubectl"), "kustomize", str(DEPLOY / "kubernetes"))
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = [o for o in objects if o["kind"] == kind]
+    return found
+
+
+def test_objects_of_kubernetes_fit_its_schemas(objects: list[dict[str, Any]]) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    own = [o for o in objects if "." not in o["apiVersion"].split("/")[0] or "k8s.io" in o["apiVersion"]]
+    assert {o["kind"] for o in own} == {
+        "ServiceAccount",
+        "PersistentVolumeClaim",
+        "Service",
+        "NetworkPolicy",
+        "ConfigMap",
+    }
+    for found in own:
+        kubernetes_validate.validate(found, KUBERNETES, strict=True)
+
+
+def pods(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    spec = of_kind(objects, "RayCluster")["spec"]
+    return [group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+
+
+def test_pods_of_the_ray_cluster_fit_kubernetes_schemas(objects: list[dict[str, Any]]) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for template in pods(objects):
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "x", **template["metadata"]},
+            "spec": template["spec"],
+        }
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+        broken = copy.deepcopy(pod)
+        broken["spec"]["containers"][0]["imagePull"] = "Always"
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(broken, KUBERNETES, strict=True)
+
+
+def test_the_ray_cluster_has_the_shape_that_kuberay_documents(objects: list[dict[str, Any]]) -> None:
+    """By structure only: KubeRay's schema is in no package registry."""
+    cluster = of_kind(objects, "RayCluster")
+    assert cluster["apiVersion"] == "ray.io/v1"
+    assert set(cluster["spec"]) <= {"rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs"}
+    head, workers = cluster["spec"]["headGroupSpec"], cluster["spec"]["workerGroupSpecs"]
+    assert set(head) == {"serviceType", "rayStartParams", "template"}
+    for group in workers:
+        assert set(group) == {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    for group in (head, *workers):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values()), "KubeRay wants texts"
+    constraint = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert constraint
+    assert cluster["spec"]["rayVersion"] == constraint[1]
+
+
+def test_pods_have_the_least_rights(objects: list[dict[str, Any]]) -> None:
+    for template in pods(objects):
+        spec = template["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        for container in spec["containers"]:
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["resources"]["limits"]["memory"]
+    assert not [o for o in objects if o["kind"].endswith(("Role", "RoleBinding"))]
+
+
+def test_the_same_token_guards_what_is_read(objects: list[dict[str, Any]]) -> None:
+    (daemon,) = [c for c in pods(objects)[0]["spec"]["containers"] if c["name"] == "orch"]
+    listen = daemon["args"][daemon["args"].index("--read-listen") + 1]
+    assert listen.startswith("0.0.0.0:"), "Prometheus is in another pod"
+    assert daemon["args"][daemon["args"].index("--token-file") + 1].endswith("/read")
+    monitor, scrape = of_kind(objects, "ServiceMonitor"), of_kind(objects, "ScrapeConfig")
+    for access in (
+        monitor["spec"]["endpoints"][0]["authorization"],
+        scrape["spec"]["authorization"],
+        scrape["spec"]["httpSDConfigs"][0]["authorization"],
+    ):
+        assert access["credentials"] == {"name": "orch-tokens", "key": "read"}
+    names = {r["targetLabel"]: r.get("replacement") for r in monitor["spec"]["endpoints"][0]["relabelings"]}
+    assert names["job"] == rules.DAEMON_JOB
+    assert {"targetLabel": "job", "replacement": rules.EXPORTER_JOB} in scrape["spec"]["relabelings"]
+
+
+def test_boards_and_rules_arrive_unchanged(objects: list[dict[str, Any]]) -> None:
+    boards = of_kind(objects, "ConfigMap")["data"]
+    generated = ROOT / "dashboards/generated"
+    assert boards == {path.name: path.read_text() for path in generated.glob("*.json")}
+    assert of_kind(objects, "PrometheusRule")["spec"] == yaml.safe_load((generated / "orch.rules.yml").read_text())
+    total = sum(len(text) for text in boards.values())
+    assert total < 1_000_000, "a config map holds 1 MiB at most"
+
+
+OPERATOR_PACKAGES = ("@kubernetes-models/prometheus-operator@6.0.0", "typescript@5.9.3")
+VALIDATE = """\
+import fs from 'fs';
+const found = [];
+for (const item of JSON.parse(fs.readFileSync(0, 'utf8'))) {
+  const path = `@kubernetes-models/prometheus-operator/${item.apiVersion}/${item.kind}`;
+  const Model = (await import(path))[item.kind];
+  try { new Model(item).validate(); } catch (error) { found.push(`${item.kind}: ${error.message}`); }
+}
+console.log(found.join('\\n'));
+"""
+
+
+def operators_findings(items: list[dict[str, Any]], packages: Path, folder: Path) -> tuple[str, str]:
+    """What the operator's schemas say of the values, and what its types say of the keys."""
+    folder.mkdir()
+    for i, item in enumerate(items):
+        kind, module = item["kind"], f"@kubernetes-models/prometheus-operator/{item['apiVersion']}/{item['kind']}"
+        literal = json.dumps(item)
+        (folder / f"item{i}.ts").write_text(
+            f"import type {{ I{kind} }} from '{module}';\nexport const x: I{kind} = {literal};\n"
+        )
+    typed = npm.typescript(packages, folder)
+    (folder / "validate.mjs").write_text(VALIDATE)
+    done = subprocess.run(
+        ["node", "validate.mjs"],
+        cwd=folder,
+        input=json.dumps(items),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout.strip(), typed
+
+
+def test_objects_of_the_prometheus_operator_fit_its_schemas(
+    objects: list[dict[str, Any]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    packages = npm.installed(OPERATOR_PACKAGES, tmp_path_factory.mktemp("npm"))
+    items = [of_kind(objects, kind) for kind in ("ServiceMonitor", "ScrapeConfig", "PrometheusRule")]
+    assert operators_findings(items, packages, tmp_path / "right") == ("", "")
+    wrong = copy.deepcopy(items)
+    wrong[0]["spec"]["endpoints"][0]["intervall"] = "15s"
+    wrong[1]["spec"]["httpSDConfigs"][0]["url"] = 7
+    values, keys = operators_findings(wrong, packages, tmp_path / "wrong")
+    assert "url must be string" in values
+    assert "intervall" in keys
+
+
+# -- systemd
+
+
+def unit(name: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / "systemd" / name).read_text().splitlines():
+        key, separator, value = line.partition("=")
+        if separator and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> list[Path]:
+    """The units, with a program in place of those that an installation has."""
+    made = []
+    for path in (DEPLOY / "systemd").glob("*.service"):
+        copied = tmp_path / path.name
+        copied.write_text(re.sub(r"/opt/orch/bin/(orch|ray)", "/bin/true", path.read_text()))
+        made.append(copied)
+    return made
+
+
+def test_systemd_finds_nothing_wrong(units: list[Path]) -> None:
+    done = run(tool("systemd-analyze"), "verify", *map(str, units))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_units_are_hardened(units: list[Path]) -> None:
+    analyze = tool("systemd-analyze")
+    for path in units:
+        done = run(analyze, "security", "--offline=true", "--threshold=30", "--no-pager", str(path))
+        assert done.returncode == 0, done.stdout.splitlines()[-1]
+
+
+def test_restarting_the_daemon_leaves_jobs_alone() -> None:
+    daemon, ray = unit("orch.service"), unit("orch-ray.service")
+    assert daemon["Wants"] == ["orch-ray.service"], "not BindsTo or PartOf: Ray's units live on their own"
+    assert not {"Requires", "BindsTo", "PartOf"} & (set(daemon) | set(ray))
+    assert "orch.service" not in " ".join(value for values in ray.values() for value in values)
+    assert daemon["JoinsNamespaceOf"] == ["orch-ray.service"]
+    assert daemon["PrivateTmp"] == ray["PrivateTmp"] == ["yes"]
+    assert "--ray-address" in daemon["ExecStart"][0]
+
+
+def test_users_are_made_by_sysusers() -> None:
+    done = run(tool("systemd-sysusers"), "--dry-run", str(DEPLOY / "systemd/orch.sysusers"))
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd-sysusers has no --dry-run")
+    assert done.returncode == 0, done.stderr
+
+
+def test_logrotate_understands_its_file(tmp_path: Path) -> None:
+    logrotate = tool("logrotate")
+    here = f"su {pwd.getpwuid(os.getuid()).pw_name} {grp.getgrgid(os.getgid()).gr_name}"
+    text = (DEPLOY / "systemd/orch.logrotate").read_text().replace("su orch orch", here)
+    config = tmp_path / "orch"
+    for written, good in ((text, True), (text.replace("copytruncate", "copytruncat"), False)):
+        config.write_text(written)
+        config.chmod(0o644)
+        done = run(logrotate, "--debug", "--state", str(tmp_path / "state"), str(config))
+        assert ("error:" not in done.stderr) is good, done.stderr
