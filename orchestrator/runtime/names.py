@@ -24,3 +24,8 @@ def rank_actor_name(job_id: str, gang: int, rank: int) -> str:
 def placement_group_name(job_id: str, gang: int) -> str:
     """A gang's placement group; prefixed, because placement groups of all namespaces share their names."""
     return f"gang-{job_id}-g{gang}"
+
+
+def exporter_name(gpu_uuid: str) -> str:
+    """A GPU's exporter actor."""
+    return f"exporter-{gpu_uuid}"

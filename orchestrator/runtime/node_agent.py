@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import __version__
+from orchestrator.gpu.assignments import FILE_NAME, write_assignments
 from orchestrator.runtime.forkclient import ForkServerClient, ForkServerError, Hello, start_fork_server
 from orchestrator.runtime.node_dir import fork_socket, make_private
 from orchestrator.runtime.rank_host import lock_is_free, rank_lock_path
@@ -49,6 +50,7 @@ class NodeReport:
     version: str
     python: str
     node_dir: str
+    simulated_node: str
     home_shared: bool
     gpus: tuple[NodeGpu, ...]
     problems: tuple[str, ...]
@@ -78,6 +80,7 @@ class NodeAgent:
             version=__version__,
             python=sys.executable,
             node_dir=str(self._node_dir),
+            simulated_node=self._simulated_node(),
             home_shared=shared,
             gpus=gpus,
             problems=problems,
@@ -86,7 +89,7 @@ class NodeAgent:
     def _survey(self) -> tuple[tuple[NodeGpu, ...], tuple[str, ...]]:
         from orchestrator.gpu.inventory import survey
 
-        found = survey(simulate=self._simulate, node=self._node_id[:12] if self._simulate else None)
+        found = survey(simulate=self._simulate, node=self._simulated_node() if self._simulate else None)
         try:
             gpus = tuple(
                 NodeGpu(index=index, uuid=gpu.uuid, model=gpu.model, simulated=gpu.simulated)
@@ -95,6 +98,14 @@ class NodeAgent:
             return gpus, found.problems
         finally:
             found.close()
+
+    def _simulated_node(self) -> str:
+        """What simulated GPUs take their UUIDs from: several nodes may share a host name in a test cluster."""
+        return self._node_id[:12]
+
+    async def assign(self, pids_by_gpu: dict[int, tuple[int, ...]]) -> None:
+        """Tell the simulation which processes run on which simulated GPU."""
+        await asyncio.to_thread(write_assignments, self._node_dir / FILE_NAME, pids_by_gpu)
 
     async def fork_server(self, python: str) -> Hello:
         """A warm fork server for ``python``; started when there is none, and started again whenever it dies."""

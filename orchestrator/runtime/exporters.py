@@ -1,0 +1,108 @@
+"""The exporter actors of every GPU of every node: made, found again after a restart, asked. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.runtime.names import exporter_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from orchestrator.runtime.cluster import Cluster
+    from orchestrator.runtime.exporter_actor import ExporterReport
+    from orchestrator.runtime.node_agent import NodeGpu, NodeReport
+
+REPORT_SECONDS: Final = 3.0
+FIRST_REPORT_SECONDS: Final = 30.0
+
+
+class Exporters:
+    """See the module. ``reports`` holds what each GPU's exporter said last; one that does not answer is not in it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._actors: dict[str, Any] = {}
+        self.reports: dict[str, ExporterReport] = {}
+        self.nodes: dict[str, NodeReport] = {}
+
+    def forget_all(self) -> None:
+        """Ray's head is gone, and every actor with it."""
+        self._actors.clear()
+        self.reports.clear()
+
+    async def refresh(self) -> None:
+        """Make exporters for GPUs that have none; drop those of nodes that are gone."""
+        wanted = {
+            gpu.uuid: (node_id, gpu, report) for node_id, report in self._cluster.reports.items() for gpu in report.gpus
+        }
+        self.nodes = {uuid: report for uuid, (_, _, report) in wanted.items()}
+        for uuid in self._actors.keys() - wanted.keys():
+            del self._actors[uuid]
+            self.reports.pop(uuid, None)
+        for uuid in wanted.keys() - self._actors.keys():
+            node_id, gpu, report = wanted[uuid]
+            self._actors[uuid] = await self._cluster.call(self._ensure, node_id, gpu, report)
+            await self._ask(uuid, FIRST_REPORT_SECONDS)
+
+    async def ask(self, uuids: Iterable[str] | None = None) -> Mapping[str, ExporterReport]:
+        """The newest reports of these GPUs, or of all; side by side, each with a deadline."""
+        known = list(self._actors if uuids is None else (u for u in uuids if u in self._actors))
+        await asyncio.gather(*(self._ask(uuid, REPORT_SECONDS) for uuid in known))
+        return {uuid: self.reports[uuid] for uuid in known if uuid in self.reports}
+
+    async def _ask(self, uuid: str, seconds: float) -> None:
+        actor = self._actors.get(uuid)
+        if actor is None:
+            return
+        try:
+            self.reports[uuid] = await asyncio.wait_for(actor.report.remote(), seconds)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            self.reports.pop(uuid, None)
+
+    async def record(self, uuid: str, job_id: str, directory: str, rate: float) -> None:
+        """Have a GPU's samples appended to a job's telemetry."""
+        actor = self._actors.get(uuid)
+        if actor is not None:
+            await asyncio.wait_for(actor.record.remote(job_id, directory, rate), REPORT_SECONDS)
+
+    async def stop_recording(self, uuids: Iterable[str], job_id: str) -> None:
+        """End a job's telemetry on these GPUs."""
+        for uuid in uuids:
+            actor = self._actors.get(uuid)
+            if actor is not None:
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(actor.stop_recording.remote([job_id]), REPORT_SECONDS)
+
+    def _ensure(self, node_id: str, gpu: NodeGpu, report: NodeReport) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from orchestrator.runtime.exporter_actor import ExporterActor
+
+        simulated = [g for g in report.gpus if g.simulated]
+        return (
+            ray.remote(ExporterActor)
+            .options(
+                name=exporter_name(gpu.uuid),
+                namespace=self._cluster.namespace,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=-1,
+                max_task_retries=0,
+                max_concurrency=8,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
+            )
+            .remote(
+                gpu_uuid=gpu.uuid,
+                node=report.hostname,
+                node_dir=report.node_dir,
+                simulate=len(simulated),
+                simulated_node=report.simulated_node,
+            )
+        )
