@@ -26,7 +26,7 @@ from orchestrator.train.metrics import MetricsCollector
 from orchestrator.train.place import leave, take_place
 from orchestrator.train.profiling import tracer_of_this_rank
 from orchestrator.train.reporting import Reporter
-from orchestrator.train.snapshot import Progress, seed_everything
+from orchestrator.train.snapshot import Progress, random_state, restore_random_state, seed_everything
 from orchestrator.train.statistics import mean_interval
 from orchestrator.train.trainers import make_trainer
 
@@ -76,6 +76,7 @@ class MultiGPUTrainingManager:
         self._rank_state: Mapping[str, Any] | None = None  # of the checkpoint, until its epoch goes on
         self._replayed: Mapping[str, float] | None = None  # what the epoch just asked for gave in an earlier start
         self._validation: dict[str, float] = {}
+        self._epoch_random = random_state(self.place.device)  # as this epoch began
         self._used = 0  # batches of this epoch that this rank has used
 
     # Set-up
@@ -198,14 +199,19 @@ class MultiGPUTrainingManager:
         """Begin the epoch, or go on in its middle, with the random numbers that come next."""
         assert self.metrics is not None
         own, self._rank_state = self._rank_state, None
+        progress = self.progress
         self.trainer.model.train()
         if own is None:
-            self._used = self.progress.position // (self.config.batch_size * self.place.world_size)
+            self._epoch_random = random_state(self.place.device)
+            self._used = progress.position // (self.config.batch_size * self.place.world_size)
             self.metrics.start_epoch()
-            return feed.start(self.progress.epoch, position=self.progress.position, used=self._used)
+            return feed.start(progress.epoch, position=progress.position, used=self._used)
+        self._epoch_random = own["epoch_random"]
         self._used = int(own["used"])
         self.metrics.start_epoch(own["loss_sum"], own["loss_samples"])
-        batches = feed.start(self.progress.epoch, position=self.progress.position, used=self._used, state=own["loader"])
+        # A loader that somebody else made draws its order from the global generators when it is started.
+        restore_random_state(self._epoch_random, self.place.device)
+        batches = feed.start(progress.epoch, position=progress.position, used=self._used, state=own["loader"])
         self.fault_tolerance.restore_rank(own)
         return batches
 
@@ -278,6 +284,7 @@ class MultiGPUTrainingManager:
         own = {
             "used": self._used,
             "loader": None if feed is None else feed.state(),
+            "epoch_random": self._epoch_random,
             "loss_sum": loss_sum,
             "loss_samples": samples,
         }
