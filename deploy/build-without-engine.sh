@@ -47,6 +47,15 @@ runroot = "$scratch/run"
 CONF
 
 service=
+# Processes below one, all the way down: nothing is ever looked for by name alone, or somebody else's would be found.
+below() { local child; for child in $(pgrep -P "$1"); do echo "$child"; below "$child"; done; }
+of_container() {
+  local process
+  for process in $(below "$service"); do
+    tr '\0' ' ' < "/proc/$process/cmdline" 2>/dev/null | grep -q -- "$1" && { echo "$process"; return; }
+  done
+  return 1
+}
 cleanup() {
   [[ -n $service ]] && kill -KILL -- "-$service" 2>/dev/null
   [[ -n $container ]] && buildah rm "$container" >/dev/null 2>&1
@@ -106,7 +115,10 @@ for _ in $(seq 240); do
   sleep 0.5
 done
 ask /readyz >/dev/null || { tail -30 "$scratch/daemon.log" >&2; die "the container is not ready after two minutes"; }
-say "ready; its processes belong to uid $(stat -c %u "/proc/$(pgrep -n -f 'orch serve')")"
+first=$(of_container '^/usr/bin/tini ') || die "its init process is not there"
+uid=$(stat -c %u "/proc/$first")
+[[ $uid -eq 10001 ]] || die "its init process belongs to uid $uid"
+say "ready, as uid $uid"
 
 say "train: the digits example that the image carries"
 inside sh -c 'orch demo' || die "the example did not train"
@@ -118,7 +130,6 @@ grep -q '^orch_jobs_finished_total{.*state="SUCCEEDED".*} [1-9]' "$scratch/metri
 ask /healthz >/dev/null
 
 say "stop: SIGTERM to the container's first program"
-first=$(pgrep -n -f '^/usr/bin/tini -s -- /usr/local/bin/orch-entrypoint')
 kill -TERM "$first"
 for _ in $(seq 120); do
   kill -0 "$first" 2>/dev/null || break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
 import grp
 import json
@@ -20,9 +22,12 @@ import pytest
 import yaml
 
 from dashboards import rules
+from orchestrator.spec.settings import Settings
+from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry import local_prometheus as lp
 from tests.integration import npm
 from tests.integration.test_boards import PACKAGES as GRAFANA_PACKAGES
+from tests.unit.core.builders import ID, submission
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -462,7 +467,7 @@ def units(tmp_path: Path) -> list[Path]:
     made = []
     for path in (DEPLOY / "systemd").glob("*.service"):
         copied = tmp_path / path.name
-        copied.write_text(re.sub(r"/opt/orch/bin/(orch|ray)", "/bin/true", path.read_text()))
+        copied.write_text(re.sub(r"/opt/orch/bin/(orch|ray|python)", "/bin/true", path.read_text()))
         made.append(copied)
     return made
 
@@ -506,3 +511,87 @@ def test_logrotate_understands_its_file(tmp_path: Path) -> None:
         config.chmod(0o644)
         done = run(logrotate, "--debug", "--state", str(tmp_path / "state"), str(config))
         assert ("error:" not in done.stderr) is good, done.stderr
+
+
+# -- backup
+
+BACKUP = str(DEPLOY / "backup.py")
+
+
+def backup(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, BACKUP, *map(str, arguments), env={**os.environ, "ORCH_HOME": "/nonexistent"})
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home whose record holds a job and is in use."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+def in_use(home: Path) -> SqliteStore:
+    paths = Settings.from_environ({"ORCH_HOME": str(home)}).paths
+    store = SqliteStore.open(paths.store, reserve=paths.reserve, reserve_bytes=4096)
+    asyncio.run(store.submit(submission()))
+    return store
+
+
+def test_a_record_in_use_is_backed_up_and_put_back(home: Path, tmp_path: Path) -> None:
+    with contextlib.closing(in_use(home)):
+        done = backup("write", tmp_path / "copies", "--home", home, "--keep", 2)
+        assert done.returncode == 0, done.stderr
+        copied = Path(done.stdout.strip())
+        assert copied.parent == tmp_path / "copies"
+        assert copied.stat().st_mode & 0o777 == 0o600
+    assert backup("check", copied).returncode == 0
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    done = backup("restore", copied, "--home", fresh)
+    assert done.returncode == 0, done.stderr
+    paths = Settings.from_environ({"ORCH_HOME": str(fresh)}).paths
+    with contextlib.closing(SqliteStore.open(paths.store, reserve=paths.reserve, reserve_bytes=4096)) as store:
+        assert [job.id for job in asyncio.run(store.load_live())] == [ID]
+    again = backup("restore", copied, "--home", fresh)
+    assert again.returncode == 1, "a record is never written over"
+    assert "backup.py:" in again.stderr
+
+
+def test_old_copies_go_and_the_newest_stay(home: Path, tmp_path: Path) -> None:
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    for day in range(1, 5):
+        (copies / f"orch-2026010{day}T000000Z.sqlite3").touch()
+    with contextlib.closing(in_use(home)):
+        assert backup("write", copies, "--home", home, "--keep", 3).returncode == 0
+    names = sorted(path.name for path in copies.iterdir())
+    assert len(names) == 3
+    assert names[:2] == ["orch-20260103T000000Z.sqlite3", "orch-20260104T000000Z.sqlite3"]
+
+
+def test_a_damaged_copy_is_found_and_not_put_back(home: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.sqlite3"
+    damaged.write_bytes(b"SQLite format 3\0" + os.urandom(8192))
+    assert backup("check", damaged).returncode == 1
+    assert backup("restore", damaged, "--home", home).returncode == 1
+    assert list(home.iterdir()) == [] or not (home / "store.sqlite3").exists()
+
+
+def test_a_home_without_a_record_is_named(home: Path, tmp_path: Path) -> None:
+    done = backup("write", tmp_path / "copy.sqlite3", "--home", home)
+    assert done.returncode == 1
+    assert "name the home with --home" in done.stderr
+
+
+# -- documents
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for page in (ROOT / "docs/operations.md", *(ROOT / "docs/runbooks").glob("*.md"), DEPLOY / "kubernetes/README.md"):
+        for target in re.findall(r"\]\(([^)#:]*)(?:#[^)]*)?\)", page.read_text()):
+            assert not target or (page.parent / target).resolve().exists(), (page.name, target)
+
+
+def test_documents_name_files_that_are_there() -> None:
+    for found in set(re.findall(r"deploy/[\w./-]*\w", (ROOT / "docs/operations.md").read_text())):
+        assert (ROOT / found).exists() or found == "deploy/systemd", found
