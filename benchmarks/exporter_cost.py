@@ -62,8 +62,9 @@ class Contender:
         self.urls = list(urls)
 
     def cpu_seconds(self) -> float:
-        """Processor time of all processes so far."""
-        return sum(times.user + times.system for times in (process.cpu_times() for process in self.processes))
+        """Processor time of all processes so far, to the nanosecond: the usual counters tick in hundredths of a second."""
+        tasks = (task for process in self.processes for task in Path(f"/proc/{process.pid}/task").iterdir())
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
     def pss_mib(self) -> list[float]:
         """Each process's share of memory."""

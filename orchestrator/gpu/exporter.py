@@ -62,7 +62,7 @@ class GpuExporter:
         """Begin to sample and to serve. Raises OSError when the address is taken."""
         self._page = compose([lane.render(time.monotonic()) for lane in self._lanes])
         self._server.start()
-        self._group.__enter__()
+        self._group.start()
         self._server.call_soon(self._watch)
 
     @property

@@ -17,7 +17,17 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.gpu import nvml_fields as fields
-from orchestrator.gpu.nvml_lib import LOST, SUCCESS, U32_BLANKS, U64_BLANK_FLOOR, Call, FieldBatch, Handle, Library
+from orchestrator.gpu.nvml_lib import (
+    LOST,
+    SUCCESS,
+    U32_BLANKS,
+    U64_BLANK_FLOOR,
+    Call,
+    FieldBatch,
+    FieldRow,
+    Handle,
+    Library,
+)
 from orchestrator.gpu.nvml_lib import Temperature as TemperatureArgument
 from orchestrator.gpu.reader import Detail, GpuReadError, ReaderOptions
 from orchestrator.gpu.sample import GpuInfo, GpuProcess, Sample, SampleValues, Throttle
@@ -162,7 +172,9 @@ class Device:
             *(field for field, _ in fields.REMAPPED_FIELDS),
         )
         per_link = tuple((field, link) for link in links for field in (fields.NVLINK_TRANSMIT, fields.NVLINK_RECEIVE))
-        self._batch_full = self._batch((*((field, 0) for field in wanted), *per_link))
+        # Power comes first where it comes from a field at all: a full reading then needs no second call for it.
+        power = self._power_batch.fields if self._power_batch is not None else ()
+        self._batch_full = self._batch((*power, *((field, 0) for field in wanted), *per_link))
         has_energy = self._batch_full is not None and (fields.ENERGY, 0) in self._batch_full.fields
         self._energy_out = ctypes.c_ulonglong()
         self._ask_energy = (
@@ -213,11 +225,12 @@ class Device:
         monotonic = time.monotonic()
         values: SampleValues = {}
         self._answered = self._asked = 0
-        self._read_power(values, wall)
+        rows = self._rows_of(self._batch_full) if detail is Detail.FULL else []
+        self._read_power(values, wall, rows)
         if detail is not Detail.POWER:
             self._read_load(values)
         if detail is Detail.FULL:
-            self._read_full(values)
+            self._read_full(values, rows)
             if xids is not None:
                 values["xids"] = xids.counts()
         if self._asked and not self._answered:
@@ -244,8 +257,22 @@ class Device:
         self._tally.failed += 1
         return False
 
-    def _read_power(self, values: SampleValues, wall: float) -> None:
-        watts, timestamp_us = self._ask_power()
+    def _rows_of(self, batch: FieldBatch | None) -> list[FieldRow]:
+        """Ask for a batch of fields; nothing when there is none or the driver refuses it this time."""
+        if batch is None:
+            return []
+        self._asked += 1
+        code = batch.read()
+        if code == SUCCESS:
+            self._answered += 1
+            return batch.rows()
+        if code in LOST:
+            self._library.check(code, f"GPU {self._info.uuid}")
+        self._tally.failed += 1
+        return []
+
+    def _read_power(self, values: SampleValues, wall: float, rows: list[FieldRow]) -> None:
+        watts, timestamp_us = self._ask_power(rows)
         if watts is not None and not 0.0 < watts < _SANE_WATTS:
             self._tally.zero_power += watts <= 0.0
             self._tally.blank += watts >= _SANE_WATTS
@@ -263,22 +290,15 @@ class Device:
             else:
                 self._tally.blank += 1
 
-    def _ask_power(self) -> tuple[float | None, int]:
-        """(watts or None, the driver's timestamp in microseconds or 0)."""
-        batch = self._power_batch
-        if batch is not None:
-            self._asked += 1
-            code = batch.read()
-            if code in LOST:
-                self._library.check(code, f"GPU {self._info.uuid}")
-            result, milliwatts, timestamp_us = batch.rows()[0]
-            if code != SUCCESS or result != SUCCESS or milliwatts is None:
-                self._tally.failed += 1
-                return None, 0
-            self._answered += 1
-            return milliwatts / 1e3, timestamp_us
-        if self._power_average is not None and self._ask(self._power_average[1]):
-            return self._power_average[0].value / 1e3, 0
+    def _ask_power(self, rows: list[FieldRow]) -> tuple[float | None, int]:
+        """(watts or None, the driver's timestamp in microseconds or 0), out of `rows` where they are there already."""
+        if self._power_batch is None:
+            asked = self._power_average is not None and self._ask(self._power_average[1])
+            return (self._power_average[0].value / 1e3, 0) if asked and self._power_average else (None, 0)
+        for result, milliwatts, timestamp_us in (rows or self._rows_of(self._power_batch))[:1]:
+            if result == SUCCESS and milliwatts is not None:
+                return milliwatts / 1e3, timestamp_us
+            self._tally.failed += 1
         return None, 0
 
     def _read_load(self, values: SampleValues) -> None:
@@ -299,8 +319,9 @@ class Device:
         self._tally.blank += 1
         return None
 
-    def _read_full(self, values: SampleValues) -> None:
-        self._read_fields(values)
+    def _read_full(self, values: SampleValues, rows: list[FieldRow]) -> None:
+        if rows and self._batch_full is not None:
+            self._sort_fields(self._usable(self._batch_full, rows), values)
         if self._limit is not None and self._ask(self._limit[1]) and 0 < self._limit[0].value < _SANE_WATTS * 1e3:
             values["power_limit_watts"] = self._limit[0].value / 1e3
         if self._fan is not None and self._ask(self._fan[1]) and self._fan[0].value not in U32_BLANKS:
@@ -313,27 +334,16 @@ class Device:
         if self._options.processes:
             values["processes"] = self._processes()
 
-    def _read_fields(self, values: SampleValues) -> None:
-        """The batch of counters, sorted into the sample."""
-        batch = self._batch_full
-        if batch is None:
-            return
-        self._asked += 1
-        code = batch.read()
-        if code in LOST:
-            self._library.check(code, f"GPU {self._info.uuid}")
-        if code != SUCCESS:
-            self._tally.failed += 1
-            return
-        self._answered += 1
+    def _usable(self, batch: FieldBatch, rows: list[FieldRow]) -> dict[tuple[int, int], float]:
+        """The values by field and scope; what the driver refused this once, and blanks, are counted and left out."""
         found: dict[tuple[int, int], float] = {}
-        for pair, (result, value, _) in zip(batch.fields, batch.rows(), strict=True):
+        for pair, (result, value, _) in zip(batch.fields, rows, strict=True):
             if result == SUCCESS and value is not None:
                 found[pair] = value
-            else:
+            elif pair[0] != fields.POWER_INSTANT:  # power has been counted
                 self._tally.failed += result != SUCCESS
                 self._tally.blank += result == SUCCESS
-        self._sort_fields(found, values)
+        return found
 
     def _sort_fields(self, found: dict[tuple[int, int], float], values: SampleValues) -> None:
         energy = found.get((fields.ENERGY, 0))

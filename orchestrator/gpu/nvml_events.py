@@ -16,7 +16,7 @@ from orchestrator.gpu.reader import GpuReadError
 from orchestrator.gpu.sample import XidCount
 
 _XID_CRITICAL: Final = 0x8
-_WAIT_MILLISECONDS: Final = 500
+_WAIT_MILLISECONDS: Final = 1000
 _RETRY_SECONDS: Final = 1.0
 
 

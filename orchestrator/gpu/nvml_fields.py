@@ -59,7 +59,8 @@ THROTTLE_BITS: Final = (
 )
 """Bits of the clocks' event reasons. Bit 0 says that the GPU idles, which throttles nothing."""
 
-CLOCK_DOMAINS: Final = ((0, "graphics"), (1, "sm"), (2, "memory"), (3, "video"))
+CLOCK_DOMAINS: Final = ((1, "sm"), (2, "memory"))
+"""The graphics clock is the SM clock in another name, and nothing here uses the video engines: two driver calls less."""
 
 TEMPERATURE_LIMITS: Final = (
     (0, "gpu", "shutdown"),

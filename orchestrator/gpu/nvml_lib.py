@@ -132,6 +132,10 @@ _FIELD = struct.Struct("=IIqqIIQ")
 """nvmlFieldValue_t: field, scope, timestamp (us), latency (us), value type, return code, value."""
 
 
+FieldRow = tuple[int, float | None, int]
+"""(return code, value or None, driver's timestamp in microseconds) of one field."""
+
+
 class FieldBatch:
     """Field values of one GPU, all of them in one driver call on an array that is allocated once."""
 
@@ -153,9 +157,9 @@ class FieldBatch:
         """Ask the driver; returns its code for the call as a whole."""
         return self._call()
 
-    def rows(self) -> list[tuple[int, float | None, int]]:
-        """After `read`, in the order of `fields`: (return code, value or None, driver's timestamp in microseconds)."""
-        rows: list[tuple[int, float | None, int]] = []
+    def rows(self) -> list[FieldRow]:
+        """What `read` got, in the order of `fields`."""
+        rows: list[FieldRow] = []
         for _field, _scope, timestamp, _latency, kind, code, raw in _FIELD.iter_unpack(self._bytes):
             rows.append((code, _decode(kind, raw) if code == SUCCESS else None, timestamp))
         return rows

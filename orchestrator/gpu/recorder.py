@@ -34,6 +34,7 @@ FORMAT_SECONDS: Final = 0.02
 FLUSH_SECONDS: Final = 1.0
 TRAINING_VARIABLE: Final = "ORCH_TRAINING_METADATA"
 """Names a file for the recorded command: a JSON object of epoch, batch and phase, replaced by a rename."""
+LEAD_SECONDS: Final = 0.1
 GRACE_SECONDS: Final = 0.5
 """A row waits this long for a GPU that is late before it is written without it."""
 
@@ -103,7 +104,7 @@ class Recorder:
         self._options.directory.mkdir(parents=True, exist_ok=True)
         self._sinks = _open_sinks(self._options, self._infos)
         self._assembly = _Assembly(self._infos, self._queues)
-        self._group.__enter__()
+        self._group.start(LEAD_SECONDS)
         self._writer.start()
 
     def stop(self) -> RecordStats:

@@ -8,6 +8,7 @@ keep its process from ending.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import threading
@@ -150,6 +151,9 @@ class Sampler:
         missed_before = 0
         next_load = next_full = -math.inf
         try:
+            # Opening takes tens of milliseconds, which the first tick should not; if it fails, that tick says so.
+            with contextlib.suppress(Exception):
+                self._reader.reopen()
             while not self._stop.is_set():
                 if ticker.period != 1.0 / self.rate:  # someone changed the rate
                     missed_before += ticker.missed
@@ -212,11 +216,15 @@ class SamplerGroup:
         """Run these when entered."""
         self.samplers = tuple(samplers)
 
-    def __enter__(self) -> Self:
-        """Start them all."""
-        at = time.monotonic()
+    def start(self, lead: float = 0.0) -> None:
+        """Start them all, the first tick in `lead` seconds: long enough, and every GPU is open by then."""
+        at = time.monotonic() + lead
         for sampler in self.samplers:
             sampler.start(at)
+
+    def __enter__(self) -> Self:
+        """Start them all now."""
+        self.start()
         return self
 
     def __exit__(

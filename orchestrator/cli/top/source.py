@@ -98,7 +98,7 @@ class TopSource:
 
     def __enter__(self) -> Self:
         """Start looking."""
-        self._group.__enter__()
+        self._group.start()
         self._thread.start()
         return self
 

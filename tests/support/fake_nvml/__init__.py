@@ -16,6 +16,7 @@ import functools
 import hashlib
 import mmap
 import os
+import platform
 import subprocess
 import tempfile
 import time
@@ -76,6 +77,12 @@ def _build(without: tuple[str, ...]) -> Path:
     return target
 
 
+def _wake(address: int) -> None:
+    """Wake whoever sleeps on a word of the shared file (futex)."""
+    number = {"x86_64": 202, "aarch64": 98}[platform.machine()]
+    ctypes.CDLL(None).syscall(number, ctypes.c_void_p(address), 1, 2**31 - 1)
+
+
 class FakeGpu:
     """One GPU of the fake driver; the attributes of `layout.Gpu` can be read and written."""
 
@@ -127,6 +134,7 @@ class FakeGpu:
         event = self.raw.events[self.raw.event_count % layout.MAX_EVENTS]
         event.type, event.data = XID_CRITICAL, code
         self.raw.event_count += 1
+        _wake(ctypes.addressof(self.raw) + layout.Gpu.event_count.offset)
 
     def processes(self, memory_by_pid: Mapping[int, int]) -> None:
         """Say which processes use the GPU."""

@@ -8,11 +8,13 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -367,6 +369,18 @@ EXPORT int nvmlDeviceGetFanSpeed(void *handle, unsigned *percent) {
     return SUCCESS;
 }
 
+/* Idle here; asked for by other monitors. */
+EXPORT int nvmlDeviceGetEncoderUtilization(void *handle, unsigned *percent, unsigned *period_us) {
+    BEGIN(CALL_OTHER);
+    WHOLE_GPU_ONLY;
+    *percent = 0, *period_us = 167000;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetDecoderUtilization(void *handle, unsigned *percent, unsigned *period_us) {
+    return nvmlDeviceGetEncoderUtilization(handle, percent, period_us);
+}
+
 EXPORT int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *reasons) {
     BEGIN(CALL_REASONS);
     WHOLE_GPU_ONLY;
@@ -482,22 +496,36 @@ EXPORT int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, stru
     return SUCCESS;
 }
 
+/* Hand out the next event of a watched GPU, if there is one; `only` is the last watched GPU. */
+static int next_event(struct event_set *set, event_t *event, struct gpu **only, uint32_t *number) {
+    struct state *s = state;
+    for (uint32_t i = 0; s && i < s->gpu_count; i++) {
+        struct gpu *g = &s->gpus[i];
+        if (!set->watched[i]) continue;
+        *only = g, *number = i;
+        if (set->seen[i] >= __atomic_load_n(&g->event_count, __ATOMIC_ACQUIRE)) continue;
+        struct event *e = &g->events[set->seen[i]++ % MAX_EVENTS];
+        *event = (event_t){HANDLE(i, 0), e->type, e->data, UINT32_MAX, UINT32_MAX};
+        return 1;
+    }
+    return 0;
+}
+
 EXPORT int nvmlEventSetWait_v2(struct event_set *set, event_t *event, unsigned timeout_ms) {
     int64_t deadline = now_us() + (int64_t)timeout_ms * 1000;
-    do {
-        struct state *s = state;
-        for (uint32_t i = 0; s && i < s->gpu_count; i++) {
-            struct gpu *g = &s->gpus[i];
-            uint32_t count = __atomic_load_n(&g->event_count, __ATOMIC_ACQUIRE);
-            if (!set->watched[i] || set->seen[i] >= count) continue;
-            struct event *e = &g->events[set->seen[i]++ % MAX_EVENTS];
-            *event = (event_t){HANDLE(i, 0), e->type, e->data, UINT32_MAX, UINT32_MAX};
-            return SUCCESS;
-        }
+    struct gpu *gpu = NULL;
+    uint32_t number = 0;
+    while (!next_event(set, event, &gpu, &number)) {
         int64_t left = deadline - now_us();
         if (left <= 0) return TIMEOUT;
-        wait_us(left < 100000 ? (uint32_t)left : 100000, 0);
-    } while (1);
+        struct timespec t = {left / 1000000, (long)(left % 1000000) * 1000};
+        /* Sleep until the count of events changes, as cheaply as a driver does; the one who raises an event wakes us. */
+        if (gpu)
+            syscall(SYS_futex, &gpu->event_count, FUTEX_WAIT, set->seen[number], &t, NULL, 0);
+        else
+            nanosleep(&t, NULL);
+    }
+    return SUCCESS;
 }
 
 EXPORT int nvmlEventSetFree(struct event_set *set) {

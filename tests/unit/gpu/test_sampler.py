@@ -105,7 +105,8 @@ def test_a_lost_gpu_is_opened_again_until_it_is_back(make_reader: MakeReader) ->
         wait_for(lambda: sampler.health() is Health.LOST, "the loss")
         assert sampler.fresh() is None
         assert sampler.error == "gone"
-        wait_for(lambda: reader.reopened > 2, "several tries")
+        before = reader.reopened
+        wait_for(lambda: reader.reopened > before + 2, "several tries")
         reader.error = None
         wait_for(lambda: sampler.health() is Health.OK, "its return")
         assert (sampler.error, sampler.failures) == (None, 0)
