@@ -178,12 +178,12 @@ class MultiGPUTrainingManager:
             result = trainer.update(group)
             now = metrics.step_done(result)
             self._advance(result, len(group))
+            if self._tracer.active and (path := self._tracer.step_done()) is not None:
+                reporter.event("train.trace", path=str(path), step=progress.step)
             if reporter.after_step(now, progress):
                 self._between_steps(group)
             elif trainer.guard.streak:
                 faults.check(progress, group, 0)
-            if self._tracer.active and (path := self._tracer.step_done()) is not None:
-                reporter.event("train.trace", path=str(path), step=progress.step)
             stop = faults.should_stop()
             if stop or faults.due(progress.step):
                 self._save(feed)

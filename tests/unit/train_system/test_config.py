@@ -85,7 +85,13 @@ def test_every_conflict_is_told_at_once_each_with_a_remedy() -> None:
         compile_mode="max-autotune",
     )
     text = "\n".join(found)
-    for word in ("world_size is 4", "static_graph has no effect", "precision is fp32", "prefetch_factor", "compile_mode"):
+    for word in (
+        "world_size is 4",
+        "static_graph has no effect",
+        "precision is fp32",
+        "prefetch_factor",
+        "compile_mode",
+    ):
         assert word in text
     assert all(any(verb in problem for verb in ("set ", "leave ", "turn ", "write ")) for problem in found)
 
@@ -222,7 +228,13 @@ def test_presets_are_valid_and_can_be_changed() -> None:
 
 def test_a_mapping_as_yaml_gives_it() -> None:
     config = MultiGPUConfig.from_dict(
-        {"training_mode": "fully_sharded", "timeout": "90s", "batch_size": 8, "max_grad_norm": 1, "recovery_timeout": 60}
+        {
+            "training_mode": "fully_sharded",
+            "timeout": "90s",
+            "batch_size": 8,
+            "max_grad_norm": 1,
+            "recovery_timeout": 60,
+        }
     )
     assert config.training_mode is TrainingMode.FULLY_SHARDED
     assert (config.timeout, config.recovery_timeout) == (timedelta(seconds=90), timedelta(minutes=1))

@@ -70,7 +70,12 @@ def test_training_is_what_a_plain_loop_does(tmp_path: Path) -> None:
 def test_it_learns_and_says_how_well(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with a_manager(tmp_path) as manager:
         manager.setup_training(
-            a_model(), a_dataset(256), a_dataset(100, seed=2), loss_fn=cross_entropy, optimizer=sgd, metrics={"accuracy": accuracy}
+            a_model(),
+            a_dataset(256),
+            a_dataset(100, seed=2),
+            loss_fn=cross_entropy,
+            optimizer=sgd,
+            metrics={"accuracy": accuracy},
         )
         result = manager.fit(6)
     assert result.history[-1]["val_accuracy"] > 0.9
@@ -105,7 +110,10 @@ def test_the_loop_of_the_source(tmp_path: Path) -> None:
 
 def test_accumulation_equals_the_large_batch(tmp_path: Path) -> None:
     models = []
-    for folder, settings in (("large", {"batch_size": 32}), ("small", {"batch_size": 8, "gradient_accumulation_steps": 4})):
+    for folder, settings in (
+        ("large", {"batch_size": 32}),
+        ("small", {"batch_size": 8, "gradient_accumulation_steps": 4}),
+    ):
         with a_manager(tmp_path / folder, shuffle=False, **settings) as manager:
             models.append(a_model())
             manager.setup_training(models[-1], a_dataset(), loss_fn=cross_entropy, optimizer=sgd)
@@ -124,7 +132,9 @@ def test_clipping_bounds_the_step(tmp_path: Path) -> None:
     with a_manager(tmp_path, max_grad_norm=0.01) as manager:
         model = a_model()
         before = weights(model)
-        manager.setup_training(model, a_dataset(8), loss_fn=cross_entropy, optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
+        manager.setup_training(
+            model, a_dataset(8), loss_fn=cross_entropy, optimizer=lambda p: torch.optim.SGD(p, lr=1.0)
+        )
         manager.fit(1)
     moved = torch.cat([(a - b).flatten() for a, b in zip(weights(model), before, strict=True)]).norm()
     assert moved.item() == pytest.approx(0.01, rel=1e-4)
@@ -242,9 +252,13 @@ class Broken(Dataset[Any]):
 )
 def test_bad_data_is_one_clear_error(tmp_path: Path, dataset: Any, word: str) -> None:
     manager = a_manager(tmp_path, shuffle=False)
-    with pytest.raises(DataError) as caught:
+
+    def train() -> None:
         manager.setup_training(a_model(), dataset, loss_fn=cross_entropy)
         manager.fit(1)
+
+    with pytest.raises(DataError) as caught:
+        train()
     assert word in str(caught.value)
 
 
@@ -386,7 +400,9 @@ def test_what_is_saved_is_told_with_an_error(tmp_path: Path) -> None:
 # Going on
 
 
-def run_to(directory: Path, epochs: int, stop_at: int | None = None, **settings: Any) -> tuple[nn.Module, MultiGPUTrainingManager]:
+def run_to(
+    directory: Path, epochs: int, stop_at: int | None = None, **settings: Any
+) -> tuple[nn.Module, MultiGPUTrainingManager]:
     """Train; SIGTERM comes while the batch of step `stop_at` is read."""
     manager = a_manager(directory, **settings)
     model = a_model(dropout=0.5)
@@ -459,7 +475,9 @@ def test_earlier_epochs_give_what_they_gave(tmp_path: Path) -> None:
         a_model(dropout=0.5), a_dataset(), a_dataset(8), loss_fn=cross_entropy, optimizer=sgd
     )
     assert validate is not None
-    losses = [(manager.train_epoch(train, epoch)["loss"], manager.validate_epoch(validate)["loss"]) for epoch in range(2)]
+    losses = [
+        (manager.train_epoch(train, epoch)["loss"], manager.validate_epoch(validate)["loss"]) for epoch in range(2)
+    ]
     assert losses == [(entry["loss"], entry["val_loss"]) for entry in first.progress.history]
 
 
