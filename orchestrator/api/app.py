@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from orchestrator import __version__
@@ -219,6 +219,11 @@ def _add_reading_routes(app: FastAPI, service: JobService) -> None:
         """The job's checkpoints, newest first; ``verify`` reads every byte."""
         found = await service.checkpoints(await service.resolve(ref), verify=verify)
         return answer(CheckpointList(checkpoints=tuple(found)))
+
+    @app.get(f"{API_PREFIX}/gpus")
+    async def gpus() -> Response:
+        """Every GPU of every node: its newest values, and the ranks that run on it."""
+        return JSONResponse({"gpus": list(await service.gpus())})
 
     @app.get(f"{API_PREFIX}/nodes", response_model=NodeList)
     async def nodes() -> Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -172,6 +172,10 @@ class JobService(Protocol):
 
     async def nodes(self) -> Sequence[NodeView]:
         """Every node of the cluster, by name."""
+        ...
+
+    async def gpus(self) -> Sequence[Mapping[str, Any]]:
+        """Every GPU of every node: rows as ``gpu.view.GpuRow`` describes them."""
         ...
 
     async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> NodeActionReply:

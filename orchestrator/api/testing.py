@@ -51,7 +51,7 @@ from orchestrator.api.views import (
 from orchestrator.core.ids import JobId, job_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from orchestrator.api.serve import ControlSocket
@@ -274,6 +274,10 @@ class FakeService:
     async def nodes(self) -> Sequence[NodeView]:
         """See JobService."""
         return sorted(self._nodes.values(), key=lambda node: node.name)
+
+    async def gpus(self) -> Sequence[Mapping[str, Any]]:
+        """See JobService."""
+        return []
 
     async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> NodeActionReply:
         """See JobService."""

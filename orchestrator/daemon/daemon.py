@@ -13,14 +13,19 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import DaemonStoppingError
 from orchestrator.api.service import NodeVerb
 from orchestrator.core import events as ev
+from orchestrator.core.job import fold, submitted
 from orchestrator.core.scheduler import request_stop
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.changes import Changes
+from orchestrator.daemon.gpu_watch import GpuWatch
 from orchestrator.daemon.loop import Loop
+from orchestrator.daemon.metering import Metering
 from orchestrator.daemon.node_views import node_view
 from orchestrator.daemon.progress import ProgressBook
 from orchestrator.daemon.submission import read_secrets
 from orchestrator.runtime.cluster import Cluster, ClusterError, ClusterOptions
+from orchestrator.gpu.sampler import Health
+from orchestrator.runtime.exporters import Exporters
 from orchestrator.runtime.gangs import Gangs
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.node_dir import page_directory
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job import Job
     from orchestrator.daemon.progress import JobProgress
     from orchestrator.spec.settings import Settings
+    from orchestrator.telemetry.snapshot import Snapshot
     from orchestrator.train.progress import ProgressSnapshot
 
 REFRESH_SECONDS: Final = 10.0
@@ -63,6 +69,7 @@ class Daemon:
             settings.paths.store, reserve=settings.paths.reserve, reserve_bytes=settings.reserve_bytes
         )
         self._progress = ProgressBook()
+        self.metering = Metering(settings, self.started_at)
         self._remembered: list[JobId] = []
         self._problems: dict[str, str] = {}
         self._cordoned: set[str] = set()
@@ -77,6 +84,8 @@ class Daemon:
             runtime=lambda: self.gangs if self.cluster.connected else None,
             on_change=self._changed,
             on_end=self._ended,
+            on_event=self.metering.observe,
+            on_decision=self.metering.decided,
             log=self.log,
         )
         self.cluster = Cluster(
@@ -84,6 +93,8 @@ class Daemon:
             ClusterOptions(address=options.ray_address or None, simulate_gpus=options.simulate_gpus),
             on_lost=self._head_lost,
         )
+        self.exporters = Exporters(self.cluster)
+        self.gpus = GpuWatch(self.cluster, self.exporters, settings.paths, lambda: self.loop.jobs.values(), self.log)
         self.gangs = Gangs(
             cluster=self.cluster,
             paths=settings.paths,
@@ -101,14 +112,58 @@ class Daemon:
     async def start(self) -> None:
         """Read the store, begin deciding, connect to Ray; ready when gangs can be placed. Raises ClusterError."""
         await self.loop.load()
+        await self._replay_ledger()
         self.log.info("daemon.loaded", live_jobs=len(self.loop.jobs), home=str(self.settings.home))
         await self.cluster.start()
         await self._refresh()
         self._supervise(self.loop.run(), "loop")
         self._supervise(self._keep_refreshing(), "nodes")
+        self._supervise(self.gpus.run(), "gpus")
         await self._warm_fork_servers()
         self.ready.set()
+        self._spawn(self.exporters.refresh())
         self.log.info("daemon.ready", seconds=round(time.time() - self.started_at, 3), ray=self.cluster.address)
+
+    async def _replay_ledger(self) -> None:
+        """What live jobs' GPUs did before this daemon: their events tell it again."""
+        for job_id in list(self.loop.jobs):
+            record: Job | None = None
+            for stored in await self.store.events(job_id, limit=100_000):
+                event = stored.event
+                record = (
+                    submitted(event, 0)
+                    if isinstance(event, ev.JobSubmitted)
+                    else fold(record, event)
+                    if record
+                    else None
+                )
+                if record is not None:
+                    self.metering.observe(record, event)
+
+    async def picture(self) -> Snapshot:
+        """Everything that the metrics show, now."""
+        return self.metering.picture(
+            live=list(self.loop.jobs.values()),
+            nodes=list(self.loop.nodes.values()),
+            finished=await self.store.finished_counts(),
+            progress=self._progress.all(),
+            balances=self.gpus.raw_balances,
+            gpu_states=self._gpu_states(),
+        )
+
+    def _gpu_states(self) -> dict[tuple[str, str], int]:
+        counts: dict[tuple[str, str], int] = {}
+        held = {u for j in self.loop.jobs.values() if j.gang_open for s in j.seats for u in s.gpu_uuids}
+        for node_id, report in self.cluster.reports.items():
+            for state in ("busy", "idle", "broken", "cordoned"):
+                counts.setdefault((report.hostname, state), 0)
+            for gpu in report.gpus:
+                told = self.exporters.reports.get(gpu.uuid)
+                broken = told is not None and told.status.health is not Health.OK
+                idle = "cordoned" if node_id in self._cordoned else "idle"
+                state = "broken" if broken else "busy" if gpu.uuid in held else idle
+                counts[report.hostname, state] += 1
+        return counts
 
     def _supervise(self, coroutine: Any, name: str) -> None:
         """A background task whose failure stops the daemon loudly."""
@@ -188,6 +243,8 @@ class Daemon:
     async def _refresh(self) -> None:
         nodes = await self.cluster.refresh()
         self._set_nodes(nodes)
+        if self.ready.is_set():
+            await self.exporters.refresh()
 
     def _set_nodes(self, nodes: dict[str, Node]) -> None:
         from dataclasses import replace
@@ -219,6 +276,7 @@ class Daemon:
         self.log.error("ray.head_lost", address=self.cluster.address)
         self._problems["ray"] = "Ray's head died and is being started again"
         self.gangs.forget_all()
+        self.exporters.forget_all()
         self._supervise(self._restart_head(), "head")
 
     async def _restart_head(self) -> None:
@@ -284,6 +342,7 @@ class Daemon:
         job = self.loop.jobs.get(job_id)
         if job is None:
             return
+        self.metering.progress(job_id, attempt, rank, snapshot)
         events = self._progress.take(job, attempt, rank, snapshot, self.settings.paths.metrics(job_id))
         self.changes.touch(job_id)
         if events:

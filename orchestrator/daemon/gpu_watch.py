@@ -20,6 +20,8 @@ from orchestrator.gpu.view import GpuHolder, GpuRow, balance_json, gpu_row
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
+    from structlog.typing import FilteringBoundLogger
+
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.runtime.cluster import Cluster
@@ -34,12 +36,18 @@ class GpuWatch:
     """See the module. ``jobs`` gives the live jobs."""
 
     def __init__(
-        self, cluster: Cluster, exporters: Exporters, paths: Paths, jobs: Callable[[], Collection[Job]]
+        self,
+        cluster: Cluster,
+        exporters: Exporters,
+        paths: Paths,
+        jobs: Callable[[], Collection[Job]],
+        log: FilteringBoundLogger,
     ) -> None:
         self._cluster = cluster
         self._exporters = exporters
         self._paths = paths
         self._jobs = jobs
+        self._log = log
         self._window = LoadWindow()
         self._seen: dict[str, float] = {}
         self._poor_since: dict[JobId, float] = {}
@@ -52,8 +60,12 @@ class GpuWatch:
         """Watch for as long as the daemon lives."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            if self._cluster.connected:
+            if not self._cluster.connected:
+                continue
+            try:
                 await self.round()
+            except Exception:  # telemetry never harms a job, nor the daemon
+                self._log.exception("gpus.round_failed")
 
     async def round(self) -> None:
         """One look at every GPU that a job holds."""

@@ -29,6 +29,14 @@ WRITE_RETRY_SECONDS: Final = 0.5
 MAX_ROUNDS: Final = 1000
 
 
+def _ignore(_job: Job, _event: Event) -> None:
+    """Nobody counts."""
+
+
+def _ignore_seconds(_seconds: float) -> None:
+    """Nobody counts."""
+
+
 class Runtime(Protocol):
     """What carries effects out. ``apply`` returns at once and is idempotent."""
 
@@ -47,12 +55,16 @@ class Loop:
         runtime: Callable[[], Runtime | None],
         on_change: Callable[[Job], None],
         on_end: Callable[[Job], None],
+        on_event: Callable[[Job, Event], None] = _ignore,
+        on_decision: Callable[[float], None] = _ignore_seconds,
         log: FilteringBoundLogger,
     ) -> None:
         self._store = store
         self._runtime = runtime
         self._on_change = on_change
         self._on_end = on_end
+        self._on_event = on_event
+        self._on_decision = on_decision
         self._log = log
         self.jobs: dict[JobId, Job] = {}
         self.nodes: dict[str, Node] = {}
@@ -113,7 +125,7 @@ class Loop:
         inbox, self._inbox = self._inbox, []
         commands, self._commands = self._commands, []
         before = dict(self.jobs)
-        batch: list[Event] = []
+        batch: list[tuple[Job, Event]] = []
         for event in inbox:
             try:
                 self._fold(event, batch)
@@ -131,39 +143,43 @@ class Loop:
         wake_at = self._decide(batch)
         if batch:
             await self._write(batch)
+            for job, event in batch:
+                self._on_event(job, event)
         for done in answered:
             if not done.done():
                 done.set_result(None)
         self._tell(before)
         return wake_at
 
-    def _fold(self, event: Event, batch: list[Event]) -> None:
+    def _fold(self, event: Event, batch: list[tuple[Job, Event]]) -> None:
         job = self.jobs.get(event.job_id)
         if job is None:
             return
         after = fold(job, event)
         if after is not job:
             self.jobs[job.id] = after
-            batch.append(event)
+            batch.append((after, event))
 
-    def _decide(self, batch: list[Event]) -> float | None:
+    def _decide(self, batch: list[tuple[Job, Event]]) -> float | None:
         for _ in range(MAX_ROUNDS):
+            began = time.perf_counter()
             commands = decide(State(jobs=self._live(), nodes=self.nodes), time.time())
+            self._on_decision(time.perf_counter() - began)
             if not commands.events:
                 self.waiting = commands.waiting
                 return commands.wake_at
             for event in commands.events:
                 self._fold(event, batch)
-        raise RuntimeError(f"decisions do not settle; the last were {[type(e).__name__ for e in batch[-5:]]}")
+        raise RuntimeError(f"decisions do not settle; the last were {[e.kind for _, e in batch[-5:]]}")
 
     def _live(self) -> dict[JobId, Job]:
         return {job_id: job for job_id, job in self.jobs.items() if not job.state.is_terminal}
 
-    async def _write(self, batch: list[Event]) -> None:
+    async def _write(self, batch: list[tuple[Job, Event]]) -> None:
         """Until it is written: nothing is carried out before. A full disk holds decisions up, never training."""
         while True:
             try:
-                await self._store.append(batch)
+                await self._store.append([event for _, event in batch])
             except CoreError:
                 raise  # memory and store disagree: stop loudly, and start again from the store
             except Exception as error:

@@ -53,6 +53,10 @@ class ProgressBook:
         """The job's newest progress."""
         return self._jobs.get(job_id)
 
+    def all(self) -> Mapping[JobId, JobProgress]:
+        """Every job's newest progress."""
+        return self._jobs
+
     def previous_step(self, job_id: JobId) -> int:
         """The highest step that any attempt of the job reported to this daemon."""
         book = self._jobs.get(job_id)

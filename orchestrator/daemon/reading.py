@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from orchestrator.api.read_app import MetricsPage
+from orchestrator.api.views import TargetGroup
+from orchestrator.telemetry.collectors import registry, render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.api.views import HealthView, TargetGroup
+    from orchestrator.api.views import HealthView
     from orchestrator.daemon.daemon import Daemon
     from orchestrator.daemon.service import Service
 
@@ -23,15 +26,20 @@ class Reading:
 
     async def metrics(self, accept: str) -> MetricsPage:
         """Every metric of the daemon."""
-        from prometheus_client import REGISTRY
-        from prometheus_client.exposition import choose_encoder
-
-        encode, content_type = choose_encoder(accept)
-        return MetricsPage(encode(REGISTRY), content_type)
+        snapshot = await self._daemon.picture()
+        return MetricsPage(*await asyncio.to_thread(render, registry(lambda: snapshot), accept))
 
     async def targets(self) -> Sequence[TargetGroup]:
-        """The exporters to scrape."""
-        return []
+        """The exporter of every GPU that there is, with its node."""
+        exporters = self._daemon.exporters
+        return [
+            TargetGroup(
+                targets=(report.url.removeprefix("http://").partition("/")[0],),
+                labels={"__meta_orch_node": exporters.nodes[uuid].hostname, "__meta_orch_gpu_uuid": uuid},
+            )
+            for uuid, report in sorted(exporters.reports.items())
+            if uuid in exporters.nodes
+        ]
 
     async def health(self) -> HealthView:
         """The daemon's own state."""

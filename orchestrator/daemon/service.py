@@ -52,6 +52,7 @@ class Service:
     async def submit(self, request: SubmitRequest, caller: Caller) -> v.SubmitReply:
         """Accept a job; durable once this returns."""
         daemon = self._daemon
+        began = time.perf_counter()
         daemon.refuse_when_stopping()
         checked = await asyncio.to_thread(submission.check, request)
         missing = tuple(name for name in checked.spec.secrets if name not in request.secrets)
@@ -65,7 +66,9 @@ class Service:
             event = await submission.prepare(checked, request, caller, daemon.settings, resume_from)
         except OSError as error:
             raise DiskFullError(f"the submission could not be written: {error}") from error
-        return await self._accept(event)
+        reply = await self._accept(event)
+        daemon.metering.submitted(time.perf_counter() - began)
+        return reply
 
     async def _accept(self, event: ev.JobSubmitted) -> v.SubmitReply:
         daemon = self._daemon
@@ -157,6 +160,7 @@ class Service:
             daemon.progress_of(job.id),
             daemon.loop.waiting.get(job.id),
             str(daemon.settings.paths.logs(job.id)),
+            daemon.gpus.balances.get(job.id),
         )
 
     async def resolve(self, ref: str) -> JobId:
@@ -206,6 +210,10 @@ class Service:
     async def nodes(self) -> Sequence[v.NodeView]:
         """Every node of the cluster."""
         return self._daemon.node_views()
+
+    async def gpus(self) -> Sequence[dict[str, Any]]:
+        """Every GPU of every node, with its newest values and holders."""
+        return [row.to_json() for row in await self._daemon.gpus.rows()]
 
     def change_version(self) -> int:
         """The change counter."""

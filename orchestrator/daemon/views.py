@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from orchestrator.store.port import StoredEvent
 
 
-def job_view(job: Job, progress: JobProgress | None, waiting: str | None, log_dir: str) -> v.JobView:
+def job_view(
+    job: Job, progress: JobProgress | None, waiting: str | None, log_dir: str, balance: dict[str, Any] | None = None
+) -> v.JobView:
     """The whole view of a job. ``waiting`` says what a pending job waits for."""
     reason = waiting if waiting and job.state is JobState.PENDING else job.reason
     return v.JobView(
@@ -49,6 +51,7 @@ def job_view(job: Job, progress: JobProgress | None, waiting: str | None, log_di
         working_dir=job.work_dir,
         labels=dict(job.spec.labels),
         log_dir=log_dir,
+        balance=balance,
         version=job.version,
     )
 

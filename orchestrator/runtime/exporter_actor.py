@@ -25,7 +25,7 @@ class ExporterReport:
 
 
 class ExporterActor:
-    """One GPU's exporter. No method asks the driver: a GPU that hangs holds up its own sampling thread and nothing else."""
+    """One GPU's exporter. Its methods are synchronous: the exporter runs an event loop of its own. No method asks the driver: a GPU that hangs holds up its own sampling thread and nothing else."""
 
     def __init__(self, *, gpu_uuid: str, node: str, node_dir: str, simulate: int, simulated_node: str) -> None:
         readers = open_readers(
@@ -37,16 +37,16 @@ class ExporterActor:
         self._exporter = GpuExporter(readers, node, ExporterSettings())
         self._exporter.start()
 
-    async def report(self) -> ExporterReport:
+    def report(self) -> ExporterReport:
         """The newest values."""
         (status,) = self._exporter.statuses()
         return ExporterReport(url=self._exporter.url, pid=os.getpid(), status=status)
 
-    async def record(self, job_id: str, directory: str, rate: float) -> None:
+    def record(self, job_id: str, directory: str, rate: float) -> None:
         """Append this GPU's samples to the job's telemetry from now on; asking again changes nothing."""
         self._exporter.record_job(job_id, Path(directory), rate=rate)
 
-    async def stop_recording(self, job_ids: Sequence[str]) -> None:
+    def stop_recording(self, job_ids: Sequence[str]) -> None:
         """End the telemetry of these jobs."""
         for job_id in job_ids:
             self._exporter.stop_recording(job_id)

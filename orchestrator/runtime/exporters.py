@@ -61,13 +61,17 @@ class Exporters:
             self.reports[uuid] = await asyncio.wait_for(actor.report.remote(), seconds)
         except asyncio.CancelledError:
             raise
-        except Exception:
+        except Exception as error:
             self.reports.pop(uuid, None)
+            if is_dead(error):
+                self._actors.pop(uuid, None)  # beyond Ray's own restarts: the next refresh makes another
 
     async def record(self, uuid: str, job_id: str, directory: str, rate: float) -> None:
-        """Have a GPU's samples appended to a job's telemetry."""
+        """Have a GPU's samples appended to a job's telemetry; asking again changes nothing."""
         actor = self._actors.get(uuid)
-        if actor is not None:
+        if actor is None:
+            return
+        with contextlib.suppress(Exception):  # recording is asked for again as long as the job holds the GPU
             await asyncio.wait_for(actor.record.remote(job_id, directory, rate), REPORT_SECONDS)
 
     async def stop_recording(self, uuids: Iterable[str], job_id: str) -> None:
@@ -95,7 +99,6 @@ class Exporters:
                 num_cpus=0,
                 max_restarts=-1,
                 max_task_retries=0,
-                max_concurrency=8,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
             )
             .remote(
@@ -106,3 +109,10 @@ class Exporters:
                 simulated_node=report.simulated_node,
             )
         )
+
+
+def is_dead(error: BaseException) -> bool:
+    """The actor is gone for good."""
+    from ray.exceptions import ActorDiedError
+
+    return isinstance(error, ActorDiedError)
