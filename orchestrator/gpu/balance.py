@@ -136,11 +136,10 @@ def _spread(quantity: Quantity, values: Sequence[float]) -> Spread | None:
     if mean <= 0.0:
         return None
     median = statistics.median(values)
-    floor = IDLE_UTILIZATION if quantity is Quantity.UTILIZATION else 0.0
     return Spread(
         quantity=quantity,
         cv=statistics.pstdev(values, mean) / mean,
-        min_per_median=min(values) / median if median > floor else None,
+        min_per_median=min(values) / median if median > 0.0 else None,
         mean=mean,
     )
 
