@@ -7,6 +7,7 @@ import getpass
 import os
 import secrets as random
 import shutil
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ def check(request: SubmitRequest) -> Checked:
         raise _one(request, "entrypoint", f"there is no {entry.python!r} on your PATH", "activate an environment")
     if python is not None and not os.access(python, os.X_OK):
         raise _one(request, "entrypoint", f"{python} cannot be executed here", "name an interpreter of this machine")
+    if python is not None:
+        python = _interpreter(python)
     directory = None if spec.working_dir is None else Path(request.cwd, spec.working_dir)
     if directory is not None and not directory.is_dir():
         raise _one(request, "working_dir", f"{directory} is not a directory", "make it, or set working_dir: null")
@@ -62,6 +65,30 @@ def check(request: SubmitRequest) -> Checked:
             hint = "the path is relative to working_dir"
             raise _one(request, "entrypoint", f"{script} does not exist", hint)
     return Checked(spec=spec, python=python or sys.executable, directory=directory)
+
+
+_INTERPRETERS: dict[tuple[str, float], str] = {}
+_INTERPRETER_SECONDS = 10.0
+
+
+def _interpreter(python: str) -> str:
+    """The interpreter itself behind ``python``, which may be a version manager's script. Asked once per file."""
+    key = (python, os.stat(python).st_mtime)
+    if key not in _INTERPRETERS:
+        with open(python, "rb") as file:  # noqa: PTH123
+            is_script = file.read(2) == b"#!"
+        _INTERPRETERS[key] = _ask_interpreter(python) if is_script else python
+    return _INTERPRETERS[key]
+
+
+def _ask_interpreter(python: str) -> str:
+    command = [python, "-c", "import sys; print(sys.executable)"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_INTERPRETER_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return python  # the job will say what is wrong with it
+    found = done.stdout.strip()
+    return found if os.access(found, os.X_OK) else python
 
 
 def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:

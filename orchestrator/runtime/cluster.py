@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ import psutil
 
 from orchestrator.core.cluster import Node
 from orchestrator.runtime.names import agent_name, namespace
-from orchestrator.runtime.node_dir import node_directory
+from orchestrator.runtime.node_dir import node_directory, page_directory
 from orchestrator.runtime.prestart import prestart_workers
 
 if TYPE_CHECKING:
@@ -238,6 +239,11 @@ class Cluster:
         await asyncio.gather(self._leave(), self._start_head())
         await self.start()
 
+    def _remove_node_state(self) -> None:
+        """Sockets, locks and pages of a head that has ended: nothing is left that they could belong to."""
+        shutil.rmtree(self.node_dir("local").parent, ignore_errors=True)
+        shutil.rmtree(page_directory(self.namespace), ignore_errors=True)
+
     async def _leave(self) -> None:
         with contextlib.suppress(Exception):
             await self.call(_disconnect)
@@ -260,6 +266,7 @@ class Cluster:
             await asyncio.to_thread(kill_session, self._head)
             (self._paths.ray / "head.json").unlink(missing_ok=True)
             self._head = None
+            await asyncio.to_thread(self._remove_node_state)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def agent_for(self, node_id: str) -> Any | None:
