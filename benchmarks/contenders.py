@@ -51,7 +51,7 @@ def read_ledger(path: Path) -> list[Step]:
         lines = path.read_text().splitlines()
         return [
             Step(int(a), int(b) / 1e9, int(c)) for a, b, c in (line.split() for line in lines if line.count(" ") == 2)
-        ]  # noqa: PLR2004
+        ]
     return []
 
 

@@ -25,13 +25,13 @@ def main() -> None:
     try:
         orch.up()
         time.sleep(SETTLE_SECONDS)
-        members = members(orch)
+        found = members(orch)
         daemon = orch.client.health().pid
-        shares: dict[int, list[float]] = {pid: [] for pid in members}
+        shares: dict[int, list[float]] = {pid: [] for pid in found}
         for _ in range(arguments.pairs):
-            before = {pid: _busy(pid) for pid in members}
+            before = {pid: _busy(pid) for pid in found}
             time.sleep(WINDOW_SECONDS)
-            for pid in members:
+            for pid in found:
                 shares[pid].append(100.0 * (_busy(pid) - before[pid]) / WINDOW_SECONDS)
         processes = [
             {
@@ -39,7 +39,7 @@ def main() -> None:
                 "pss_mib": round(_pss(pid) / 2**20, 1),
                 "cpu_percent": round(sum(shares[pid]) / len(shares[pid]), 2),
             }
-            for pid, name in members.items()
+            for pid, name in found.items()
         ]
         more: dict[str, Any] = {
             "processes": sorted(processes, key=lambda p: -p["pss_mib"]),

@@ -43,7 +43,7 @@ def interleave(arms: Mapping[str, Callable[[], float]], rounds: int, *, warm_up:
         for name in names if number % 2 == 0 else reversed(names):
             try:
                 value = arms[name]()
-            except Exception as error:  # noqa: BLE001 - a peer that fails is a result
+            except Exception as error:
                 result.failures[name].append(f"{type(error).__name__}: {error}")
                 print(f"round {number}: {name} failed: {error}", file=sys.stderr)
                 continue

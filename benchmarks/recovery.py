@@ -42,7 +42,7 @@ class Victim:
         try:
             begun = contenders.read_ledger(run.ledger)[-1].number
             wait_for("steady steps", lambda: contenders.read_ledger(run.ledger)[-1].number > begun + STEADY_STEPS)
-            time.sleep(random.uniform(0.0, 20 * SECONDS_PER_STEP))  # noqa: S311 - at a random phase of the save interval
+            time.sleep(random.uniform(0.0, 20 * SECONDS_PER_STEP))
             pid = self._choose(run)
             killed_at = time.monotonic()
             os.kill(pid, signal.SIGKILL)
@@ -70,13 +70,13 @@ def _new_step(run: contenders.Run, done: int, killed_at: float) -> contenders.St
 
 
 def _any_rank(run: contenders.Run) -> int:
-    return random.choice(list(contenders.worker_pids(run.ledger).values()))  # noqa: S311
+    return random.choice(list(contenders.worker_pids(run.ledger).values()))
 
 
 def _actor(client: Client) -> Callable[[contenders.Run], int]:
     def choose(run: contenders.Run) -> int:
         assert isinstance(run, contenders.OrchRun)
-        rank = random.randrange(2)  # noqa: S311
+        rank = random.randrange(2)
         events = [e for e in client.events(run.id) if e.kind == "gang_placed"]
         return int(events[-1].body["seats"][rank]["actor_pid"])
 

@@ -1,0 +1,1 @@
+"""The peers' side: what their users would write."""

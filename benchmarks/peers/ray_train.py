@@ -1,4 +1,4 @@
-"""Ray Train V2 running the workload: a whole process, as its user starts it. usage: ray_train.py LEDGER STEPS SECONDS_PER_STEP"""
+"""Ray Train V2 running the workload: a whole process, as its user starts it. usage: ray_train.py LEDGER STEPS SECONDS_PER_STEP."""
 
 from __future__ import annotations
 

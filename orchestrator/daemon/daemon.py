@@ -23,8 +23,8 @@ from orchestrator.daemon.metering import Metering
 from orchestrator.daemon.node_views import node_view
 from orchestrator.daemon.progress import ProgressBook
 from orchestrator.daemon.submission import read_secrets
-from orchestrator.runtime.cluster import Cluster, ClusterError, ClusterOptions
 from orchestrator.gpu.sampler import Health
+from orchestrator.runtime.cluster import Cluster, ClusterError, ClusterOptions
 from orchestrator.runtime.exporters import Exporters
 from orchestrator.runtime.gangs import Gangs
 from orchestrator.runtime.logs import LogLimits
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 REFRESH_SECONDS: Final = 10.0
 FORK_SERVER_SECONDS: Final = 60.0
 HEAD_RETRY_SECONDS: Final = 2.0
-DRAIN_POLL_SECONDS: Final = 0.05
+DRAIN_WAIT_SECONDS: Final = 1.0
 WARM_LATER_SECONDS: Final = 0.3
 MAX_WARM_WORKERS: Final = 8
 REMEMBER_ENDED: Final = 1000
@@ -94,7 +94,7 @@ class Daemon:
             on_lost=self._head_lost,
         )
         self.exporters = Exporters(self.cluster)
-        self.gpus = GpuWatch(self.cluster, self.exporters, settings.paths, lambda: self.loop.jobs.values(), self.log)
+        self.gpus = GpuWatch(self.cluster, self.exporters, settings.paths, self.loop.jobs.values, self.log)
         self.gangs = Gangs(
             cluster=self.cluster,
             paths=settings.paths,
@@ -212,8 +212,9 @@ class Daemon:
         self.loop.set_nodes({})
         for job_id in [j.id for j in self.loop.jobs.values() if j.gang_open]:
             await self.loop.command(lambda job_id=job_id: self._preempt(job_id))  # type: ignore[misc]
+        version = self.changes.version
         while any(j.gang_open for j in self.loop.jobs.values()) and self._failure is None:
-            await asyncio.sleep(DRAIN_POLL_SECONDS)
+            version = await self.changes.wait(version, DRAIN_WAIT_SECONDS, frozenset())
 
     def _preempt(self, job_id: JobId) -> Sequence[ev.Event]:
         job = self.loop.jobs.get(job_id)
@@ -286,7 +287,7 @@ class Daemon:
                 break
             except ClusterError as error:
                 self._problems["ray"] = str(error)
-                self.log.error("ray.restart_failed", error=str(error))
+                self.log.exception("ray.restart_failed")
                 await asyncio.sleep(HEAD_RETRY_SECONDS)
         await self._refresh()
         await self._warm_fork_servers()

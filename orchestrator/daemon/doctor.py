@@ -52,10 +52,7 @@ def _ok(what: str) -> Finding:
 
 
 def _python(_: Settings) -> list[Finding]:
-    found = sys.version.split()[0]
-    if sys.version_info < (3, 11):
-        return [Finding(level=Level.ERROR, what=f"Python {found} is too old", remedy="install Python 3.11 or newer")]
-    return [_ok(f"Python {found} ({sys.executable})")]
+    return [_ok(f"Python {sys.version.split()[0]} ({sys.executable})")]
 
 
 def _packages(_: Settings) -> list[Finding]:

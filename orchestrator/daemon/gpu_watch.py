@@ -167,10 +167,11 @@ class GpuWatch:
             for seat in job.seats if job.gang_open else ():
                 for uuid in seat.gpu_uuids:
                     holders.setdefault(uuid, []).append(GpuHolder(job=job.id, rank=seat.rank))
-        rows = []
-        for node in self._cluster.reports.values():
-            for gpu in node.gpus:
-                rows.append(_row(gpu, node.hostname, reports.get(gpu.uuid), holders.get(gpu.uuid, ())))
+        rows = [
+            _row(gpu, node.hostname, reports.get(gpu.uuid), holders.get(gpu.uuid, ()))
+            for node in self._cluster.reports.values()
+            for gpu in node.gpus
+        ]
         return sorted(rows, key=lambda row: (row.node, row.index, row.gpu_uuid))
 
 

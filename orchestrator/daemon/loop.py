@@ -18,12 +18,13 @@ from orchestrator.core.scheduler import State, decide, desired_effect
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from structlog.typing import FilteringBoundLogger
+
     from orchestrator.core.cluster import Node
     from orchestrator.core.effects import Effect
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.store.port import Store
-    from structlog.typing import FilteringBoundLogger
 
 WRITE_RETRY_SECONDS: Final = 0.5
 MAX_ROUNDS: Final = 1000

@@ -143,7 +143,7 @@ def _entry(found: _Found, root: Path, blob: Callable[[str], Path]) -> dict[str, 
     if stat.S_ISDIR(mode):
         return {"path": found.relative, "type": "directory"}
     if stat.S_ISLNK(mode):
-        target = os.readlink(found.path)
+        target = str(found.path.readlink())
         resolved = Path(os.path.realpath(found.path))
         if os.path.isabs(target) or not resolved.is_relative_to(Path(os.path.realpath(root))):  # noqa: PTH117
             raise SnapshotError(

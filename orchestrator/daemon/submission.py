@@ -73,7 +73,7 @@ _INTERPRETER_SECONDS = 10.0
 
 def _interpreter(python: str) -> str:
     """The interpreter itself behind ``python``, which may be a version manager's script. Asked once per file."""
-    key = (python, os.stat(python).st_mtime)
+    key = (python, Path(python).stat().st_mtime)
     if key not in _INTERPRETERS:
         with open(python, "rb") as file:  # noqa: PTH123
             is_script = file.read(2) == b"#!"

@@ -15,7 +15,6 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
@@ -27,6 +26,7 @@ from orchestrator.runtime.prestart import prestart_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from orchestrator.runtime.node_agent import NodeReport
     from orchestrator.spec.paths import Paths
@@ -384,9 +384,9 @@ def kill_session(head: Head) -> None:
     marker = head.session_dir
     for process in psutil.process_iter(["pid", "cmdline", "uids"]):
         # Workers whose raylet has died; they name their session on their command line until they rename themselves.
-        if process.info["uids"] and process.info["uids"].real == os.getuid():
-            if any(marker in part for part in process.info["cmdline"] or ()):
-                victims.append(process)
+        uids = process.info["uids"]
+        if uids and uids.real == os.getuid() and any(marker in part for part in process.info["cmdline"] or ()):
+            victims.append(process)
     for victim in victims:
         with contextlib.suppress(psutil.Error):
             victim.send_signal(signal.SIGKILL)

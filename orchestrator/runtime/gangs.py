@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.forkclient import read_exit_record
-from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name, rank_actor_name
 from orchestrator.runtime.node_dir import page_directory
 from orchestrator.runtime.plan import Places, rank_plan
@@ -25,12 +24,14 @@ from orchestrator.runtime.rank_actor import LEASE_SECONDS, RankGreeting
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from structlog.typing import FilteringBoundLogger
+
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.runtime.cluster import Cluster
+    from orchestrator.runtime.logs import LogLimits
     from orchestrator.runtime.rank_host import PollReply, RankEvent
     from orchestrator.spec.paths import Paths
-    from structlog.typing import FilteringBoundLogger
     from orchestrator.train.progress import ProgressSnapshot
 
 POLL_SECONDS: Final = 30.0
@@ -164,11 +165,11 @@ class Gangs:
         gang = await self._attach(job)
         if not gang.greetings:
             gang.greetings = await self._hello(job, gang)
-            seats = self._seats(job, gang.greetings)
+            seats = self._seats(gang.greetings)
             if seats != job.seats:
                 self._post([ev.GangPlaced(job_id=job.id, at=time.time(), gang=job.gang, seats=seats)])
         else:
-            seats = self._seats(job, gang.greetings)
+            seats = self._seats(gang.greetings)
         attempt = job.attempt_number
         if gang.watching == attempt:
             return
@@ -180,7 +181,7 @@ class Gangs:
         attempt = job.attempt_number
         master = gang.greetings[0].address
         ports = await self._ask(
-            gang, [a.prepare.remote(attempt, master if r == 0 else None) for r, a in enumerate(gang.actors)]
+            [a.prepare.remote(attempt, master if r == 0 else None) for r, a in enumerate(gang.actors)]
         )
         previous = max([self._previous_step(job.id), *(g.highest_step for g in gang.greetings)])
         secrets = self._secrets_of(job)
@@ -188,7 +189,7 @@ class Gangs:
             rank_plan(job, seats, seat.rank, (master, ports[0]), self._places(seat, secrets, previous))
             for seat in seats
         ]
-        await self._ask(gang, [a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)])
+        await self._ask([a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)])
 
     def _places(self, seat: ev.Seat, secrets: Mapping[str, str], previous_step: int) -> Places:
         report = self._cluster.reports[seat.node_id]
@@ -207,12 +208,12 @@ class Gangs:
         gang = await self._attach(job)
         self._watch(job, gang, job.attempt_number)
         grace = max(0.0, deadline - time.time())
-        await self._ask(gang, [a.stop.remote(job.attempt_number, grace) for a in gang.actors])
+        await self._ask([a.stop.remote(job.attempt_number, grace) for a in gang.actors])
 
     async def _kill(self, job: Job) -> None:
         gang = await self._attach(job)
         self._watch(job, gang, job.attempt_number)
-        await self._ask(gang, [a.kill.remote(job.attempt_number) for a in gang.actors])
+        await self._ask([a.kill.remote(job.attempt_number) for a in gang.actors])
 
     async def _release(self, job: Job) -> None:
         gang = self._gangs.get(job.id)
@@ -343,10 +344,10 @@ class Gangs:
 
     async def _hello(self, job: Job, gang: _Gang) -> list[RankGreeting]:
         limit = job.spec.health.startup_timeout.total_seconds()
-        greetings: list[RankGreeting] = await self._ask(gang, [a.hello.remote() for a in gang.actors], seconds=limit)
+        greetings: list[RankGreeting] = await self._ask([a.hello.remote() for a in gang.actors], seconds=limit)
         return greetings
 
-    def _seats(self, job: Job, greetings: Sequence[RankGreeting]) -> tuple[ev.Seat, ...]:
+    def _seats(self, greetings: Sequence[RankGreeting]) -> tuple[ev.Seat, ...]:
         seats = []
         for rank, greeting in enumerate(greetings):
             report = self._cluster.reports.get(greeting.node_id)
@@ -363,7 +364,7 @@ class Gangs:
             )
         return tuple(seats)
 
-    async def _ask(self, gang: _Gang, calls: Sequence[Any], seconds: float = RPC_SECONDS) -> list[Any]:
+    async def _ask(self, calls: Sequence[Any], seconds: float = RPC_SECONDS) -> list[Any]:
         """The answers of all ranks. Raises GangLostError when an actor is dead."""
         async with asyncio.timeout(seconds):
             results = await asyncio.gather(*calls, return_exceptions=True)

@@ -12,11 +12,11 @@ import os
 import re
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
 TAIL_LINES: Final = 40
 LONGEST_LINE_BYTES: Final = 64 * 1024

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.node_dir import fork_socket
 from orchestrator.runtime.rank_env import rank_environment
 from orchestrator.runtime.rank_host import RankPlan
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.events import Seat
     from orchestrator.core.job import Job
+    from orchestrator.runtime.logs import LogLimits
     from orchestrator.spec.paths import Paths
 
 __all__ = ["Places", "local_ranks", "rank_plan"]

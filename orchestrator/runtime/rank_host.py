@@ -185,7 +185,7 @@ class RankHost:
             finally:
                 os.close(lock)  # the keeper holds its own copy
             self._launched = plan.attempt
-            self._watcher = asyncio.create_task(self._watch(self._lifeline, plan.attempt))
+            self._watcher = asyncio.create_task(self._watch(self._lifeline))
 
     async def poll(self, attempt: int, after: int, seconds: float) -> PollReply:
         """Wait until there is an event numbered above ``after`` or new progress (at most one a second), or ``seconds``."""
@@ -378,7 +378,7 @@ class RankHost:
             os.close(fd)
         self._pipes.clear()
 
-    async def _watch(self, lifeline: Lifeline, attempt: int) -> None:
+    async def _watch(self, lifeline: Lifeline) -> None:
         exited = False
         async for event in lifeline:
             match event:
