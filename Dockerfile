@@ -57,7 +57,7 @@ WORKDIR /var/lib/orch
 VOLUME ["/var/lib/orch"]
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9476/healthz', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ.get('ORCH_METRICS_PORT') or 9476}/healthz\", timeout=4)"]
 # tini reaps what outlives its parent, and hands signals on.
 ENTRYPOINT ["/usr/bin/tini", "--", "/usr/local/bin/orch-entrypoint"]
 CMD ["orch", "serve"]

@@ -101,9 +101,9 @@ buildah inspect --type image --format '{{.OCIv1.Config.User}} {{.OCIv1.Config.En
 say "start"
 container=$(buildah from --pull-never "$image")
 entry=(/usr/bin/tini -s -- /usr/local/bin/orch-entrypoint)
-inside() { buildah run --user 10001:10001 --network host --env ORCH_METRICS_PORT="$port" "$container" -- "$@"; }
+inside() { buildah run --user 10001:10001 --network host --env HOME=/var/lib/orch "$container" -- "$@"; }
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-setsid buildah run --user 10001:10001 --network host --env ORCH_METRICS_PORT="$port" "$container" -- \
+setsid buildah run --user 10001:10001 --network host --env HOME=/var/lib/orch --env ORCH_METRICS_PORT="$port" "$container" -- \
   "${entry[@]}" orch serve > "$scratch/daemon.log" 2>&1 &
 service=$!
 
@@ -121,7 +121,11 @@ uid=$(stat -c %u "/proc/$first")
 say "ready, as uid $uid"
 
 say "train: the digits example that the image carries"
-inside sh -c 'orch demo' || die "the example did not train"
+inside sh -c '
+  set -e
+  example=$(python -c "from importlib.resources import files; print(files(\"orchestrator.data\") / \"digits\")")
+  cp -r "$example" "$HOME/digits" && cd "$HOME/digits"
+  exec orch submit job.yaml --wait' || die "the example did not train"
 
 say "scrape"
 ask /metrics > "$scratch/metrics.txt"

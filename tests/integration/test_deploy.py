@@ -595,3 +595,55 @@ def test_links_between_documents_lead_somewhere() -> None:
 def test_documents_name_files_that_are_there() -> None:
     for found in set(re.findall(r"deploy/[\w./-]*\w", (ROOT / "docs/operations.md").read_text())):
         assert (ROOT / found).exists() or found == "deploy/systemd", found
+
+
+COMMANDS = {
+    "up",
+    "down",
+    "serve",
+    "doctor",
+    "demo",
+    "init",
+    "submit",
+    "run",
+    "status",
+    "wait",
+    "logs",
+    "cancel",
+    "pause",
+    "resume",
+    "rerun",
+    "update",
+    "events",
+    "explain",
+    "queue",
+    "checkpoints",
+    "stacks",
+    "drill",
+    "nodes",
+    "gpus",
+    "top",
+    "record",
+    "report",
+    "compare",
+    "estimate",
+    "matrix",
+    "bench",
+    "advise",
+    "simulate",
+    "dashboards",
+    "prune",
+    "schema",
+    "completion",
+}
+
+
+def test_documents_name_commands_that_orch_has() -> None:
+    seen = set()
+    for page in (ROOT / "docs/operations.md", *(ROOT / "docs/runbooks").glob("*.md")):
+        text = page.read_text()
+        code = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE) + re.findall(r"`[^`\n]+`", text)
+        for found in re.findall(r"(?:^|[`/ ])orch (?!orch\b)([a-z]+)\b", "\n".join(code)):
+            seen.add(found)
+            assert found in COMMANDS, (page.name, found)
+    assert len(seen) > 15
