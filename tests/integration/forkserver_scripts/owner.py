@@ -1,0 +1,32 @@
+"""Owns a process through a lifeline, and does nothing else: to be killed or frozen by a test."""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from orchestrator.runtime.forkclient import ForkServerClient, SpawnRequest
+
+socket, script, folder, order, *arguments = sys.argv[1:]
+with open(os.devnull, "wb") as null:
+    spawned = ForkServerClient(Path(socket)).spawn_sync(
+        SpawnRequest(
+            mode="script",
+            target=script,
+            args=tuple(arguments),
+            cwd=folder,
+            env=dict(os.environ),
+            exit_record=Path(folder) / "exit.json",
+        ),
+        stdout=null.fileno(),
+        stderr=null.fileno(),
+    )
+(Path(folder) / "keeper").write_text(str(spawned.keeper_pid))
+if order == "stop":
+    while not (Path(folder) / "ready").exists():
+        time.sleep(0.01)
+    spawned.lifeline.stop(timedelta(seconds=1))
+    (Path(folder) / "stopping").touch()
+while True:
+    time.sleep(60)
