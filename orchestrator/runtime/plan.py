@@ -122,7 +122,7 @@ def _checkpoint_settings(job: Job) -> dict[str, str]:
     checkpoint = job.spec.checkpoint
     settings = {"ORCH_CHECKPOINT_KEEP": str(checkpoint.keep)}
     if checkpoint.score_attribute is not None:
-        settings["ORCH_CHECKPOINT_SCORE"] = checkpoint.score_attribute
+        settings["ORCH_CHECKPOINT_SCORE_ATTRIBUTE"] = checkpoint.score_attribute
         settings["ORCH_CHECKPOINT_SCORE_ORDER"] = checkpoint.score_order or "min"
     return settings
 
