@@ -1,24 +1,18 @@
-"""Where `orch gpus` and `orch top` get their rows: from the daemon for every node, from this machine's drivers without one.
-
-A daemon that does not serve loads yet still says which GPUs there are and who holds them; the loads of those on this
-machine are then read here.
-"""
+"""Where `orch gpus` and `orch top` get their rows: from the daemon for every node, without one from this machine's drivers."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.api.errors import DaemonUnreachableError, NotFoundError, ProtocolMismatchError
+from orchestrator.api.errors import DaemonUnreachableError, ProtocolMismatchError
 from orchestrator.api.protocol import API_PREFIX
-from orchestrator.gpu.sampler import Health
-from orchestrator.gpu.view import GpuHolder, GpuRow
+from orchestrator.gpu.view import GpuRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from orchestrator.api.views import JobView, NodeView
+    from orchestrator.api.views import JobView
     from orchestrator.cli.session import Session
 
 LIVE_STATES = ("STARTING", "RUNNING", "RECOVERING", "DRAINING")
@@ -38,49 +32,18 @@ def picture(session: Session, local: Callable[[], tuple[Sequence[GpuRow], Sequen
     """Ask the daemon; without one, ``local`` gives this machine's rows and problems."""
     try:
         jobs = session.client().jobs(states=LIVE_STATES).jobs
-        served = _rows_of_daemon(session)
-        if served is not None:
-            return GpuPicture(rows=tuple(served), jobs=tuple(jobs), daemon=True)
-        nodes = session.client().nodes()
+        rows = _rows_of_daemon(session)
     except DaemonUnreachableError:
         here, problems = local()
         return GpuPicture(rows=tuple(here), problems=tuple(problems))
-    here, problems = local()
-    rows = merged(nodes, {row.gpu_uuid: row for row in here})
-    return GpuPicture(rows=tuple(rows), jobs=tuple(jobs), problems=tuple(problems), daemon=True)
+    return GpuPicture(rows=rows, jobs=tuple(jobs), daemon=True)
 
 
-def _rows_of_daemon(session: Session) -> list[GpuRow] | None:
-    """Rows with their loads from the daemon; None from one that does not serve them."""
+def _rows_of_daemon(session: Session) -> tuple[GpuRow, ...]:
     from orchestrator.api import wire
 
+    document: Any = wire.call(session.endpoint, "GET", f"{API_PREFIX}/gpus")
     try:
-        document: Any = wire.call(session.endpoint, "GET", f"{API_PREFIX}/gpus")
-    except NotFoundError:
-        return None
-    try:
-        return [GpuRow.from_json(row) for row in document["gpus"]]
+        return tuple(GpuRow.from_json(row) for row in document["gpus"])
     except (KeyError, TypeError) as error:
         raise ProtocolMismatchError(f"the daemon's answer is not a list of GPUs: {error}") from error
-
-
-def merged(nodes: Sequence[NodeView], local: Mapping[str, GpuRow]) -> list[GpuRow]:
-    """Every GPU of every node, with the holder that the daemon names and the load that was read here."""
-    rows: list[GpuRow] = []
-    for node in nodes:
-        for gpu in node.gpus:
-            holders = () if gpu.job_id is None else (GpuHolder(job=gpu.job_id, rank=gpu.rank or 0),)
-            known = local.get(gpu.uuid) or GpuRow(
-                gpu_uuid=gpu.uuid,
-                node=node.name,
-                index=gpu.index,
-                vendor="simulated" if gpu.uuid.startswith("simulated") else "",
-                model=gpu.model,
-                simulated=gpu.uuid.startswith("simulated"),
-                memory_total_bytes=gpu.memory_total_bytes,
-                health=Health.OK if gpu.healthy else Health.FAILING,
-                problem=gpu.problem or None,
-            )
-            job, rank = (holders[0].job, holders[0].rank) if holders else (None, None)
-            rows.append(dataclasses.replace(known, node=node.name, job=job, rank=rank, holders=holders))
-    return rows

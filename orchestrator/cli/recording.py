@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 JOB_POLL_SECONDS = 2.0
 SPREAD_SECONDS = 0.5
+SIMULATED = "simulated-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,7 @@ class _Watched:
         self._job: Any = None
         self._job_asked = 0.0
         assignments = scratch / FILE_NAME
+        self._assignments = assignments
         if request.job:
             self.gpus = self._of_job(request.job)
         else:
@@ -134,7 +136,8 @@ class _Watched:
         """The GPUs of a job that are on this machine."""
         self._job = self._session.client().job(ref)
         wanted = {uuid for rank in self._job.gpus for uuid in rank.gpu_uuids}
-        found = _survey_for(self._session, wanted)
+        found = _survey_for(wanted, self._assignments)
+        self._assign()
         mine = tuple(reader for reader in found.readers if reader.info.uuid in wanted)
         for reader in found.readers:
             if reader not in mine:
@@ -172,19 +175,27 @@ class _Watched:
         self._job_asked = time.monotonic()
         with contextlib.suppress(OrchError):
             self._job = self._session.client().job(self._job.id)
+            self._assign()
         return bool(self._job.is_terminal)
 
+    def _assign(self) -> None:
+        """Say which of the job's processes run on which of its simulated GPUs, if it has such."""
+        pids: dict[int, list[int]] = {}
+        for rank in self._job.gpus:
+            for uuid in rank.gpu_uuids:
+                if uuid.startswith(SIMULATED) and rank.pid is not None:
+                    pids.setdefault(int(uuid.rpartition("-")[2]), []).append(rank.pid)
+        if pids:
+            write_assignments(self._assignments, pids)
 
-def _survey_for(session: Session, uuids: set[str]) -> Survey:
-    """The GPUs of this machine; the daemon's simulated ones when the job runs on those."""
-    simulated = [uuid.removeprefix("simulated-").rpartition("-") for uuid in uuids if uuid.startswith("simulated-")]
+
+def _survey_for(uuids: set[str], assignments: Path) -> Survey:
+    """The GPUs of this machine; simulated ones when those are what is wanted."""
+    simulated = [uuid.removeprefix(SIMULATED).rpartition("-") for uuid in uuids if uuid.startswith(SIMULATED)]
     if not simulated:
         return survey()
-    from orchestrator.api.endpoint import orch_home
-
-    node = simulated[0][0]
     count = 1 + max(int(index) for _, _, index in simulated)
-    return survey(simulate=count, node=node, assignments=Path(orch_home(session.environ)) / FILE_NAME)
+    return survey(simulate=count, node=simulated[0][0], assignments=assignments)
 
 
 class _Signals:

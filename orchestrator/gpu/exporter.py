@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterSettings:
-    """How often to sample (hertz), after how many seconds of silence a GPU counts as gone, what to add, where to serve."""
+    """How often to sample (hertz), after how many seconds of silence a GPU counts as gone, where to serve.
+
+    `processes` adds a series for every process on a GPU to the page; `statuses` has them in any case.
+    """
 
     rate: float = 1.0
     stale_after: float | None = None
@@ -139,7 +142,7 @@ class _Lane:
     """One GPU: its sampler, its lines, the jobs that record it."""
 
     def __init__(self, reader: GpuReader, node: str, settings: ExporterSettings, changed: Callable[[], None]) -> None:
-        reader.options.processes = settings.processes
+        reader.options.processes = True
         reader.options.xids = True
         self.sampler = Sampler(
             reader,
@@ -148,7 +151,7 @@ class _Lane:
             on_reading=self._read,
             on_change=lambda: self._news(changed),
         )
-        self._renderer = Renderer(reader.info, node)
+        self._renderer = Renderer(reader.info, node, processes=settings.processes)
         self._rate = settings.rate
         self._lock = threading.Lock()
         self._jobs: dict[str, JobRecorder] = {}

@@ -42,8 +42,8 @@ class ExporterStatus:
     read_errors: int
 
 
-def series(info: GpuInfo, node: str, sample: Sample) -> Iterator[Series]:
-    """All series of a sample, in the catalogue's order."""
+def series(info: GpuInfo, node: str, sample: Sample, *, processes: bool = False) -> Iterator[Series]:
+    """All series of a sample, with `processes` one more for each process that it names."""
     yield (
         catalogue.GPU_INFO,
         (str(info.index), node, info.vendor, info.model, info.pci_bus_id, info.driver_version),
@@ -67,6 +67,8 @@ def series(info: GpuInfo, node: str, sample: Sample) -> Iterator[Series]:
     yield from _sensors(sample)
     yield from _traffic(sample)
     yield from _errors(sample)
+    if processes:
+        yield from _processes(sample)
 
 
 def _sensors(sample: Sample) -> Iterator[Series]:
@@ -88,6 +90,9 @@ def _traffic(sample: Sample) -> Iterator[Series]:
             yield catalogue.GPU_NVLINK_TRANSMIT, (str(link),), sent
         if received is not None:
             yield catalogue.GPU_NVLINK_RECEIVE, (str(link),), received
+
+
+def _processes(sample: Sample) -> Iterator[Series]:
     for process in sample.processes:
         if process.memory_bytes is not None:
             yield catalogue.GPU_PROCESS_MEMORY, (str(process.pid),), process.memory_bytes
@@ -106,9 +111,10 @@ def _errors(sample: Sample) -> Iterator[Series]:
 class Renderer:
     """Renders one GPU's samples; the part of a line that never changes is made once."""
 
-    def __init__(self, info: GpuInfo, node: str) -> None:
-        """Render for this GPU on this node."""
+    def __init__(self, info: GpuInfo, node: str, *, processes: bool = False) -> None:
+        """Render for this GPU on this node; a series for every process only when asked for."""
         self._info = info
+        self._processes = processes
         self._node = node
         self._starts: dict[tuple[str, tuple[str, ...]], str] = {}
 
@@ -116,7 +122,7 @@ class Renderer:
         """The GPU's lines; without a sample only the exporter's own, which say that the GPU is not up."""
         lines: list[list[str]] = [[] for _ in FAMILIES]
         if sample is not None and status.up:
-            for metric, labels, value in series(self._info, self._node, sample):
+            for metric, labels, value in series(self._info, self._node, sample, processes=self._processes):
                 lines[_POSITION[metric.name]].append(f"{self._start(metric, labels)}{value!r}\n")
         for metric, labels, value in self._own(status):
             lines[_POSITION[metric.name]].append(f"{self._start(metric, labels)}{value!r}\n")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 
-from orchestrator.gpu.nvml_device import Device, MemoryCall
+from orchestrator.gpu.nvml_calls import MemoryCall
+from orchestrator.gpu.nvml_device import Device
 from orchestrator.gpu.nvml_events import XidWatch
 from orchestrator.gpu.nvml_lib import SUCCESS, Handle, Library
 from orchestrator.gpu.reader import Detail, GpuReadError, ReaderOptions

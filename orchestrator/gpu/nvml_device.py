@@ -17,11 +17,11 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.gpu import nvml_fields as fields
+from orchestrator.gpu.nvml_calls import MemoryCall, ProcessCall
 from orchestrator.gpu.nvml_lib import (
     LOST,
     SUCCESS,
     U32_BLANKS,
-    U64_BLANK_FLOOR,
     Call,
     FieldBatch,
     FieldRow,
@@ -30,40 +30,17 @@ from orchestrator.gpu.nvml_lib import (
 )
 from orchestrator.gpu.nvml_lib import Temperature as TemperatureArgument
 from orchestrator.gpu.reader import Detail, GpuReadError, ReaderOptions
-from orchestrator.gpu.sample import GpuInfo, GpuProcess, Sample, SampleValues, Throttle
+from orchestrator.gpu.sample import GpuInfo, Sample, SampleValues, Throttle
 
 if TYPE_CHECKING:
     from orchestrator.gpu.nvml_events import XidWatch
 
-_MEMORY_V2: Final = 0x02000028
 _TEMPERATURE_V1: Final = 0x0100000C
 _GPU_SENSOR: Final = 0
 _MAX_NVLINKS: Final = 18
-_INSUFFICIENT_SIZE: Final = 7
 _SANE_WATTS: Final = 20_000.0
 _SANE_CELSIUS: Final = 200.0
 _SANE_MEGAHERTZ: Final = 100_000
-
-
-class MemoryCall:
-    """Memory in use, with the driver's reservation apart where the driver can tell (version 2 of the call)."""
-
-    __slots__ = ("_call", "_out", "_types")
-
-    def __init__(self, library: Library, handle: Handle) -> None:
-        self._out = library.types.c_nvmlMemory_v2_t()
-        self._out.version = _MEMORY_V2
-        self._call = library.call("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(self._out))
-        if self._call is None or self._call() != SUCCESS:
-            self._out = library.types.c_nvmlMemory_t()
-            self._call = library.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(self._out))
-
-    def read(self) -> tuple[int, int] | None:
-        """(used, total) in bytes, or None."""
-        if self._call is None or self._call() != SUCCESS:
-            return None
-        total, used = self._out.total, self._out.used
-        return (used, total) if 0 < total < U64_BLANK_FLOOR and used <= total else None
 
 
 class Device:
@@ -187,6 +164,7 @@ class Device:
         self._pcie_sent, self._pcie_received = fields.Unwrapped(), fields.Unwrapped()
         self._limit = self._number(("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit"))
         self._fan = self._number("nvmlDeviceGetFanSpeed")
+        self._processes = ProcessCall(self._library, self._handle)
         self._prepare_throttle()
         self._temperature_limits = tuple(
             (sensor, limit, float(found[0].value))
@@ -332,7 +310,7 @@ class Device:
             values["throttle"] = fields.throttle_states(self._supported_reasons, self._reasons.value)
         values["temperature_limits"] = self._temperature_limits
         if self._options.processes:
-            values["processes"] = self._processes()
+            values["processes"] = self._processes.read()
 
     def _usable(self, batch: FieldBatch, rows: list[FieldRow]) -> dict[tuple[int, int], float]:
         """The values by field and scope; what the driver refused this once, and blanks, are counted and left out."""
@@ -371,25 +349,6 @@ class Device:
             (cause, int(found[field, 0])) for field, cause in fields.REMAPPED_FIELDS if (field, 0) in found
         )
         values["nvlinks"] = _links(found)
-
-    def _processes(self) -> tuple[GpuProcess, ...]:
-        types = self._library.types
-        for size in (32, 256, 2048):
-            count = ctypes.c_uint(size)
-            rows = (types.c_nvmlProcessInfo_v3_t * size)()
-            call = self._library.call(
-                "nvmlDeviceGetComputeRunningProcesses_v3", self._handle, ctypes.byref(count), ctypes.byref(rows)
-            )
-            code = call() if call is not None else None
-            if code == SUCCESS:
-                used = [(row.pid, row.usedGpuMemory) for row in rows[: count.value]]
-                return tuple(
-                    GpuProcess(pid=pid, memory_bytes=memory if memory < U64_BLANK_FLOOR else None)
-                    for pid, memory in used
-                )
-            if code != _INSUFFICIENT_SIZE:
-                break
-        return ()
 
     def close(self) -> None:
         """Let go of the driver. Never raises."""

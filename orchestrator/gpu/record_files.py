@@ -3,9 +3,11 @@
 Both only ever grow. A CSV file gets whole lines. A JSON array needs its closing bracket, and no single write can put an
 element before it such that a reader who comes at the wrong moment, or a crash, sees nothing torn. So there are two copies
 of the array, one behind the visible name and one hidden: new elements are appended to the hidden one, which then takes
-over the name by an atomic rename, and the other one catches up next time. Whoever opens the file gets a whole array that
-stays untouched until the next flush but one; a process killed at any point leaves one behind. The price is writing each
-element twice. Where the filesystem has no hard links, there is one copy, and a kill in the middle of a write can tear it.
+over the name by an atomic rename, and the other one catches up next time. A copy that was visible a moment ago may still
+be open in someone's hands, so it is written to only once nobody has it open (a file lease tells); until then elements
+wait in memory, for `PATIENCE_SECONDS` at most. A process killed at any point leaves a whole array behind. The price is
+writing each element twice. Where the filesystem has no hard links, there is one copy, and a kill in the middle of a write
+can tear it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import signal
+import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
 _EMPTY: Final = b"[\n]\n"
 _END: Final = b"\n]\n"
 _TWIN: Final = ".twin"
+PATIENCE_SECONDS: Final = 10.0
+"""Someone who keeps a copy open for longer than this may see it change."""
+CLOSE_SECONDS: Final = 2.0
+"""At the end of a recording a reader is waited for no longer than this."""
 
 
 class LineFile:
@@ -65,23 +73,36 @@ class JsonArrayFile:
         self._hidden: _Copy | None = _Copy(self._twin_path)
         fcntl.flock(self._hidden.file, fcntl.LOCK_EX)
         fcntl.flock(self._visible.file, fcntl.LOCK_EX)
+        self._waiting: list[str] = []
+        self._written = time.monotonic()
         if not _hard_links(path, self._twin_path.with_suffix(".probe")):
             self._hidden.close()
             self._twin_path.unlink()
             self._hidden = None
 
     def append(self, elements: Sequence[str]) -> None:
-        """Append elements, JSON texts without line breaks, all of them or none. Raises OSError when the disk is full."""
-        if not elements:
-            return
+        """Append elements, JSON texts without line breaks, as soon as no reader is in the way.
+
+        Raises OSError when the disk is full; what was appended since the last success is given up then.
+        """
         if self._hidden is None:
-            self._visible.append(elements)
+            if elements:
+                self._visible.append(elements)
             return
-        self._hidden.append([*self._hidden.behind, *elements])
-        self._hidden.behind.clear()
-        _sync(self._hidden.file)
+        self._waiting.extend(elements)
+        if self._waiting and (self._hidden.unread() or time.monotonic() - self._written > PATIENCE_SECONDS):
+            self._write(self._hidden)
+
+    def _write(self, hidden: _Copy) -> None:
+        """Bring everything that waits to the hidden copy, and show it."""
+        waiting, self._waiting = self._waiting, []
+        shown = self._visible
+        hidden.append([*hidden.behind, *waiting])
+        hidden.behind.clear()
+        _sync(hidden.file)
         self._swap()
-        self._hidden.behind.extend(elements)
+        shown.behind.extend(waiting)
+        self._written = time.monotonic()
 
     def _swap(self) -> None:
         """Let the hidden copy take over the visible name."""
@@ -94,8 +115,13 @@ class JsonArrayFile:
         self._visible, self._hidden = self._hidden, self._visible
 
     def close(self) -> None:
-        """Leave the visible copy alone behind; a second call does nothing."""
+        """Write what waits, leave the visible copy alone behind; a second call does nothing."""
         if self._hidden is not None:
+            deadline = time.monotonic() + CLOSE_SECONDS
+            while self._waiting and not self._hidden.unread() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if self._waiting:
+                self._write(self._hidden)
             self._twin_path.unlink(missing_ok=True)
             self._hidden.close()
             self._hidden = None
@@ -112,6 +138,17 @@ class _Copy:
         self.behind: list[str] = []
         self._tail = 1
         self._first = True
+
+    def unread(self) -> bool:
+        """Whether nobody else has the file open; taken to be so where the filesystem cannot tell."""
+        try:
+            # A write lease is granted only to the sole opener. Breaking it must not kill us, as SIGIO would.
+            fcntl.fcntl(self.file, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError as error:
+            return error.errno != errno.EAGAIN
+        fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return True
 
     def append(self, elements: Sequence[str]) -> None:
         """Write elements over the closing bracket, and a new bracket after them, in one write."""

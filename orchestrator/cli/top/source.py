@@ -1,7 +1,7 @@
 """What `orch top` shows, fetched beside the screen: a daemon or a driver that hangs never holds up a key.
 
-A thread looks once an interval and leaves a frame behind; the screen takes the newest. GPUs of this machine are sampled
-all the time, so that they go on when the daemon goes away.
+A thread looks once an interval and leaves a frame behind; the screen takes the newest. This machine's own drivers are asked
+only from when the daemon does not answer: its exporters ask them already.
 """
 
 from __future__ import annotations
@@ -77,12 +77,8 @@ class TopSource:
         self._simulate = simulate
         self._interval = interval
         self._node = node_name()
-        found = survey(simulate=simulate)
-        for reader in found.readers:
-            reader.options.processes = True
-        self._problems = found.problems
-        self._samplers = tuple(Sampler(reader, rate=1.0 / max(interval, 1.0)) for reader in found.readers)
-        self._group = SamplerGroup(self._samplers)
+        self._group: SamplerGroup | None = None
+        self._local_problems: tuple[str, ...] = ()
         self._window = LoadWindow()
         self._history: dict[str, deque[float | None]] = {}
         self._power: dict[str, deque[float | None]] = {}
@@ -98,7 +94,6 @@ class TopSource:
 
     def __enter__(self) -> Self:
         """Start looking."""
-        self._group.start()
         self._thread.start()
         return self
 
@@ -107,8 +102,9 @@ class TopSource:
     ) -> None:
         """Stop looking; a look that hangs is left behind."""
         self._stop.set()
-        self._group.stop(timeout=0.5)
         self._thread.join(0.5)
+        if self._group is not None:
+            self._group.stop(timeout=0.5)
 
     def _run(self) -> None:
         while True:
@@ -122,7 +118,8 @@ class TopSource:
         try:
             seen = self._see()
         except OrchError as error:
-            seen = GpuPicture(rows=tuple(self._local()), problems=(error.message,))
+            rows, problems = self._local()
+            seen = GpuPicture(rows=tuple(rows), problems=(error.message, *problems))
         now = time.monotonic()
         for row in seen.rows:
             self._remember(row, now)
@@ -133,7 +130,7 @@ class TopSource:
             power_history={uuid: tuple(values) for uuid, values in self._power.items()},
             jobs=tuple(JobLine(job=job, balance=self._balance(job, now)) for job in seen.jobs),
             processes=tuple(self._processes(seen.rows)),
-            problems=(*self._problems, *seen.problems),
+            problems=seen.problems,
             daemon=seen.daemon,
         )
         self._frame = frame
@@ -141,16 +138,24 @@ class TopSource:
 
     def _see(self) -> GpuPicture:
         if self._simulate:
-            return GpuPicture(rows=tuple(self._local()))
-        return picture(self._session, lambda: (self._local(), ()))
+            rows, problems = self._local()
+            return GpuPicture(rows=tuple(rows), problems=problems)
+        return picture(self._session, self._local)
 
-    def _local(self) -> list[GpuRow]:
-        rows: list[GpuRow] = []
-        for sampler in self._samplers:
-            health = sampler.health()
-            sample = sampler.fresh()
-            rows.append(gpu_row(sampler.info, self._node, sample, health=health, problem=sampler.error))
-        return rows
+    def _local(self) -> tuple[list[GpuRow], tuple[str, ...]]:
+        """GPUs of this machine as its drivers say, sampled from the first time on that they are asked for."""
+        if self._group is None:
+            found = survey(simulate=self._simulate)
+            for reader in found.readers:
+                reader.options.processes = True
+            self._local_problems = found.problems
+            self._group = SamplerGroup(Sampler(reader, rate=1.0 / max(self._interval, 1.0)) for reader in found.readers)
+            self._group.start()
+        rows = [
+            gpu_row(sampler.info, self._node, sampler.fresh(), health=sampler.health(), problem=sampler.error)
+            for sampler in self._group.samplers
+        ]
+        return rows, self._local_problems
 
     def _remember(self, row: GpuRow, now: float) -> None:
         known = row.health in {Health.OK, Health.STARTING}

@@ -44,7 +44,12 @@ def full_sample() -> Sample:
 
 
 def page(value: Sample | None, status: ExporterStatus = UP) -> bytes:
-    return compose([Renderer(gpu_info(), "node1").block(value, status)])
+    return compose([Renderer(gpu_info(), "node1", processes=True).block(value, status)])
+
+
+def test_processes_have_a_series_only_when_asked_for() -> None:
+    text = compose([Renderer(gpu_info(), "node1").block(full_sample(), UP)]).decode()
+    assert "orch_gpu_process_memory_bytes" not in text
 
 
 def test_every_gpu_metric_of_the_catalogue_is_exported_and_no_other() -> None:

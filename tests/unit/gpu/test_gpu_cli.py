@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.errors import NotFoundError
-from orchestrator.api.views import GpuView, JobView, NodeView, RankView
+from orchestrator.api.errors import NotFoundError, ProtocolMismatchError
+from orchestrator.api.views import JobView, ProgressView, RankView
 from orchestrator.cli import gpu_rows, recording
 from orchestrator.cli.console import Console
 from orchestrator.cli.gpu_view import balance_line, gpu_lines
@@ -128,14 +128,6 @@ def test_a_simulated_gpu_is_read_twice_for_its_rates() -> None:
     assert row.energy_joules > 0.0
 
 
-def node(**changes: Any) -> NodeView:
-    gpus = (
-        GpuView(uuid="GPU-a", index=0, model="H100", job_id="digits-k3f9q2", rank=1),
-        GpuView(uuid="GPU-z", index=1),
-    )
-    return NodeView(**{"id": "n1", "name": "node1", "state": "READY", "gpus": gpus, **changes})
-
-
 class FakeSession:
     """A session whose daemon has one node and one job."""
 
@@ -165,9 +157,6 @@ class FakeSession:
         )
         return type("Jobs", (), {"jobs": (job,)})
 
-    def nodes(self) -> list[NodeView]:
-        return [node()]
-
 
 def test_the_daemons_rows_are_taken_where_it_serves_them(monkeypatch: pytest.MonkeyPatch) -> None:
     row = gpu_row(gpu_info(), "node7", full_sample())
@@ -177,17 +166,10 @@ def test_the_daemons_rows_are_taken_where_it_serves_them(monkeypatch: pytest.Mon
     assert seen.jobs[0].id == "digits-k3f9q2"
 
 
-def test_a_daemon_without_loads_names_the_holders_and_loads_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: Any, **__: Any) -> Any:
-        raise NotFoundError("no such page")
-
-    monkeypatch.setattr("orchestrator.api.wire.call", missing)
-    here = gpu_row(gpu_info("GPU-a"), "localname", full_sample())
-    seen = gpu_rows.picture(FakeSession(), lambda: ([here], ["a driver is broken"]))  # type: ignore[arg-type]  # a fake
-    first, second = seen.rows
-    assert (first.node, first.job, first.rank, first.power_watts) == ("node1", "digits-k3f9q2", 1, 300.5)
-    assert (second.gpu_uuid, second.job, second.utilization_ratio) == ("GPU-z", None, None)
-    assert seen.problems == ("a driver is broken",)
+def test_a_daemon_that_answers_nonsense_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.api.wire.call", lambda *_, **__: {"gpus": [{"gpu_uuid": "x"}]})
+    with pytest.raises(ProtocolMismatchError, match="list of GPUs"):
+        gpu_rows.picture(FakeSession(), lambda: ((), ()))  # type: ignore[arg-type]  # a fake
 
 
 def test_what_is_wrong_with_a_gpu_is_in_its_state_column() -> None:
@@ -404,6 +386,72 @@ def test_ranks_are_spread_over_simulated_gpus_by_their_local_rank(rank_tree: sub
 
 def test_a_command_without_ranks_is_on_the_first_simulated_gpu() -> None:
     assert recording.ranks_below(os.getpid(), 2) == {0: [os.getpid()]}
+
+
+class OneJob:
+    """A session whose daemon has one job, on GPUs that the test names, and that ends when the test says so."""
+
+    def __init__(self, *ranks: RankView) -> None:
+        self.console = Console({})
+        self.over = False
+        self.ranks = ranks
+
+    def client(self) -> OneJob:
+        return self
+
+    def job(self, ref: str) -> JobView:
+        state = "SUCCEEDED" if self.over else "RUNNING"
+        progress = ProgressView(epoch=2, step=70, phase="training")
+        base = {
+            "id": ref,
+            "name": "d",
+            "user": "u",
+            "uid": 1,
+            "queue": "q",
+            "priority": 1,
+            "reason": "",
+            "submitted_at": 0.0,
+        }
+        return JobView(**base, state=state, gpus=self.ranks, progress=progress)  # type: ignore[arg-type]  # test's shorthand
+
+
+def record_job(session: OneJob, out: Path, **changes: Any) -> int:
+    request = recording.RecordRequest(job="digits-k3f9q2", rate=50.0, output=out, columns=("power_w",), **changes)
+    return recording.run_recording(session, request, as_json=False)  # type: ignore[arg-type]  # a fake
+
+
+def test_a_jobs_gpus_are_recorded_until_it_ends(
+    nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "JOB_POLL_SECONDS", 0.05)
+    session = OneJob(
+        RankView(rank=0, node="n", gpu_uuids=(nvml.uuid(1),)), RankView(rank=1, node="m", gpu_uuids=("GPU-far",))
+    )
+    threading.Timer(0.6, lambda: setattr(session, "over", True)).start()
+    assert record_job(session, tmp_path / "out") == 0
+    (path,) = (tmp_path / "out").iterdir()
+    entries = json.loads(path.read_bytes())
+    assert {entry["gpu_uuid"] for entry in entries} == {nvml.uuid(1)}, "what is on this machine"
+    assert entries[-1]["training_metadata"] == {"epoch": 2, "batch": 70, "phase": "training"}
+
+
+def test_a_job_on_simulated_gpus_is_recorded_with_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "JOB_POLL_SECONDS", 0.05)
+    session = OneJob(RankView(rank=0, node="n", gpu_uuids=("simulated-abc-1",), pid=os.getpid()))
+    threading.Timer(0.6, lambda: setattr(session, "over", True)).start()
+    assert record_job(session, tmp_path / "out") == 0
+    (path,) = (tmp_path / "out").iterdir()
+    last = json.loads(path.read_bytes())[-1]
+    assert last["gpu_uuid"] == "simulated-abc-1"
+    assert last["memory_used"] > 10, "this very process is on it"
+
+
+def test_a_job_that_is_not_on_this_machine(nvml: FakeNvml, tmp_path: Path) -> None:
+    session = OneJob(RankView(rank=0, node="far", gpu_uuids=("GPU-far",)))
+    with pytest.raises(NotFoundError, match="on this machine"):
+        record_job(session, tmp_path / "out")
 
 
 # ----------------------------------------------------------------------------------------------------------- comparisons

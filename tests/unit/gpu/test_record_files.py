@@ -37,13 +37,36 @@ def test_an_array_is_whole_from_the_start_and_after_every_append(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"], "only the file itself stays"
 
 
-def test_an_open_file_stays_whole_while_the_recording_goes_on(tmp_path: Path) -> None:
+def test_a_file_that_someone_has_open_stays_as_it_is(tmp_path: Path) -> None:
     file = JsonArrayFile(tmp_path / "a.json")
     file.append(["1"])
     with file.path.open("rb") as reader:
-        file.append(["2"])
-        assert json.loads(reader.read()) == [1], "the copy that the reader has opened is untouched until the next flush"
+        for number in range(2, 6):
+            file.append([str(number)])
+        assert json.loads(reader.read()) == [1]
+        assert numbers(file.path) == [1, 2], "the other copy; the next elements wait for the reader"
+    file.append(["6"])
+    assert numbers(file.path) == [1, 2, 3, 4, 5, 6]
     file.close()
+
+
+def test_a_reader_who_never_closes_is_waited_for_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = JsonArrayFile(tmp_path / "a.json")
+    file.append(["1"])
+    with file.path.open("rb"):
+        file.append(["2"])
+        file.append(["3"])
+        assert numbers(file.path) == [1, 2]
+        monkeypatch.setattr(record_files, "PATIENCE_SECONDS", -1.0)
+        file.append(["4"])
+        assert numbers(file.path) == [1, 2, 3, 4]
+        monkeypatch.setattr(record_files, "PATIENCE_SECONDS", 10.0)
+        monkeypatch.setattr(record_files, "CLOSE_SECONDS", 0.05)
+        with file.path.open("rb"):
+            file.append(["5"])
+            file.append(["6"])
+            file.close()
+    assert numbers(file.path) == [1, 2, 3, 4, 5, 6], "at the end everything is written"
 
 
 def test_a_reader_at_any_moment_gets_valid_json(tmp_path: Path) -> None:
@@ -64,7 +87,7 @@ def test_a_reader_at_any_moment_gets_valid_json(tmp_path: Path) -> None:
     wait_for(lambda: reads, "the first read")
     for number in range(80):
         file.append([json.dumps({"number": number, "padding": "x" * 300})] * 5)
-        time.sleep(0.01)  # a recording flushes once a second: a hundred times as often is hard enough
+        time.sleep(0.005)  # a recording flushes once a second
     done.set()
     reader.join()
     file.close()
