@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +29,7 @@ from orchestrator.runtime.cluster import Cluster, ClusterError, ClusterOptions
 from orchestrator.runtime.exporters import Exporters
 from orchestrator.runtime.gangs import Gangs
 from orchestrator.runtime.logs import LogLimits
-from orchestrator.runtime.node_dir import page_directory
+from orchestrator.runtime.node_dir import page_directory, snapshot_directory
 from orchestrator.runtime.plan import checkpoint_dir
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry.logging import get_logger
@@ -365,6 +366,7 @@ class Daemon:
         with contextlib.suppress(OSError):
             self.settings.paths.secrets(job.id).unlink(missing_ok=True)
         pages = page_directory(self.cluster.namespace)
+        shutil.rmtree(snapshot_directory(pages, job.id), ignore_errors=True)
         for rank in range(job.num_workers):
             with contextlib.suppress(OSError):
                 (pages / f"{job.id}.{rank}.page").unlink(missing_ok=True)

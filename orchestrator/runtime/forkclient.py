@@ -52,6 +52,7 @@ SERVER_FILE = Path(__file__).parent / "forkserver" / "server.py"
 MAX_SOCKET_PATH_BYTES = 107
 
 _START_DEADLINE = timedelta(seconds=20)
+_TITLE_BYTES = 2048
 _CALL_DEADLINE = timedelta(seconds=60)
 
 
@@ -317,6 +318,7 @@ def start_fork_server(
     differently makes that job start cold. Blocks for about 0.1 s: call it from a thread in asynchronous code.
     """
     command = [python, "-u", os.fspath(SERVER_FILE), "--socket", _checked(socket_path), "--log", os.fspath(log_path)]
+    command += ["--room", " " * _TITLE_BYTES]
     for name in preload:
         command += ["--preload", name]
     try:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
+    from orchestrator.checkpoint.persister import PersisterStatus
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.runtime.cluster import Cluster
@@ -38,6 +39,7 @@ POLL_SECONDS: Final = 30.0
 RPC_SECONDS: Final = 60.0
 GONE_SECONDS: Final = 60.0
 PLACEMENT_SECONDS: Final = 1.0
+FLUSH_SECONDS: Final = 30.0
 _UNREACHABLE_RETRY_SECONDS: Final = 0.5
 
 
@@ -60,6 +62,7 @@ class _Gang:
     watchers: list[asyncio.Task[None]] = field(default_factory=list)
     started: dict[int, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
+    newest: dict[int, ProgressSnapshot] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -216,6 +219,7 @@ class Gangs:
         await self._ask([a.kill.remote(job.attempt_number) for a in gang.actors])
 
     async def _release(self, job: Job) -> None:
+        await self._flush(job)
         gang = self._gangs.get(job.id)
         clean = gang is not None and len(gang.gone) == job.num_workers
         if gang is not None:
@@ -225,6 +229,37 @@ class Gangs:
         if not clean:
             await self._confirm_gone(job)
         self._post([ev.GangReleased(job_id=job.id, at=time.time(), gang=job.gang)])
+
+    async def _flush(self, job: Job) -> None:
+        """Have the newest snapshot brought to storage before the actors that do it go away."""
+        if job.gang_lost or not job.seats:
+            return
+        try:
+            gang = await self._attach(job)
+            async with asyncio.timeout(FLUSH_SECONDS + RPC_SECONDS):
+                statuses = await asyncio.gather(
+                    *(a.flush.remote(FLUSH_SECONDS) for a in gang.actors), return_exceptions=True
+                )
+        except (GangLostError, TimeoutError):
+            return
+        for status in statuses:
+            if not isinstance(status, BaseException):
+                self._persisted(job.id, status)
+
+    def _persisted(self, job_id: JobId, status: PersisterStatus | None) -> None:
+        """A snapshot has become a checkpoint on storage, or could not."""
+        if status is None:
+            return
+        facts: list[ev.Event] = []
+        if status.path and status.step is not None and status.attempt is not None:
+            at = status.at or time.time()
+            facts.append(
+                ev.CheckpointSaved(job_id=job_id, at=at, attempt=status.attempt, step=status.step, path=status.path)
+            )
+        if status.failure:
+            facts.append(ev.JobNoted(job_id=job_id, at=time.time(), code="save_failed", message=status.failure))
+        if facts:
+            self._post(facts)
 
     async def _confirm_gone(self, job: Job) -> None:
         """Ask the agent of every node that the gang was on; a dead node's ranks end with their lease."""
@@ -384,7 +419,7 @@ class Gangs:
         for task in gang.watchers:
             task.cancel()
         gang.watching = attempt
-        gang.started, gang.gone = {}, set()
+        gang.started, gang.gone, gang.newest = {}, set(), {}
         gang.watchers = [
             asyncio.create_task(self._follow(job, gang, attempt, rank), name=f"watch-{job.id}-{rank}")
             for rank in range(job.num_workers)
@@ -420,7 +455,10 @@ class Gangs:
                 degraded = False
                 self._note(job.id, "reachable", f"rank {rank} is within reach again", degraded=False)
             if reply.progress is not None:
+                gang.newest[rank] = reply.progress
                 self._progress(job.id, attempt, rank, reply.progress)
+            if reply.persisted is not None:
+                self._persisted(job.id, reply.persisted)
             if reply.events:
                 after = reply.events[-1].number
                 self._tell(job, gang, attempt, rank, reply.events)
@@ -435,6 +473,7 @@ class Gangs:
                         pids = tuple(gang.started[r] for r in range(job.num_workers))
                         facts.append(ev.AttemptRunning(job_id=job.id, at=event.at, attempt=attempt, pids=pids))
                 case "exited":
+                    facts += self._in_memory(job.id, gang, attempt)
                     facts.append(_exit(job.id, attempt, rank, event))
                 case _:
                     gang.gone.add(rank)
@@ -442,6 +481,14 @@ class Gangs:
                         facts.append(ev.AttemptGone(job_id=job.id, at=time.time(), attempt=attempt))
         if facts:
             self._post(facts)
+
+    def _in_memory(self, job_id: JobId, gang: _Gang, attempt: int) -> list[ev.Event]:
+        """The snapshot that the dead ranks leave in shared memory: where the next attempt begins. Its path is empty."""
+        newest = gang.newest.get(0)
+        if newest is None or newest.snapshot_step is None:
+            return []
+        at = newest.snapshot_at or time.time()
+        return [ev.CheckpointSaved(job_id=job_id, at=at, attempt=attempt, step=newest.snapshot_step, path="")]
 
     def _lost_while_followed(self, job: Job, gang: _Gang, attempt: int, rank: int, lost: GangLostError) -> None:
         """The actor is dead; its process may have ended by itself before, and its keeper's record says so."""

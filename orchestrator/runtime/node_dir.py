@@ -28,6 +28,11 @@ def page_directory(namespace: str) -> Path:
     return base / f"orch-{os.getuid()}-{namespace.removeprefix('orch-')}"
 
 
+def snapshot_directory(pages: Path, job_id: str) -> Path:
+    """Where a job's ranks leave snapshots, beside its progress pages; outlives its actors."""
+    return pages / f"{job_id}.snapshots"
+
+
 def make_private(path: Path) -> Path:
     """Create a directory, and its parents below the temporary directory, for this user alone.
 

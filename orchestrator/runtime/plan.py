@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.runtime.node_dir import fork_socket
+from orchestrator.checkpoint.persister import StoreSettings
+from orchestrator.runtime.node_dir import fork_socket, snapshot_directory
 from orchestrator.runtime.rank_env import rank_environment
-from orchestrator.runtime.rank_host import RankPlan
+from orchestrator.runtime.rank_host import RankPlan, SnapshotPlan
 from orchestrator.spec.entrypoint import Entrypoint, cold_start_variables, parse_entrypoint
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
     attempt = job.attempt_number
     page = places.page_dir / f"{job.id}.{rank}.page"
     python = _interpreter(job, entry)
+    snapshots = _snapshots(job, seats, places)
     job_env = {**job.spec.env, **places.secrets}
     env = rank_environment(
         base={**places.base_env, "PATH": job.path},
@@ -81,7 +83,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         progress_path=str(page),
         previous_step=places.previous_step,
         working_dir=job.work_dir,
-        extra=_checkpoint_settings(job),
+        extra=_checkpoint_settings(job, snapshots),
     )
     threads = env.get("OMP_NUM_THREADS", "")
     mode, target, args = _what_to_run(entry, python)
@@ -103,6 +105,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         exit_record=str(places.paths.exit_record(job.id, attempt, rank)),
         page=str(page),
         previous_step=places.previous_step,
+        snapshots=snapshots,
         secrets=tuple(places.secrets.values()),
         log_limits=places.log_limits,
     )
@@ -118,9 +121,27 @@ def checkpoint_dir(job: Job, paths: Paths) -> str:
     return str(FilePath(job.work_dir) / configured)
 
 
-def _checkpoint_settings(job: Job) -> dict[str, str]:
+def _snapshots(job: Job, seats: Sequence[Seat], places: Places) -> SnapshotPlan | None:
+    """Snapshots in shared memory, for a gang on one node: ranks elsewhere could not read what rank 0 left."""
+    if len({seat.node_id for seat in seats}) > 1:
+        return None
+    checkpoint = job.spec.checkpoint
+    return SnapshotPlan(
+        directory=str(snapshot_directory(places.page_dir, job.id)),
+        settings=StoreSettings(
+            root=checkpoint_dir(job, places.paths),
+            keep=checkpoint.keep,
+            score_attribute=checkpoint.score_attribute,
+            score_order=checkpoint.score_order or "min",
+        ),
+    )
+
+
+def _checkpoint_settings(job: Job, snapshots: SnapshotPlan | None) -> dict[str, str]:
     checkpoint = job.spec.checkpoint
     settings = {"ORCH_CHECKPOINT_KEEP": str(checkpoint.keep)}
+    if snapshots is not None:
+        settings["ORCH_SNAPSHOT_DIR"] = snapshots.directory
     if checkpoint.score_attribute is not None:
         settings["ORCH_CHECKPOINT_SCORE_ATTRIBUTE"] = checkpoint.score_attribute
         settings["ORCH_CHECKPOINT_SCORE_ORDER"] = checkpoint.score_order or "min"

@@ -11,11 +11,14 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.runtime.forkclient import start_fork_server
 from orchestrator.runtime.node_agent import PRELOAD
 from orchestrator.runtime.rank_host import PollReply, RankHost, RankPlan
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.persister import PersisterStatus
 
 LEASE_SECONDS: Final = 10.0
 _LEASE_CHECK_SECONDS: Final = 2.5
@@ -83,6 +86,10 @@ class RankActor:
     async def kill(self, attempt: int) -> None:
         """See RankHost.kill."""
         await self._host.kill(attempt)
+
+    async def flush(self, seconds: float) -> PersisterStatus | None:
+        """See RankHost.flush."""
+        return await self._host.flush(seconds)
 
     async def _keep_lease(self) -> None:
         reached = time.monotonic()

@@ -21,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.checkpoint.persister import PersisterStatus, SnapshotPersister, StoreSettings
 from orchestrator.runtime.forkclient import (
     ErrorRaised,
     Exited,
@@ -33,6 +34,7 @@ from orchestrator.runtime.forkclient import (
     Started,
 )
 from orchestrator.runtime.logs import LogLimits, LogWriter, log_path
+from orchestrator.runtime.node_dir import make_private
 from orchestrator.runtime.rendezvous import bind_rendezvous
 from orchestrator.train.progress import ProgressPage, ProgressSnapshot
 
@@ -56,6 +58,14 @@ class RankBusyError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPlan:
+    """Where the ranks leave snapshots in shared memory, and how they are kept on storage."""
+
+    directory: str
+    settings: StoreSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
     """Everything that one rank of one attempt needs to start. ``env`` is its complete environment."""
 
@@ -76,6 +86,7 @@ class RankPlan:
     exit_record: str
     page: str
     previous_step: int
+    snapshots: SnapshotPlan | None = None
     secrets: tuple[str, ...] = ()
     log_limits: LogLimits = field(default_factory=LogLimits)
 
@@ -104,6 +115,7 @@ class PollReply:
     attempt: int
     events: tuple[RankEvent, ...]
     progress: ProgressSnapshot | None
+    persisted: PersisterStatus | None = None
     log_lost: str | None = None
 
 
@@ -137,6 +149,8 @@ class RankHost:
         self._pipes: dict[int, str] = {}
         self._error: ErrorRaised | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._persister: SnapshotPersister | None = None
+        self._told_persisted: PersisterStatus | None = None
         self.highest_step = 0
 
     @property
@@ -174,6 +188,7 @@ class RankHost:
             if self._listener is not None:
                 self._store = await self._with_fork_server(plan, lambda: self._serve_store(client, plan))
             self._open_page(plan)
+            self._keep_snapshots(plan)
             Path(plan.exit_record).parent.mkdir(parents=True, exist_ok=True)
             Path(plan.exit_record).unlink(missing_ok=True)
             self._log = LogWriter(
@@ -194,10 +209,13 @@ class RankHost:
             self._refuse_older(attempt)
             events = tuple(e for e in self._events if e.number > after)
             progress = self._progress_due(final=bool(events))
+            persisted = self._persisted_news()
             left = deadline - time.monotonic()
-            if events or progress is not None or left <= 0:
+            if events or progress is not None or persisted is not None or left <= 0:
                 lost = self._log.lost if self._log else None
-                return PollReply(attempt=self.attempt, events=events, progress=progress, log_lost=lost)
+                return PollReply(
+                    attempt=self.attempt, events=events, progress=progress, persisted=persisted, log_lost=lost
+                )
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, PROGRESS_SECONDS)):
@@ -216,6 +234,28 @@ class RankHost:
         self._refuse_older(attempt)
         if self._lifeline is not None:
             self._lifeline.kill()
+
+    async def flush(self, seconds: float) -> PersisterStatus | None:
+        """Bring the newest snapshot to storage; what became of it, or None where there are no snapshots."""
+        persister = self._persister
+        if persister is None:
+            return None
+        await asyncio.to_thread(persister.flush, seconds)
+        return persister.status
+
+    def _keep_snapshots(self, plan: RankPlan) -> None:
+        if plan.snapshots is None or self._persister is not None:
+            return
+        make_private(Path(plan.snapshots.directory))
+        self._persister = SnapshotPersister(plan.snapshots.directory, rank=plan.rank, settings=plan.snapshots.settings)
+        self._persister.start()
+
+    def _persisted_news(self) -> PersisterStatus | None:
+        status = self._persister.status if self._persister else None
+        if status is None or status == self._told_persisted or not status.persisted:
+            return None
+        self._told_persisted = status
+        return status
 
     async def clear(self) -> None:
         """Kill what is there; nothing is left when this returns."""

@@ -22,6 +22,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from . import linux
+
 if TYPE_CHECKING:
     from .request import Spawn
     from .warm import Baseline
@@ -59,6 +61,7 @@ def prepare(spawn: Spawn) -> Run:
         sys.path.insert(0, search)
     flag = ["-m"] if spawn.mode == "module" else []
     sys.orig_argv[:] = [sys.executable, "-u", *flag, spawn.target, *spawn.args]
+    linux.set_title(" ".join(sys.orig_argv))
     main = _fresh_main()
     if spawn.mode == "module":
         sys.argv[:] = ["-m", *spawn.args]

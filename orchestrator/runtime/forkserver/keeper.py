@@ -89,6 +89,7 @@ class Keeper:
     def _take_signals(self) -> socket.socket:
         """Signals become bytes on a socket. Requests to end are ignored: a keeper ends when its tree has."""
         linux.set_process_name("orch-keeper")
+        linux.set_title(f"orch-keeper of {self._child_pid}: {self._spawn.mode} {self._spawn.target}")
         reader, writer = socket.socketpair()
         reader.setblocking(False)
         writer.setblocking(False)

@@ -132,6 +132,7 @@ def _report_started(reports: Reports, *, cold: str | None) -> None:
 
 def _become_store(spawn: Spawn, baseline: Baseline, reports: Reports) -> Program:
     interpreter.restore(spawn, baseline)
+    linux.set_title("orch-store")
     linux.reset_signals(python=True)
     _report_started(reports, cold=None)
     linux.unblock_signals()

@@ -53,6 +53,25 @@ def process_name() -> str:
         return file.read().rstrip("\n")
 
 
+def set_title(text: str) -> None:
+    """What `ps` shows as the command line; cut to the room that the process was started with (serve.py's --room).
+
+    The kernel shows the text up to its first NUL when the last byte of the arguments' memory is not one.
+    """
+    start, end = _title_area()
+    data = text.encode(errors="replace").replace(b"\0", b" ")[: end - start - 2]
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, data, len(data))
+    ctypes.memset(end - 1, ord("."), 1)
+
+
+def _title_area() -> tuple[int, int]:
+    """Where the kernel finds this process's arguments: fields 48 and 49 of its stat file."""
+    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
+        fields = file.read().rpartition(b") ")[2].split()
+    return int(fields[45]), int(fields[46])
+
+
 def reset_signals(*, python: bool) -> None:
     """Every disposition at its default, as after exec; with `python`, then those of a fresh Python interpreter.
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _REQUEST_SECONDS = 10.0
 _TICK_SECONDS = 2.0
+_LOCK_RETRY_SECONDS = 0.05
 _BACKLOG = 128
 _READ_BYTES = 262144
 
@@ -40,7 +41,7 @@ def main(startup_modules: frozenset[str]) -> Program | None:
     announce = _daemonize(options.log)
     if announce is None:
         return None
-    lock, holder = _lock(f"{options.socket}.lock")
+    lock, holder = _lock(f"{options.socket}.lock", options.socket)
     if lock is None:
         _announce(announce, {"already_running": True, "pid": holder})
         return None
@@ -62,6 +63,7 @@ def main(startup_modules: frozenset[str]) -> Program | None:
         log("forkserver.not_servable", error=str(error))
         server.close()
         raise SystemExit(1) from None
+    linux.set_title(f"orch-forkserver {sys.executable} {options.socket}")
     log("forkserver.ready", pid=os.getpid(), warm_seconds=round(baseline.warm_seconds, 3), torch=baseline.torch_version)
     return server.serve(baseline)
 
@@ -76,6 +78,7 @@ def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="orch-forkserver", description="Forks training processes; started by orch.")
     parser.add_argument("--socket", required=True, help="Unix socket to listen on; NAME.lock beside it is the lock")
     parser.add_argument("--log", required=True, help="file that the server and its keepers append to")
+    parser.add_argument("--room", default="", help="ignored: room for what `ps` is to show of each process")
     parser.add_argument("--preload", action="append", default=[], help="module to import as well, if it is there")
     return parser.parse_args()
 
@@ -113,15 +116,23 @@ def _announce(pipe: int, message: dict[str, Any]) -> None:
     os.close(pipe)
 
 
-def _lock(path: str) -> tuple[int | None, int | None]:
-    """The lock's descriptor, or None and who holds it. A POSIX lock: forks do not inherit it, the kernel frees it."""
+def _lock(path: str, socket_path: str) -> tuple[int | None, int | None]:
+    """The lock's descriptor, or None and who holds it. A POSIX lock: forks do not inherit it, the kernel frees it.
+
+    A holder without a socket is on its way out and will notice at its next tick: that is waited for.
+    """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        text = os.pread(handle, 32, 0)
-        os.close(handle)
-        return None, int(text) if text.isdigit() else None
+    until = time.monotonic() + 2 * _TICK_SECONDS
+    while True:
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if os.path.exists(socket_path) or time.monotonic() > until:  # noqa: PTH110
+                text = os.pread(handle, 32, 0)
+                os.close(handle)
+                return None, int(text) if text.isdigit() else None
+            time.sleep(_LOCK_RETRY_SECONDS)
     os.ftruncate(handle, 0)
     os.pwrite(handle, str(os.getpid()).encode(), 0)
     return handle, os.getpid()
@@ -324,7 +335,8 @@ class Server:
     def _answer(
         self, message: dict[str, Any], connection: _Connection, baseline: Baseline
     ) -> tuple[dict[str, Any], Program | None]:
-        if message.get("protocol") != wire.PROTOCOL:
+        # A client of any version may end a server that it cannot use.
+        if message.get("protocol") != wire.PROTOCOL and message.get("op") != "shutdown":
             return _refusal(
                 "version", f"the server speaks protocol {wire.PROTOCOL}, not {message.get('protocol')}"
             ), None

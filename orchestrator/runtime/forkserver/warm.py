@@ -122,16 +122,16 @@ def warm(preload: Sequence[str], log: Callable[..., None], startup_modules: froz
     with _recorded_environment():
         try:
             torch = importlib.import_module("torch")
-        except ImportError as error:
-            log("forkserver.no_torch", error=str(error))
+        except Exception as error:  # absent, or broken: the job's own import says it better
+            log("forkserver.no_torch", error=repr(error))
         else:
             torch_version, default_threads = str(torch.__version__), int(torch.get_num_threads())
             _exercise(torch)
         for name in preload:
             try:
                 importlib.import_module(name)
-            except ImportError as error:
-                log("forkserver.preload_absent", module=name, error=str(error))
+            except Exception as error:
+                log("forkserver.preload_absent", module=name, error=repr(error))
     _check_servable()
     # Whatever a child need not do itself, nor touch: each page that it writes to must be copied first.
     linecache.clearcache()
