@@ -13,12 +13,13 @@ from dataclasses import dataclass
 PRIOR_FAILURE_SECONDS = 4 * 3600.0  # what is believed of a job that has not failed yet
 PRIOR_WEIGHT = 1.0  # in failures: how many seen failures that belief is worth
 DEFAULT_RECOVERY_SECONDS = 1.0
+_SHORTEST_STEP_SECONDS = 1e-6
 LONGEST_SECONDS = 600.0  # an estimate may be wrong; ten minutes of work are the most that it may cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalChoice:
-    """A chosen interval: in seconds, in steps, and in words."""
+    """A chosen interval: in seconds, in whole steps as long as they are now, and in words."""
 
     seconds: float
     steps: int
@@ -53,18 +54,18 @@ def mean_time_between_failures(
 def choose_interval(
     *, save_seconds: float, step_seconds: float, recovery_seconds: float, failure_seconds: float
 ) -> IntervalChoice:
-    """The best interval as a whole number of steps, at least one."""
+    """The best interval, in words for people. A ``step_seconds`` of 0 means that it is not known yet."""
     best = optimal_interval(
         save_seconds=save_seconds, recovery_seconds=recovery_seconds, failure_seconds=failure_seconds
     )
     seconds = min(best, LONGEST_SECONDS)
-    steps = max(1, round(seconds / step_seconds)) if step_seconds > 0 else 1
+    steps = max(1, round(seconds / max(step_seconds, _SHORTEST_STEP_SECONDS)))
     reason = (
         f"every {steps} steps ({_short(steps * step_seconds)}): a save takes {_short(save_seconds)}, a step"
         f" {_short(step_seconds)}, a recovery {_short(recovery_seconds)}, failures are expected every"
         f" {_short(failure_seconds)}"
     )
-    return IntervalChoice(seconds=steps * step_seconds, steps=steps, reason=reason)
+    return IntervalChoice(seconds=seconds, steps=steps, reason=reason)
 
 
 def _short(seconds: float) -> str:

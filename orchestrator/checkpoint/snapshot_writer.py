@@ -94,6 +94,7 @@ class SnapshotWriter:
             slot = SnapshotSlot.open(self._directory.slot_path(rank, index))
             if slot is not None:
                 self._slots[index] = slot
+        self.copy_seconds = 0.0  # what the last snapshot took without planning and allocating
         self._plans: dict[str, PartPlan] = {}
         self._regions: dict[str, PartRegion] = {}
         self._copiers: dict[int, _Copier] = {}
@@ -141,6 +142,7 @@ class SnapshotWriter:
     def _write(self, word: int, step: int, gang: bool, metrics: Mapping[str, float]) -> int:  # noqa: FBT001
         size = max((region.image_at + region.image_bytes for region in self._regions.values()), default=HEADER_BYTES)
         copier = self._copier(self._choose(), size)
+        began = time.perf_counter()
         copier.slot.begin()
         copier.copy()
         regions = tuple(
@@ -168,6 +170,7 @@ class SnapshotWriter:
             )
         )
         assert copier.slot.identity() == word
+        self.copy_seconds = time.perf_counter() - began
         return sum(region.tree_bytes + region.image_bytes for region in regions)
 
     def _choose(self) -> int:

@@ -35,11 +35,10 @@ class Board:
         finally:
             os.close(handle)
 
-    def publish_save(self, *, last: int | None, upcoming: int) -> None:
-        """Rank 0: it saves at step ``last`` (None: not yet), and again at the first step from ``upcoming`` on."""
-        if last is not None:
-            self._set(_SAVE_LAST, last + 1)
-        self._set(_SAVE_NEXT, upcoming + 1)  # after the other: who sees this one sees that one
+    def publish_save(self, *, last: int, upcoming: int | None) -> None:
+        """Rank 0: it saves at step ``last`` (-1: never yet), and again at the first step from ``upcoming`` on."""
+        self._set(_SAVE_LAST, last + 1)
+        self._set(_SAVE_NEXT, 0 if upcoming is None else upcoming + 1)  # second: who sees this one sees the other
 
     def saves_at(self, step: int) -> bool:
         """Other ranks: whether rank 0 saves at ``step``, or will when it comes there."""

@@ -34,7 +34,8 @@ class Saver:
     def __init__(self, environment: RankEnvironment, page: ProgressPage | None) -> None:
         self._environment = environment
         self.page = page
-        self.last_seconds = 0.0  # how long the last save stalled the loop
+        self.stall_seconds = 0.0  # of the last save
+        self.cost_seconds = 0.0  # of a save like the last one, when nothing has to be allocated
         self._store: CheckpointStore | None = None
         self._writer: SnapshotWriter | None = None
         self._facts = CheckpointFacts()
@@ -50,7 +51,7 @@ class Saver:
                 return True
             return self._store_now(state, step, rank_state, metrics)
         finally:
-            self.last_seconds = time.perf_counter() - clock
+            self.stall_seconds = time.perf_counter() - clock
 
     def load(self) -> Checkpoint | None:
         """See Context.load."""
@@ -93,7 +94,9 @@ class Saver:
             parts = {layout.STATE: state} if here.rank == 0 else {}
             if gang:
                 parts[layout.rank_part(here.rank)] = rank_state
-            self._snapshots(here.snapshot_dir).save(parts, step=step, gang=gang, metrics=metrics)
+            writer = self._snapshots(here.snapshot_dir)
+            if writer.save(parts, step=step, gang=gang, metrics=metrics):
+                self.cost_seconds = writer.copy_seconds
         except SnapshotUnavailableError as error:
             self.warn("snapshot", f"{error}; checkpoints go to storage directly, which takes longer")
             return False
@@ -116,8 +119,9 @@ class Saver:
             self._save_failed(step, error)
             return False
         finally:
+            self.cost_seconds = time.perf_counter() - clock
             if self.page is not None:
-                self.page.write_saved(time.perf_counter() - clock, counts=done)
+                self.page.write_saved(self.cost_seconds, counts=done)
         if info is not None:
             self._saved(info)
         return True

@@ -139,7 +139,7 @@ class Context:
         with self._lock:
             done = self._saver.save(state, step=number, rank_state=rank_state, metrics=scores)
             if self._schedule is not None:
-                self._schedule.saved(self._saver.last_seconds)
+                self._schedule.saved(stall_seconds=self._saver.stall_seconds, cost_seconds=self._saver.cost_seconds)
             return done
 
     def should_save(self, step: int) -> bool:
