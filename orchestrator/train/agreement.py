@@ -9,7 +9,6 @@ Errors: a rank that finds something wrong leaves a note in the store; rank 0 fin
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -21,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.train import errors
-from orchestrator.train.errors import TrainError, only_on_main
+from orchestrator.train.errors import TrainError, only_on_main, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +31,7 @@ ASK_EVERY_SECONDS = 0.25
 MAX_STEPS_BETWEEN = 256
 
 _NOTE = "error/note"
-_SEEN = "error/seen"
 _NOTE_WAIT = timedelta(seconds=1)
-_SEEN_WAIT = timedelta(seconds=5)
 _COLLECTIVE = re.compile(
     r"gloo|nccl|connection (?:closed|reset)|broken pipe|process ?group|socket timeout|recv(?:bytes)?\b|collective",
     re.IGNORECASE,
@@ -76,30 +73,21 @@ class StopAgreement:
 
 
 def share_error(error: TrainError, place: Place, *, under_orch: bool) -> TrainError:
-    """The exception for this rank to raise, after rank 0 has been told what went wrong here.
+    """The exception for this rank to raise, after the others have been told what went wrong here.
 
-    Rank 0's own error is raised as it is. Another rank's goes to rank 0, which is freed from the collective it waits in;
-    when rank 0 does not take notice in time, this rank says it itself.
+    Rank 0's own error is raised as it is. Another rank's goes to rank 0, which finds it when this rank is gone and its
+    collective breaks at once, as over gloo. Over NCCL that can take longer than a launcher waits: there this rank says it.
     """
-    store = place.store
-    if store is None:
+    if place.store is None:
         return error
-    if place.is_main:
-        with contextlib.suppress(RuntimeError):
-            store.set(_SEEN, "rank 0 has an error of its own")
-        return error
+    shown = place.is_main or place.device.type != "cpu"
     kind = type(error).__mro__[1] if isinstance(error, SystemExit) else type(error)
-    note = {"type": kind.__name__, "text": f"rank {place.rank}: {error}"}
+    note = {"type": kind.__name__, "text": f"rank {place.rank}: {error}", "shown": shown}
     try:
-        store.set(_NOTE, json.dumps(note))
-        if place.joined:
-            dist.destroy_process_group()
-        store.wait([_SEEN], _SEEN_WAIT)
-    except dist.DistStoreError:
+        place.store.set(_NOTE, json.dumps(note))
+    except RuntimeError:  # rank 0, and with it the store, is gone: nobody is left to tell
         return error
-    except RuntimeError:  # rank 0, and with it the store, is gone: it had something to say itself
-        pass
-    return only_on_main(error, rank=place.rank, under_orch=under_orch)
+    return error if shown else only_on_main(error, rank=place.rank, under_orch=under_orch)
 
 
 def explain_broken_collective(failure: Exception, place: Place, *, under_orch: bool) -> TrainError | None:
@@ -110,9 +98,7 @@ def explain_broken_collective(failure: Exception, place: Place, *, under_orch: b
     try:
         store.wait([_NOTE], _NOTE_WAIT)
         note = json.loads(store.get(_NOTE))
-        if place.is_main:
-            store.set(_SEEN, "yes")
     except (RuntimeError, ValueError):
         return None
-    kind = getattr(errors, str(note["type"]), TrainError)
-    return only_on_main(kind(note["text"]), rank=place.rank, under_orch=under_orch)
+    error: TrainError = getattr(errors, str(note["type"]), TrainError)(note["text"])
+    return quiet(error) if note["shown"] else only_on_main(error, rank=place.rank, under_orch=under_orch)

@@ -112,7 +112,7 @@ def compute_loss(model: nn.Module, batch: Any, loss_fn: LossFunction | None) -> 
         outputs = model(**batch)
         loss = _own_loss(outputs) if loss_fn is None else loss_fn(outputs, batch)
     elif loss_fn is None:
-        outputs = model(*batch) if isinstance(batch, list | tuple) else model(batch)
+        outputs = _call(model, batch)
         loss = _own_loss(outputs)
     else:
         raise DataError(
@@ -122,6 +122,18 @@ def compute_loss(model: nn.Module, batch: Any, loss_fn: LossFunction | None) -> 
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss, outputs
     return _one_number(loss), outputs
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    if not isinstance(batch, list | tuple):
+        return model(batch)
+    try:
+        return model(*batch)
+    except TypeError as error:
+        raise ModelOutputError(
+            f"without loss_fn the model takes the {len(batch)} parts of a batch and returns its loss, and this one did not "
+            f"({error}): pass loss_fn to setup_training"
+        ) from error
 
 
 def _one_number(loss: Any) -> Tensor:

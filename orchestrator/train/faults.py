@@ -10,7 +10,7 @@ import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.train.agreement import StopAgreement, share_error
+from orchestrator.train.agreement import StopAgreement, explain_broken_collective, share_error
 from orchestrator.train.errors import NonFiniteLossError, TrainError
 from orchestrator.train.finite import describe_batches
 from orchestrator.train.memory import is_out_of_memory
@@ -179,6 +179,9 @@ class FaultToleranceManager:
             return Recovery.RETRY
         if isinstance(error, TrainError):
             raise share_error(error, self._place, under_orch=bool(self._ctx.job_id)) from error.__cause__
+        explained = explain_broken_collective(error, self._place, under_orch=bool(self._ctx.job_id))
+        if explained is not None:
+            raise explained from None
         if self.saved_step is not None:
             error.add_note(f"step {self.saved_step} is saved: the same command goes on from there")
         raise error

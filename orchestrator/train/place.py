@@ -58,18 +58,8 @@ class Place:
 
     def wait_for_all(self, occasion: str, timeout: timedelta) -> None:
         """Return when every rank is here. Raises RecoveryTimeoutError, naming those that are not."""
-        if self.store is None:
-            return
-        keys = [f"{occasion}/{rank}" for rank in range(self.world_size)]
-        self.store.set(keys[self.rank], "here")
-        try:
-            self.store.wait(keys, timeout)
-        except dist.DistStoreError as error:
-            missing = [str(rank) for rank, key in enumerate(keys) if not self.store.check([key])]
-            raise RecoveryTimeoutError(
-                f"{occasion}: of {self.world_size} ranks, {', '.join(missing)} did not come within "
-                f"recovery_timeout ({timeout.total_seconds():g} s); look for the reason in their logs"
-            ) from error
+        if self.store is not None:
+            _wait_for_all(self.store, self.rank, self.world_size, occasion, timeout)
 
 
 def take_place(config: MultiGPUConfig, ctx: Context | None = None) -> Place:
@@ -103,6 +93,19 @@ def leave(place: Place) -> None:
     """Leave the process group, if `take_place` joined it. A second call does nothing."""
     if place.joined and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _wait_for_all(store: Store, rank: int, world_size: int, occasion: str, timeout: timedelta) -> None:
+    keys = [f"{occasion}/{other}" for other in range(world_size)]
+    store.set(keys[rank], "here")
+    try:
+        store.wait(keys, timeout)
+    except dist.DistStoreError as error:
+        missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
+        raise RecoveryTimeoutError(
+            f"{occasion}: of {world_size} ranks, {', '.join(missing)} did not come within recovery_timeout "
+            f"({timeout.total_seconds():g} s); look for the reason in their logs"
+        ) from error
 
 
 def _tell_environment(config: MultiGPUConfig) -> None:
@@ -159,6 +162,7 @@ def _join(config: MultiGPUConfig, device: torch.device) -> tuple[Store, bool]:
     backend = config.backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         store, rank, world_size = next(rendezvous("env://", timeout=config.recovery_timeout))
+        _wait_for_all(store, rank, world_size, "start", config.recovery_timeout)
         dist.init_process_group(
             backend,
             store=PrefixStore("torch", store),

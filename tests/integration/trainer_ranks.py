@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "trainer_scripts"
 DEADLINE_SECONDS = 90.0
+_STARTS = itertools.count()
 
 
 def free_port() -> int:
@@ -66,6 +68,8 @@ class Ranks:
 def start(script: str, *arguments: object, ranks: int = 2, cwd: Path, **more: str) -> Iterator[Ranks]:
     """Run a script of `trainer_scripts` (or any path) on `ranks` processes; none is left behind."""
     port = free_port()
+    # Checkpoints take ranks of one parent for one run, unless their launcher counts its restarts.
+    more = {"TORCHELASTIC_RESTART_COUNT": str(next(_STARTS)), **more}
     path = SCRIPTS / script
     processes = [
         subprocess.Popen(
