@@ -31,6 +31,7 @@ coldness.py finds what cannot be restored (an environment variable that was read
 beside the script that shadows one already imported); then T replaces itself by a plain interpreter, slower and exact.
 
 The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop),
+startup.py (how F becomes the one server of its socket),
 warm.py (what F does before it serves), keeper.py (K), launch.py (T up to the user's code), interpreter.py and
 coldness.py (T as a Python process), store.py (T as a rendezvous store), and below them reports.py, proctree.py,
 linux.py and wire.py.

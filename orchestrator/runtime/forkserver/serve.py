@@ -1,15 +1,13 @@
-"""F's life: become a daemon, hold the lock, warm, serve.
+"""F's life: warm, then serve.
 
-Owns the listening socket, the lock beside it, and the list of keepers. One thread, one poll loop; every peer has a
+Owns the listening socket and the list of keepers. One thread, one poll loop; every peer has a
 deadline for its request, so a slow one delays nobody. Ends when told, or when its socket's file is gone or replaced;
 keepers and their jobs run on either way.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -22,41 +20,28 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from . import keeper, linux, proctree, request, wire
+from . import keeper, linux, proctree, request, startup, wire
 from .warm import Baseline, NotServableError, warm
 
 if TYPE_CHECKING:
     from .launch import Program
 
 _REQUEST_SECONDS = 10.0
-_TICK_SECONDS = 2.0
-_LOCK_RETRY_SECONDS = 0.05
-_BACKLOG = 128
 _READ_BYTES = 262144
 
 
 def main(startup_modules: frozenset[str]) -> Program | None:
     """The whole server. Returns a program in each training process, None when the server itself has ended."""
-    options = _parse_options()
-    announce = _daemonize(options.log)
-    if announce is None:
-        return None
-    lock, holder = _lock(f"{options.socket}.lock", options.socket)
-    if lock is None:
-        _announce(announce, {"already_running": True, "pid": holder})
+    options = startup.parse_options()
+    claim = startup.become_the_server(options)
+    if claim is None:
         return None
     linux.become_subreaper()
     linux.restore_priorities()
     linux.reset_signals(python=True)
     linux.unblock_signals()
-    try:
-        listener = _listen(options.socket)
-    except OSError as error:
-        _announce(announce, {"error": f"cannot listen on {options.socket}: {error.strerror}"})
-        return None
-    _announce(announce, {"already_running": False, "pid": os.getpid()})
     # Clients that connect while we warm wait in the backlog.
-    server = Server(listener, options.socket, lock)
+    server = Server(claim.listener, options.socket, claim.lock)
     try:
         baseline = warm(options.preload, log, startup_modules)
     except NotServableError as error:
@@ -72,85 +57,6 @@ def log(event: str, **fields: object) -> None:
     """One line of JSON in the server's log."""
     line = json.dumps({"at": time.time(), "event": event, **fields})
     os.write(2, line.encode("ascii") + b"\n")
-
-
-def _parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="orch-forkserver", description="Forks training processes; started by orch.")
-    parser.add_argument("--socket", required=True, help="Unix socket to listen on; NAME.lock beside it is the lock")
-    parser.add_argument("--log", required=True, help="file that the server and its keepers append to")
-    parser.add_argument("--room", default="", help="ignored: room for what `ps` is to show of each process")
-    parser.add_argument("--preload", action="append", default=[], help="module to import as well, if it is there")
-    return parser.parse_args()
-
-
-def _daemonize(log_path: str) -> int | None:
-    """Leaves the starter's session and parentage. In the daemon: the pipe to announce on; in the starter: None.
-
-    The starter's process relays the announcement to its stdout and ends; the daemon is nobody's child.
-    """
-    reader, writer = os.pipe()
-    if os.fork() != 0:
-        os.close(writer)
-        _relay(reader)
-        return None
-    os.setsid()
-    if os.fork() != 0:
-        os._exit(0)
-    os.chdir("/")
-    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    for source, target in ((null, 0), (output, 1), (output, 2)):
-        os.dup2(source, target, inheritable=True)
-    linux.close_all_but({0, 1, 2, writer})
-    return writer
-
-
-def _relay(reader: int) -> None:
-    with os.fdopen(reader, "rb") as pipe:
-        sys.stdout.buffer.write(pipe.read())
-        sys.stdout.buffer.flush()
-
-
-def _announce(pipe: int, message: dict[str, Any]) -> None:
-    os.write(pipe, wire.encode_line(message))
-    os.close(pipe)
-
-
-def _lock(path: str, socket_path: str) -> tuple[int | None, int | None]:
-    """The lock's descriptor, or None and who holds it. A POSIX lock: forks do not inherit it, the kernel frees it.
-
-    A holder without a socket is on its way out and will notice at its next tick: that is waited for.
-    """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + 2 * _TICK_SECONDS
-    while True:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError:
-            if os.path.exists(socket_path) or time.monotonic() > until:  # noqa: PTH110
-                text = os.pread(handle, 32, 0)
-                os.close(handle)
-                return None, int(text) if text.isdigit() else None
-            time.sleep(_LOCK_RETRY_SECONDS)
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, str(os.getpid()).encode(), 0)
-    return handle, os.getpid()
-
-
-def _listen(path: str) -> socket.socket:
-    """A fresh socket file, for this user only. The lock is held, so a file in the way is a dead server's."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # noqa: PTH108
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(mask)
-    listener.listen(_BACKLOG)
-    listener.setblocking(False)
-    return listener
 
 
 class _Connection:
@@ -262,7 +168,7 @@ class Server:
         # Making forks quicker takes half a second in all, in pieces of milliseconds when nobody asks for one.
         while self._to_collapse and not poll.poll(0):
             linux.collapse_into_huge_page(self._to_collapse.pop())
-        return [descriptor for descriptor, _ in poll.poll(_TICK_SECONDS * 1000)]
+        return [descriptor for descriptor, _ in poll.poll(startup.TICK_SECONDS * 1000)]
 
     def _accept(self) -> None:
         try:
@@ -408,12 +314,12 @@ def _close(fds: list[int]) -> None:
         os.close(fd)
 
 
-def _identity(path: str) -> tuple[int, int, int] | None:
+def _identity(path: str) -> tuple[int, int] | None:
     try:
         stat = os.stat(path)  # noqa: PTH116
     except OSError:
         return None
-    return stat.st_dev, stat.st_ino, stat.st_ctime_ns
+    return stat.st_dev, stat.st_ino
 
 
 def _noted(_number: int, _frame: object) -> None:

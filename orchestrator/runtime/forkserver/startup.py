@@ -1,0 +1,131 @@
+"""How F comes to be: nobody's child, the only one for its socket, reachable.
+
+Owns the daemon's two forks, the lock beside the socket, and the socket's file. What goes wrong here is told to the
+starter, who waits for one line; after that line the log is all there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from . import linux, wire
+
+TICK_SECONDS = 2.0
+"""How often an idle server looks whether its socket is still there."""
+
+_LOCK_RETRY_SECONDS = 0.05
+_BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What makes a process the server: it listens, and holds the lock."""
+
+    listener: socket.socket
+    lock: int
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line, which only forkclient.py writes."""
+    parser = argparse.ArgumentParser(prog="orch-forkserver", description="Forks training processes; started by orch.")
+    parser.add_argument("--socket", required=True, help="Unix socket to listen on; NAME.lock beside it is the lock")
+    parser.add_argument("--log", required=True, help="file that the server and its keepers append to")
+    parser.add_argument("--room", default="", help="ignored: room for what `ps` is to show of each process")
+    parser.add_argument("--preload", action="append", default=[], help="module to import as well, if it is there")
+    return parser.parse_args()
+
+
+def become_the_server(options: argparse.Namespace) -> Claim | None:
+    """In the daemon: its claim. None in the starter's process, and in a daemon that is not needed or not able."""
+    announce = _daemonize(options.log)
+    if announce is None:
+        return None
+    try:
+        lock, holder = _lock(f"{options.socket}.lock", options.socket)
+        if lock is None:
+            _announce(announce, {"already_running": True, "pid": holder})
+            return None
+        claim = Claim(_listen(options.socket), lock)
+    except OSError as error:
+        _announce(announce, {"error": f"cannot listen on {options.socket}: {error.strerror}; is its folder there?"})
+        return None
+    _announce(announce, {"already_running": False, "pid": os.getpid()})
+    return claim
+
+
+def _daemonize(log_path: str) -> int | None:
+    """Leaves the starter's session and parentage. In the daemon: the pipe to announce on; in the starter: None.
+
+    The starter's process relays the announcement to its stdout and ends; the daemon is nobody's child.
+    """
+    reader, writer = os.pipe()
+    if os.fork() != 0:
+        os.close(writer)
+        _relay(reader)
+        return None
+    os.setsid()
+    if os.fork() != 0:
+        os._exit(0)
+    os.chdir("/")
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target, inheritable=True)
+    linux.close_all_but({0, 1, 2, writer})
+    return writer
+
+
+def _relay(reader: int) -> None:
+    with os.fdopen(reader, "rb") as pipe:
+        sys.stdout.buffer.write(pipe.read())
+        sys.stdout.buffer.flush()
+
+
+def _announce(pipe: int, message: dict[str, Any]) -> None:
+    os.write(pipe, wire.encode_line(message))
+    os.close(pipe)
+
+
+def _lock(path: str, socket_path: str) -> tuple[int | None, int | None]:
+    """The lock's descriptor, or None and who holds it. A POSIX lock: forks do not inherit it, the kernel frees it.
+
+    A holder without a socket is on its way out and will notice at its next tick: that is waited for.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + 2 * TICK_SECONDS
+    while True:
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if os.path.exists(socket_path) or time.monotonic() > until:  # noqa: PTH110
+                text = os.pread(handle, 32, 0)
+                os.close(handle)
+                return None, int(text) if text.isdigit() else None
+            time.sleep(_LOCK_RETRY_SECONDS)
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    return handle, os.getpid()
+
+
+def _listen(path: str) -> socket.socket:
+    """A fresh socket file, for this user only. The lock is held, so a file in the way is a dead server's."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(mask)
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,409 @@
+"""The fork server itself: how it starts, whom it serves, what it refuses, and when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.runtime.forkclient import (
+    Exited,
+    ForkServerClient,
+    ForkServerMissingError,
+    ForkServerRefusedError,
+    ForkServerStartError,
+    ForkServerTimeoutError,
+    ForkServerVersionError,
+    SpawnRequest,
+    Started,
+    start_fork_server,
+)
+from orchestrator.runtime.forkserver import wire
+from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, alive, running_server, wait_until
+
+BARE_PYTHON = Path(sys.base_prefix) / "bin" / "python3"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server() as running:
+        yield running
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a name short enough for a socket."""
+    path = Path(tempfile.mkdtemp(prefix="orch-fs-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[RunningServer]:
+    """A server in an interpreter that has no torch."""
+    with running_server(str(BARE_PYTHON)) as running:
+        yield running
+
+
+def run(server: RunningServer, place: Path, **fields: Any) -> tuple[Started | None, Exited, str]:
+    """Runs one process to its end: how it started, how it ended, what it said on both streams."""
+    request = SpawnRequest(**{"mode": "command", "cwd": str(place), "env": ENVIRONMENT} | fields)
+    log = place / "log"
+    with log.open("wb") as file:
+        spawned = server.client.spawn_sync(request, stdout=file.fileno(), stderr=file.fileno())
+    with contextlib.closing(spawned.lifeline) as lifeline:
+        events = []
+        while (event := lifeline.next_event_sync(timedelta(seconds=30))) is not None:
+            events.append(event)
+    started = [event for event in events if isinstance(event, Started)]
+    [exited] = [event for event in events if isinstance(event, Exited)]
+    return started[0] if started else None, exited, log.read_text()
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def test_hello_says_what_it_is(server: RunningServer) -> None:
+    import platform
+
+    import torch
+
+    hello = server.client.hello_sync()
+    assert hello == server.hello
+    assert (hello.pid, hello.protocol) == (server.started.pid, wire.PROTOCOL)
+    assert (hello.executable, hello.python) == (sys.executable, platform.python_version())
+    assert (hello.torch, hello.keepers) == (torch.__version__, 0)
+    assert 0 < hello.warm_seconds < 60
+    assert (hello.nice, hello.oom_score_adj) == (0, 0)
+
+
+def test_is_nobodys_child_and_has_one_thread(server: RunningServer) -> None:
+    found = status(server.started.pid)
+    assert int(found["PPid"]) != os.getpid()
+    assert os.getsid(server.started.pid) != os.getsid(0)
+    assert found["Threads"] == "1"
+    assert os.readlink(f"/proc/{server.started.pid}/cwd") == "/"
+    assert server.socket.stat().st_mode & 0o777 == 0o600
+
+
+def test_opens_no_device(server: RunningServer) -> None:
+    targets = [os.readlink(path) for path in Path(f"/proc/{server.started.pid}/fd").iterdir()]
+    assert not [target for target in targets if target.startswith(("/dev/nvidia", "/dev/dri", "/dev/kfd"))]
+    maps = Path(f"/proc/{server.started.pid}/maps").read_text()
+    assert "libcuda.so" not in maps
+    assert "libnvidia-ml" not in maps
+
+
+def test_second_start_changes_nothing(server: RunningServer) -> None:
+    again = start_fork_server(sys.executable, server.socket, server.directory / "fork.log", env=ENVIRONMENT)
+    assert (again.already_running, again.pid) == (True, server.started.pid)
+    assert server.client.hello_sync().pid == server.started.pid
+
+
+def test_environment_of_a_ray_worker_is_shed(folder: Path) -> None:
+    """Neither Ray's variables, its priorities nor its dispositions reach the server, or what it forks."""
+    worker = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from orchestrator.runtime.forkclient import start_fork_server\n"
+        "os.nice(5); Path('/proc/self/oom_score_adj').write_text('500')\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])\n"
+        "folder = Path(sys.argv[1])\n"
+        "print(start_fork_server(sys.executable, folder / 's', folder / 'l').pid)\n"
+    )
+    env = {**ENVIRONMENT, "RAY_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1", "RANK": "3"}
+    started = subprocess.run(
+        [sys.executable, "-c", worker, str(folder)],
+        env=env | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    pid = int(started.stdout)
+    client = ForkServerClient(folder / "s")
+    try:
+        hello = client.hello_sync()
+        assert (hello.pid, hello.oom_score_adj) == (pid, 0)
+        assert hello.nice == (0 if os.geteuid() == 0 else 5)
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        names = {entry.partition(b"=")[0] for entry in environ}
+        assert names & {b"RAY_JOB_ID", b"CUDA_VISIBLE_DEVICES", b"OMP_NUM_THREADS", b"RANK"} == set()
+        found = status(pid)
+        assert int(found["SigBlk"], 16) == 0
+        assert not int(found["SigIgn"], 16) & 1 << (signal.SIGTERM - 1)
+    finally:
+        client.shutdown_sync()
+        wait_until(lambda: not alive(pid), "the server to end")
+
+
+def test_interpreter_without_torch_is_served(bare: RunningServer, tmp_path: Path) -> None:
+    assert bare.hello.torch is None
+    (tmp_path / "plain.py").write_text("import os, sys\nprint(sys.argv[1], sys.executable, os.environ['A'])\n")
+    env = {**ENVIRONMENT, "A": "a", "OMP_NUM_THREADS": "2"}
+    started, exited, said = run(bare, tmp_path, mode="script", target="plain.py", args=("x",), env=env)
+    assert (exited.exit_code, said) == (0, f"x {BARE_PYTHON} a\n")
+    assert started is not None
+    assert started.cold is None
+
+
+def test_store_needs_torch(bare: RunningServer, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, (tmp_path / "log").open("wb") as log:
+        request = SpawnRequest(mode="store", cwd=str(tmp_path), env=ENVIRONMENT)
+        spawned = bare.client.spawn_sync(request, stdout=log.fileno(), stderr=log.fileno(), listen=listener.fileno())
+    with contextlib.closing(spawned.lifeline) as lifeline:
+        events = [lifeline.next_event_sync(timedelta(seconds=10)) for _ in range(3)]
+    assert getattr(events[1], "type", None) == "ModuleNotFoundError"
+    assert getattr(events[2], "exit_code", None) == 1
+
+
+@pytest.mark.parametrize(
+    ("preload", "said"),
+    [
+        ("no_such_module_at_all", "forkserver.preload_absent"),
+        ("preload_that_raises", "forkserver.preload_absent"),
+    ],
+)
+def test_preload_that_fails_is_logged_and_ignored(folder: Path, preload: str, said: str) -> None:
+    (folder / "preload_that_raises.py").write_text("raise RuntimeError('not today')\n")
+    with _preloading(folder, preload) as (client, _):
+        assert client.hello_sync().torch is None
+    assert said in (folder / "l").read_text()
+
+
+def test_preload_is_there_in_the_fork(folder: Path) -> None:
+    (folder / "heavy.py").write_text("import os\nWHERE = os.getpid()\n")
+    (folder / "script.py").write_text("import heavy, os\nprint(heavy.WHERE == os.getppid(), heavy.WHERE)\n")
+    with _preloading(folder, "heavy") as (client, pid):
+        hello = client.hello_sync()
+        running = RunningServer(None, hello, client, folder)  # type: ignore[arg-type]
+        env = {**ENVIRONMENT, "PYTHONPATH": str(folder)}
+        started, _, said = run(running, folder, mode="script", target="script.py", env=env)
+        assert started is not None
+        assert (started.cold, said) == (None, f"False {pid}\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n", "threads"),
+        ("import os\nHELD = os.open('/dev/dri_of_test', os.O_CREAT | os.O_RDWR)\n", "/dev/dri"),
+    ],
+)
+def test_process_that_cannot_be_forked_from_does_not_serve(folder: Path, code: str, complaint: str) -> None:
+    (folder / "unfit.py").write_text(code)
+    try:
+        with _preloading(folder, "unfit") as (client, pid):
+            with pytest.raises(ForkServerMissingError):
+                client.hello_sync()
+            wait_until(lambda: not alive(pid), "the server to give up")
+    finally:
+        Path("/dev/dri_of_test").unlink(missing_ok=True)
+    told = [json.loads(line) for line in (folder / "l").read_text().splitlines()]
+    [refusal] = [line for line in told if line["event"] == "forkserver.not_servable"]
+    assert complaint in refusal["error"]
+    assert not (folder / "s").exists()
+
+
+@contextlib.contextmanager
+def _preloading(folder: Path, module: str) -> Iterator[tuple[ForkServerClient, int]]:
+    """A server without torch, quick to start, that has imported a module of `folder`."""
+    env = {**ENVIRONMENT, "PYTHONPATH": str(folder)}
+    pid = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", [module], env=env).pid
+    client = ForkServerClient(folder / "s")
+    try:
+        yield client, pid
+    finally:
+        with contextlib.suppress(ForkServerMissingError):
+            client.shutdown_sync()
+        wait_until(lambda: not alive(pid), "the server to end")
+
+
+def test_ends_when_its_socket_is_gone(folder: Path) -> None:
+    """Somebody removed the directory: nobody can reach it any more, so it goes."""
+    pid = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT).pid
+    ForkServerClient(folder / "s").hello_sync()
+    (folder / "s").unlink()
+    again = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT)
+    assert not again.already_running
+    assert not alive(pid)
+    assert ForkServerClient(folder / "s").hello_sync().pid == again.pid
+    os.kill(again.pid, signal.SIGTERM)
+    wait_until(lambda: not alive(again.pid), "the second server to end")
+    assert not (folder / "s").exists()
+
+
+def test_socket_of_a_dead_server_is_replaced(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / "s"))
+    started = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT)
+    assert not started.already_running
+    client = ForkServerClient(folder / "s")
+    assert client.hello_sync().pid == started.pid
+    client.shutdown_sync()
+    wait_until(lambda: not alive(started.pid), "the server to end")
+
+
+@pytest.mark.parametrize(
+    ("python", "socket_name", "log_name", "message"),
+    [
+        ("/no/such/python", "s", "l", "cannot execute /no/such/python"),
+        ("/bin/false", "s", "l", "/bin/false ended with 1 and said: nothing"),
+        (str(BARE_PYTHON), "missing/s", "l", "No such file or directory"),
+        (str(BARE_PYTHON), "s", "missing/l", "No such file or directory"),
+        (str(BARE_PYTHON), "s", "", "Is a directory"),
+    ],
+)
+def test_start_that_fails_says_why(folder: Path, python: str, socket_name: str, log_name: str, message: str) -> None:
+    with pytest.raises(ForkServerStartError, match=message):
+        start_fork_server(python, folder / socket_name, folder / log_name, env=ENVIRONMENT)
+
+
+def test_start_that_hangs_is_given_up(folder: Path) -> None:
+    slow = folder / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    with pytest.raises(ForkServerTimeoutError, match="did not start within"):
+        start_fork_server(str(slow), folder / "s", folder / "l", deadline=timedelta(seconds=0.3))
+
+
+def test_long_socket_path_is_refused(folder: Path) -> None:
+    path = folder / ("x" * 120)
+    with pytest.raises(ForkServerRefusedError, match="at most 107 bytes"):
+        start_fork_server(sys.executable, path, folder / "l")
+    with pytest.raises(ForkServerRefusedError, match="at most 107 bytes"):
+        ForkServerClient(path).hello_sync()
+
+
+def test_frozen_server_is_not_waited_for_forever(bare: RunningServer) -> None:
+    os.kill(bare.started.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ForkServerTimeoutError, match=r"no answer within 0\.2 s"):
+            ForkServerClient(bare.socket, deadline=timedelta(seconds=0.2)).hello_sync()
+    finally:
+        os.kill(bare.started.pid, signal.SIGCONT)
+    assert bare.client.hello_sync().pid == bare.started.pid
+
+
+def test_other_version_is_refused_but_may_end_the_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT).pid
+    client = ForkServerClient(folder / "s")
+    client.hello_sync()
+    monkeypatch.setattr(wire, "PROTOCOL", 99)
+    with pytest.raises(ForkServerVersionError, match="protocol 1, not 99; shut that server down"):
+        client.hello_sync()
+    client.shutdown_sync()
+    wait_until(lambda: not alive(pid), "the server to end")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_other_users_are_not_served(bare: RunningServer) -> None:
+    """Neither through the socket's mode nor, were it open to all, through their credentials."""
+    program = (
+        "import os, socket, sys\n"
+        "sock = socket.socket(socket.AF_UNIX)\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "try:\n    sock.connect(sys.argv[1])\n    sock.send(b'\\0\\0\\0\\2{}'); print(sock.recv(100))\n"
+        "except OSError as error:\n    print(type(error).__name__)\n"
+    )
+
+    def ask() -> str:
+        command = [str(BARE_PYTHON), "-c", program, str(bare.socket)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    bare.directory.chmod(0o711)
+    assert ask() == "PermissionError"
+    bare.socket.chmod(0o666)
+    try:
+        assert ask() in ("b''", "ConnectionResetError", "BrokenPipeError")
+    finally:
+        bare.socket.chmod(0o600)
+    # The server watches its file for replacement: another mode is none.
+    time.sleep(2.5)
+    assert bare.client.hello_sync().pid == bare.started.pid
+
+
+def raw(server: RunningServer, data: bytes, fds: list[int] | None = None) -> bytes:
+    """What the server answers to bytes; empty when it hangs up."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10)
+        sock.connect(str(server.socket))
+        socket.send_fds(sock, [data], fds or [])
+        sock.shutdown(socket.SHUT_WR)
+        try:
+            return sock.recv(65536)
+        except ConnectionResetError:
+            return b""
+
+
+def spawn_message(**changes: Any) -> dict[str, Any]:
+    message = {"protocol": wire.PROTOCOL, "op": "spawn", "mode": "command", "target": "true", "cwd": "/", "env": {}}
+    return message | {"fds": ["stdout", "stderr", "lifeline"]} | changes
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0\0", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\3abc", b"\0\0\0\2[]", b"\xff\xff\xff\xff", b"\0\0\1\0{}"],
+)
+def test_garbage_ends_the_connection_and_nothing_else(bare: RunningServer, data: bytes) -> None:
+    assert raw(bare, data) == b""
+    assert bare.client.hello_sync().pid == bare.started.pid
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        ({"op": "dance"}, "unknown request 'dance'"),
+        (spawn_message(fds=[]), "0 descriptors announced, 3 arrived"),
+        (spawn_message(mode="magic"), "mode 'magic' is none of"),
+        (spawn_message(cwd="here"), "is not absolute"),
+    ],
+)
+def test_bad_request_is_refused_and_its_descriptors_closed(
+    bare: RunningServer, message: dict[str, Any], complaint: str
+) -> None:
+    before = len(os.listdir(f"/proc/{bare.started.pid}/fd"))
+    with socket.socket() as one:
+        answer = raw(bare, wire.encode({"protocol": wire.PROTOCOL, **message}), [one.fileno()] * 3)
+    assert complaint in answer.decode()
+    assert b'"ok":false' in answer
+    wait_until(lambda: len(os.listdir(f"/proc/{bare.started.pid}/fd")) == before, "the descriptors to be closed")
+
+
+def test_too_many_descriptors_end_the_connection(bare: RunningServer) -> None:
+    before = len(os.listdir(f"/proc/{bare.started.pid}/fd"))
+    with socket.socket() as one:
+        assert raw(bare, wire.encode(spawn_message()), [one.fileno()] * (wire.MAX_FDS + 20)) == b""
+    wait_until(lambda: len(os.listdir(f"/proc/{bare.started.pid}/fd")) == before, "the descriptors to be closed")
+
+
+def test_refusal_reaches_the_client(bare: RunningServer, tmp_path: Path) -> None:
+    with pytest.raises(ForkServerRefusedError, match="cwd 'relative' is not absolute"):
+        run(bare, tmp_path, target="true", cwd="relative")
+    with pytest.raises(ForkServerRefusedError, match="threads must be a whole number"):
+        run(bare, tmp_path, target="true", threads=0)
+    with pytest.raises(ForkServerRefusedError, match="needs the listening socket"):
+        run(bare, tmp_path, mode="store")
+
+
+def test_large_environment_arrives_whole(bare: RunningServer, tmp_path: Path) -> None:
+    """Over a socket's buffer, and with bytes that are not UTF-8."""
+    env = {**ENVIRONMENT, **{f"LARGE_{number}": "x" * 10_000 for number in range(100)}, "ODD": "caf\udce9"}
+    (tmp_path / "sum.py").write_text(
+        "import os\nprint(sum(len(v) for k, v in os.environ.items() if k.startswith('LARGE_')), os.environb[b'ODD'])\n"
+    )
+    _, exited, said = run(bare, tmp_path, mode="script", target="sum.py", env=env)
+    assert (exited.exit_code, said) == (0, "1000000 b'caf\\xe9'\n")
