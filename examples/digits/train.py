@@ -158,7 +158,8 @@ def train(ctx: Context, args: argparse.Namespace, model: nn.Module, images: Tens
             samples=progress.step * per_step,
             loss=mean_loss,
         )
-        if stop or progress.step % args.save_every == 0 or progress.step == total_steps:
+        due = progress.step % args.save_every == 0 if args.save_every else ctx.should_save(progress.step)
+        if stop or due or progress.step == total_steps:
             save(ctx, model, optimizer, progress, loss=mean_loss)
         if ctx.is_main and progress.step % 100 == 0:
             print(f"step {progress.step}/{total_steps}  loss {mean_loss:.4f}")
@@ -172,7 +173,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--save-every", type=int, default=20, help="steps between checkpoints")
+    parser.add_argument("--save-every", type=int, help="steps between checkpoints; by default as often as it pays")
     return parser.parse_args()
 
 

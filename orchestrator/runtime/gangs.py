@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.checkpoint import layout
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.forkclient import read_exit_record
@@ -251,7 +252,8 @@ class Gangs:
         if status is None:
             return
         facts: list[ev.Event] = []
-        if status.path and status.step is not None and status.attempt is not None:
+        # The rank whose part came last names the checkpoint; the others still name the one before.
+        if status.step is not None and status.attempt is not None and _is_of(status.path, status.step):
             at = status.at or time.time()
             facts.append(
                 ev.CheckpointSaved(job_id=job_id, at=at, attempt=status.attempt, step=status.step, path=status.path)
@@ -513,6 +515,11 @@ class Gangs:
 
     def _note(self, job_id: JobId, code: str, message: str, *, degraded: bool) -> None:
         self._post([ev.JobNoted(job_id=job_id, at=time.time(), code=code, message=message, degraded=degraded)])
+
+
+def _is_of(path: str, step: int) -> bool:
+    found = layout.parse_name(path.rpartition("/")[2])
+    return found is not None and found.step == step
 
 
 def _bundle(job: Job) -> dict[str, float]:

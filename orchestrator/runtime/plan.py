@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.persister import StoreSettings
@@ -140,6 +141,13 @@ def _snapshots(job: Job, seats: Sequence[Seat], places: Places) -> SnapshotPlan 
 def _checkpoint_settings(job: Job, snapshots: SnapshotPlan | None) -> dict[str, str]:
     checkpoint = job.spec.checkpoint
     settings = {"ORCH_CHECKPOINT_KEEP": str(checkpoint.keep)}
+    match checkpoint.interval:
+        case int(steps):
+            settings["ORCH_CHECKPOINT_INTERVAL"] = str(steps)
+        case timedelta() as time:
+            settings["ORCH_CHECKPOINT_INTERVAL"] = f"{time.total_seconds():g}s"
+        case _:
+            pass
     if snapshots is not None:
         settings["ORCH_SNAPSHOT_DIR"] = snapshots.directory
     if checkpoint.score_attribute is not None:

@@ -1,0 +1,56 @@
+"""The private parts of Ray that orch uses, each by itself: when a new Ray breaks one, this says which.
+
+Where they are used and what stands in for them: docs/decisions/runtime.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import psutil
+
+from tests.support.stack import Stack, wait_until
+
+
+def test_a_head_can_be_started_without_its_server_process() -> None:
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    assert "start_api_server" in vars(Node)
+    wanted = {"no_monitor", "include_log_monitor", "object_store_memory", "node_ip_address", "_system_config"}
+    assert wanted <= set(inspect.signature(RayParams.__init__).parameters)
+    assert {"head", "shutdown_at_exit", "spawn_reaper"} <= set(inspect.signature(Node.__init__).parameters)
+
+
+def test_the_embedded_head_is_small_and_listens_on_the_loopback_address_alone(stack: Stack) -> None:
+    pids = stack.head_pids()
+    assert set(pids) == {"gcs_server", "raylet"}
+    family = [psutil.Process(pid) for pid in pids.values()]
+    family += [child for process in list(family) for child in process.children(recursive=True)]
+    listening = {
+        connection.laddr.ip
+        for process in family
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+
+
+def test_idle_workers_can_be_asked_for(stack: Stack) -> None:
+    from ray.core.generated import node_manager_pb2
+
+    fields = set(node_manager_pb2.PrestartWorkersRequest.DESCRIPTOR.fields_by_name)
+    assert {"language", "num_workers", "keep_alive_duration_secs"} <= fields
+    raylet = psutil.Process(stack.head_pids()["raylet"])
+
+    def idle() -> int:
+        return sum("ray::IDLE" in " ".join(child.cmdline()) for child in raylet.children())
+
+    assert wait_until("an idle worker waits", idle, 30) >= 1
+
+
+def test_the_loopback_switch_still_exists() -> None:
+    from ray._private import ray_constants, services
+
+    assert ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR == "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    assert "ENABLE_RAY_CLUSTER" in inspect.getsource(services.get_node_ip_address)
