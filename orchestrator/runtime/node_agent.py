@@ -25,7 +25,7 @@ from orchestrator.runtime.rank_host import lock_is_free, rank_lock_path
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PRELOAD = ("orchestrator.train.context", "safetensors.torch")
+PRELOAD = ("orchestrator.train.training_context", "safetensors.torch")
 _WATCH_SECONDS = 30.0
 _POLL_SECONDS = 0.01
 

@@ -20,6 +20,8 @@ from orchestrator.api.client import Client
 from orchestrator.api.endpoint import Endpoint
 from orchestrator.api.errors import OrchError
 from orchestrator.api.views import JobView
+from orchestrator.runtime.names import namespace
+from orchestrator.runtime.node_dir import node_directory, page_directory
 from orchestrator.spec.settings import Settings
 
 PYTHON = sys.executable
@@ -53,6 +55,11 @@ class Stack:
         self._arguments = ["--read-listen", "127.0.0.1:0", *extra]
         if simulate_gpus:
             self._arguments += ["--simulate-gpus", str(simulate_gpus)]
+
+    @property
+    def node_root(self) -> Path:
+        """Where the home's nodes keep their sockets and locks."""
+        return node_directory(namespace(self.home), "local").parent
 
     # -- the daemon
 
@@ -88,19 +95,30 @@ class Stack:
         self._kill_leftovers()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def _kill_leftovers(self) -> None:
-        from orchestrator.runtime.names import namespace
-        from orchestrator.runtime.node_dir import page_directory
+    def processes(self) -> list[psutil.Process]:
+        """Every process that belongs to the home: by its command line, its directory, or its parents."""
+        markers = (str(self.home), str(self.node_root))
+        found: dict[int, psutil.Process] = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                here = [*process.cmdline(), os.readlink(f"/proc/{process.pid}/cwd")]
+                if any(marker in part for part in here for marker in markers):
+                    found.update({p.pid: p for p in (process, *process.children(recursive=True))})
+        found.pop(os.getpid(), None)
+        return list(found.values())
 
-        space = namespace(self.settings.home)
-        node_root = Path(tempfile.gettempdir()) / f"orch-{os.getuid()}" / space.removeprefix("orch-")
-        markers = (str(self.home), str(node_root))
-        for process in psutil.process_iter(["cmdline"]):
-            if any(marker in part for part in process.info["cmdline"] or () for marker in markers):
+    def kill_everything(self) -> None:
+        """SIGKILL to every process of the home in the same moment, as in a power cut; returns when none is left."""
+        while victims := [p for p in self.processes() if not process_gone(p.pid)]:
+            for process in victims:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-        shutil.rmtree(node_root, ignore_errors=True)
-        shutil.rmtree(page_directory(space), ignore_errors=True)
+            psutil.wait_procs(victims, timeout=5)
+
+    def _kill_leftovers(self) -> None:
+        self.kill_everything()
+        shutil.rmtree(self.node_root, ignore_errors=True)
+        shutil.rmtree(page_directory(namespace(self.home)), ignore_errors=True)
 
     # -- as a user
 

@@ -1,0 +1,167 @@
+"""What stands around a rank dies: its actor, its keeper, the node agent, the fork server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.ledger import SCRIPT, Ledger, job_spec
+from tests.support.processes import all_gone, of_cwd, parent, tree
+from tests.support.stack import Stack, process_gone, wait_until
+
+# A grandchild that ignores signals, and one that has left its session and its parent.
+CHILDREN = [
+    "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)",
+    "import os, time; os.setsid(); os.fork() and os._exit(0); time.sleep(600)",
+]
+
+
+def running(stack: Stack, ledger: Ledger, directory: Path, *, ranks: int = 2, until: Path | None = None) -> str:
+    """A job that steps until ``until`` exists."""
+    spec = job_spec(ledger, ranks=ranks, until=str(until or directory / "done"), children=CHILDREN)
+    job_id = stack.submit(spec, directory / "work", train=SCRIPT)
+    stack.wait_state(job_id, "RUNNING")
+    wait_until("every rank steps", lambda: all(ledger.last_step(job_id, rank) >= 6 for rank in range(ranks)))
+    return job_id
+
+
+def actor_pids(stack: Stack, job_id: str) -> list[int]:
+    """The process ids of the gang's actors, by rank."""
+    placed = [e for e in stack.client.events(job_id) if e.kind == "gang_placed"][-1]
+    return [seat["actor_pid"] for seat in placed.body["seats"]]
+
+
+def finish(stack: Stack, ledger: Ledger, job_id: str, directory: Path, attempts: int) -> None:
+    """The job steps on in its newest attempt, ends well, and leaves nothing."""
+    wait_until(
+        f"attempt {attempts} steps",
+        lambda: any(line.attempt == attempts and line.what == "step" for line in ledger.lines(job_id)),
+    )
+    (directory / "done").touch()
+    job = stack.wait(job_id)
+    assert job.state == "SUCCEEDED", job.failure
+    assert job.attempt == attempts
+    ledger.check(job_id)
+    assert of_cwd(Path(job.working_dir)) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_actor_takes_its_whole_tree_along_and_the_job_recovers(
+    stack: Stack, ledger: Ledger, tmp_path: Path, rank: int
+) -> None:
+    job_id = running(stack, ledger, tmp_path)
+    keeper = parent(ledger.pids(job_id, 1)[rank])
+    trees = tree(keeper)
+    assert len(trees) >= 4, "keeper, rank, and two grandchildren"
+    os.kill(actor_pids(stack, job_id)[rank], signal.SIGKILL)
+    all_gone("what the actor had started", trees, seconds=3)
+    finish(stack, ledger, job_id, tmp_path, attempts=2)
+    assert stack.job(job_id).restarts_by_class == {"infra": 1}
+    assert f"rank {rank}" in stack.job(job_id).attempts[0].reason
+
+
+def test_every_actor_at_once(stack: Stack, ledger: Ledger, tmp_path: Path) -> None:
+    job_id = running(stack, ledger, tmp_path)
+    for pid in actor_pids(stack, job_id):
+        os.kill(pid, signal.SIGKILL)
+    finish(stack, ledger, job_id, tmp_path, attempts=2)
+    assert stack.job(job_id).restarts_by_class == {"infra": 1}, "one loss, one restart"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_keeper_takes_its_whole_tree_along_and_the_job_recovers(
+    stack: Stack, ledger: Ledger, tmp_path: Path, rank: int
+) -> None:
+    job_id = running(stack, ledger, tmp_path)
+    keeper = parent(ledger.pids(job_id, 1)[rank])
+    trees = tree(keeper)
+    os.kill(keeper, signal.SIGKILL)
+    all_gone("what the keeper kept", trees, seconds=3)
+    finish(stack, ledger, job_id, tmp_path, attempts=2)
+    assert stack.job(job_id).restarts_by_class == {"infra": 1}
+
+
+def test_a_fork_server_is_replaced_and_a_running_job_does_not_notice(
+    stack: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    job_id = running(stack, ledger, tmp_path)
+    server = parent(parent(ledger.pids(job_id, 1)[0]))
+    os.kill(server, signal.SIGKILL)
+    seen = ledger.last_step(job_id)
+    wait_until("the job steps on", lambda: ledger.last_step(job_id) > seen + 5)
+    finish(stack, ledger, job_id, tmp_path, attempts=1)
+    later = tmp_path / "later"
+    later.mkdir()
+    second = running(stack, ledger, later)
+    assert parent(parent(ledger.pids(second, 1)[0])) not in (server, 1)
+    finish(stack, ledger, second, later, attempts=1)
+
+
+def test_a_fork_server_that_dies_while_jobs_start_costs_them_nothing(
+    stack: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    first = stack.wait(stack.submit(job_spec(ledger, steps=1), tmp_path / "work", train=SCRIPT))
+    assert first.state == "SUCCEEDED"
+    for number in range(3):
+        jobs = [
+            stack.submit(job_spec(ledger, name=f"j{number}-{i}", steps=2, ranks=2), tmp_path / "work", train=SCRIPT)
+            for i in range(2)
+        ]
+        for pid in fork_servers(stack):
+            os.kill(pid, signal.SIGKILL)
+        for job_id in jobs:
+            job = stack.wait(job_id)
+            assert job.state == "SUCCEEDED", job.failure
+            ledger.check(job_id)
+
+
+def fork_servers(stack: Stack) -> list[int]:
+    """The home's fork servers."""
+    marker = str(stack.node_root)
+    return [
+        p.pid
+        for p in psutil.process_iter(["cmdline", "ppid"])
+        if (p.info["cmdline"] or [""])[0] == "orch-forkserver"
+        and any(marker in part for part in p.info["cmdline"] or ())
+        and not process_gone(p.pid)
+    ]
+
+
+def test_a_node_agent_is_replaced_and_a_running_job_does_not_notice(
+    stack: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    job_id = running(stack, ledger, tmp_path)
+    agents = node_agents(stack)
+    assert len(agents) == 1
+    os.kill(agents[0], signal.SIGKILL)
+    seen = ledger.last_step(job_id)
+    wait_until("the job steps on", lambda: ledger.last_step(job_id) > seen + 5)
+    wait_until("there is another agent", lambda: node_agents(stack) not in ([], agents))
+    finish(stack, ledger, job_id, tmp_path, attempts=1)
+    later = tmp_path / "later"
+    later.mkdir()
+    finish(stack, ledger, running(stack, ledger, later), later, attempts=1)
+
+
+def test_a_new_agent_still_replaces_fork_servers(stack: Stack) -> None:
+    before = wait_until("there is a fork server", lambda: fork_servers(stack))
+    for pid in node_agents(stack):
+        os.kill(pid, signal.SIGKILL)
+    wait_until("the agent is replaced", lambda: node_agents(stack))
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_until("the fork server is replaced", lambda: set(fork_servers(stack)) - set(before), 40)
+
+
+def node_agents(stack: Stack) -> list[int]:
+    """The node agents of the home's Ray."""
+    raylet = psutil.Process(stack.head_pids()["raylet"])
+    return [
+        p.pid
+        for p in raylet.children()
+        if any("NodeAgent" in part for part in p.cmdline()) and p.status() != psutil.STATUS_ZOMBIE
+    ]

@@ -1,0 +1,118 @@
+"""A training process dies: classified, retried by its own budget, resumed; the rank that failed first is named."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.ledger import SCRIPT, Ledger, job_spec
+from tests.support.stack import Stack, wait_until
+
+BUDGETS = {"max_restarts": {"user": 1, "infra": 1}, "exit_codes": {"retry": [75]}}
+
+
+def submit(stack: Stack, spec: str, directory: Path) -> str:
+    return stack.submit(spec, directory, train=SCRIPT)
+
+
+def failures(stack: Stack, job_id: str) -> list[dict[str, object]]:
+    """The failure of each failed attempt, as the record has it."""
+    return [e.body["failure"] for e in stack.client.events(job_id) if e.kind == "attempt_failed"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "failure_class", "sentence"),
+    [
+        ("sigkill", "infra", "was killed by SIGKILL"),
+        ("sigsegv", "infra", "was killed by SIGSEGV"),
+        ("exception", "user", "raised ValueError: a fault of the schedule"),
+        ("exit", "user", "ended with exit code 1"),
+        ("tempfail", "infra", "asked to be tried again (exit code 75"),
+    ],
+)
+def test_either_rank_is_named_retried_and_resumed(
+    stack: Stack, ledger: Ledger, tmp_path: Path, kind: str, failure_class: str, sentence: str
+) -> None:
+    jobs = {}
+    for rank in (0, 1):
+        faults = [{"rank": rank, "attempt": 1, "step": 8, "kind": kind}]
+        spec = job_spec(
+            ledger, name=f"{kind}-{rank}", ranks=2, steps=12, collective=True, faults=faults, spec={"retry": BUDGETS}
+        )
+        jobs[rank] = submit(stack, spec, tmp_path / "work")
+    for rank, job_id in jobs.items():
+        job = stack.wait(job_id)
+        assert job.state == "SUCCEEDED", job.failure
+        assert job.restarts_by_class == {failure_class: 1}
+        (failure,) = failures(stack, job_id)
+        assert failure["rank"] == rank
+        assert str(failure["sentence"]).startswith(f"rank {rank} {sentence}")
+        assert f"rank {rank} suffers {kind} before step 8" in failure["log_tail"]  # type: ignore[operator]
+        resumed = {line.step for line in ledger.lines(job_id) if line.attempt == 2 and line.what == "resume"}
+        assert resumed == {5}
+        ledger.check(job_id)
+
+
+def test_each_class_of_failure_has_a_budget_of_its_own(stack: Stack, ledger: Ledger, tmp_path: Path) -> None:
+    faults = [
+        {"attempt": 1, "step": 6, "kind": "sigkill"},
+        {"attempt": 2, "step": 11, "kind": "exception"},
+        {"attempt": 3, "step": 16, "kind": "tempfail"},
+    ]
+    spec = job_spec(ledger, steps=20, faults=faults, spec={"retry": BUDGETS})
+    job = stack.wait(submit(stack, spec, tmp_path / "work"))
+    assert job.state == "FAILED"
+    assert job.exit_code == 75
+    assert job.restarts_by_class == {"infra": 1, "user": 1}
+    assert job.failure is not None
+    assert "1 of 1 infra restarts used" in job.failure.sentence
+    assert [a.failure_class for a in job.attempts] == ["infra", "user", "infra"]
+    ledger.check(job.id)
+
+
+def test_a_crash_that_brings_no_checkpoint_is_not_repeated_for_ever(
+    stack: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    faults = [{"attempt": attempt, "step": 2, "kind": "sigkill"} for attempt in range(1, 9)]
+    retry = {"max_restarts": {"infra": 8}, "max_no_progress": 2, "backoff": {"initial": "100ms", "max": "200ms"}}
+    job = stack.wait(submit(stack, job_spec(ledger, steps=9, faults=faults, spec={"retry": retry}), tmp_path / "work"))
+    assert job.state == "FAILED"
+    assert job.attempt == 3
+    assert job.exit_code == 128 + signal.SIGKILL
+    assert job.failure is not None
+    assert "brought no newer checkpoint" in job.failure.sentence
+    ledger.check(job.id)
+
+
+def test_kills_at_random_moments_of_either_rank(
+    stack: Stack, ledger: Ledger, tmp_path: Path, dice: random.Random
+) -> None:
+    kills, done = 6, tmp_path / "done"
+    retry = {"max_restarts": {"infra": 20}, "max_no_progress": 20, "backoff": {"initial": "50ms", "max": "50ms"}}
+    spec = job_spec(ledger, ranks=2, until=str(done), save_every=2, collective=True, spec={"retry": retry})
+    job_id = submit(stack, spec, tmp_path / "work")
+    killed: list[int] = []
+    for number in range(1, kills + 1):
+        victim = dice.randrange(2)
+        # From the first line of the script, through its imports and its rendezvous, into its steps and saves.
+        lines = dice.choice([1, 2, 3, 4, 8, 12])
+
+        def is_there(attempt: int = number, rank: int = victim, lines: int = lines) -> int | None:
+            mine = [line for line in ledger.lines(job_id) if (line.attempt, line.rank) == (attempt, rank)]
+            return mine[0].pid if len(mine) >= lines else None
+
+        pid = wait_until(f"attempt {number} has done {lines} things", is_there, interval=0.001)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        killed.append(victim)
+    wait_until("the last attempt steps", lambda: ledger.attempts(job_id)[-1] == kills + 1)
+    done.touch()
+    job = stack.wait(job_id)
+    assert job.state == "SUCCEEDED", job.failure
+    assert [f["sentence"] for f in failures(stack, job_id)] == [f"rank {rank} was killed by SIGKILL" for rank in killed]
+    ledger.check(job_id)

@@ -1,0 +1,138 @@
+"""The ledger of the fault tests: what every rank of every attempt really did, and the promises it must bear out.
+
+Jobs append to it themselves (``ledger_job.py``), each line in one write to a file opened with O_APPEND, with the
+machine's monotonic clock. Nothing of orch is between a job and its ledger, so the ledger is the witness.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).with_name("ledger_job.py").read_text()
+TINY = {"gpu": 0, "cpu": 0.1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One thing that a rank did. ``at`` is seconds of the monotonic clock."""
+
+    job: str
+    attempt: int
+    rank: int
+    pid: int
+    what: str
+    step: int
+    at: float
+
+
+@dataclass(slots=True)
+class Ledger:
+    """A ledger file."""
+
+    path: Path
+    _seen: int = field(default=0, repr=False)
+
+    def lines(self, job: str | None = None) -> list[Line]:
+        """Every line so far, of one job or of all."""
+        try:
+            text = self.path.read_text()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind("\n") + 1]
+        found = [Line(**json.loads(line)) for line in whole.splitlines()]
+        return [line for line in found if job is None or line.job == job]
+
+    def jobs(self) -> list[str]:
+        """The jobs that ever started."""
+        return sorted({line.job for line in self.lines()})
+
+    def last_step(self, job: str, rank: int = 0) -> int:
+        """The newest step that a rank has done; 0 before the first."""
+        steps = [line.step for line in self.lines(job) if line.rank == rank and line.what == "step"]
+        return steps[-1] if steps else 0
+
+    def attempts(self, job: str) -> list[int]:
+        """The attempts that ever ran a line."""
+        return sorted({line.attempt for line in self.lines(job)})
+
+    def pids(self, job: str, attempt: int) -> dict[int, int]:
+        """Process ids by rank."""
+        return {line.rank: line.pid for line in self.lines(job) if line.attempt == attempt}
+
+    def problems(self, job: str) -> list[str]:
+        """What the ledger holds against orch: nothing, when an attempt was launched once and only after the one before."""
+        lines = self.lines(job)
+        return [*_launches(lines), *_overlaps(lines), *_steps(lines)]
+
+    def check(self, *jobs: str) -> None:
+        """Fail with every problem of the jobs, or of all jobs on the ledger."""
+        found = [f"{job}: {problem}" for job in jobs or self.jobs() for problem in self.problems(job)]
+        assert not found, "\n".join(found)
+
+
+def _launches(lines: list[Line]) -> list[str]:
+    starts: dict[tuple[int, int], int] = defaultdict(int)
+    processes: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for line in lines:
+        starts[line.attempt, line.rank] += line.what == "start"
+        processes[line.attempt, line.rank].add(line.pid)
+    return [
+        f"attempt {attempt} rank {rank} was launched {starts[attempt, rank]} times, by {sorted(pids)}"
+        for (attempt, rank), pids in processes.items()
+        if starts[attempt, rank] != 1 or len(pids) != 1
+    ]
+
+
+def _overlaps(lines: list[Line]) -> list[str]:
+    """A line of an attempt after the first line of a later one: both were alive."""
+    found = []
+    for rank_or_all in (None,):
+        mine = [line for line in lines if rank_or_all is None or line.rank == rank_or_all]
+        newest = 0
+        for line in sorted(mine, key=lambda each: each.at):
+            if line.attempt < newest:
+                found.append(f"attempt {line.attempt} rank {line.rank} did {line.what} while {newest} was alive")
+            newest = max(newest, line.attempt)
+    return found
+
+
+def _steps(lines: list[Line]) -> list[str]:
+    """Each attempt begins at a step that was saved before, and leaves none out."""
+    found = []
+    by_rank: dict[tuple[int, int], list[Line]] = defaultdict(list)
+    for line in lines:
+        by_rank[line.attempt, line.rank].append(line)
+    saved = {0}
+    for attempt in sorted({line.attempt for line in lines}):
+        for (number, rank), mine in by_rank.items():
+            if number != attempt:
+                continue
+            done = [line.step for line in mine if line.what == "step"]
+            begin = next((line.step for line in mine if line.what == "resume"), None)
+            if begin is not None and done and done != list(range(begin + 1, begin + 1 + len(done))):
+                found.append(f"attempt {attempt} rank {rank} resumed at {begin} and did the steps {done}")
+            if begin is not None and begin not in saved:
+                found.append(f"attempt {attempt} rank {rank} resumed at {begin}, which nobody had saved")
+        saved |= {line.step for line in lines if line.attempt == attempt and line.what in ("step", "saved", "stopped")}
+    return found
+
+
+def job_spec(
+    ledger: Ledger, *, name: str = "led", ranks: int = 1, spec: dict[str, Any] | None = None, **job: Any
+) -> str:
+    """The job.yaml of a ledger job: ``job`` are ledger_job.py's options, ``spec`` further keys of the file."""
+    options = json.dumps({"ledger": str(ledger.path), **job})
+    return json.dumps(
+        {
+            "version": 1,
+            "name": name,
+            "entrypoint": f"python train.py {shlex.quote(options)}",
+            "resources": {"num_workers": ranks, "resources_per_worker": TINY},
+            **(spec or {}),
+        }
+    )

@@ -1,0 +1,105 @@
+"""A training job that keeps a ledger of all it does; the fault tests submit this file as their train.py.
+
+Its one argument is JSON: ``ledger`` (the file), and where wanted ``steps`` (then it ends), ``until`` (ends once that
+file exists), ``seconds`` per step, ``save_every`` steps, ``collective`` (ranks meet in an all_reduce each step), and
+``faults``: what befalls which rank of which attempt before which step is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from orchestrator.train import context
+
+EXIT_CODES = {"exit": 1, "tempfail": 75}
+SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV}
+
+
+class Job:
+    """One rank of one attempt."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.ctx = context()
+        self.ledger = os.open(options["ledger"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def write(self, what: str, step: int) -> None:
+        """One line, in one write: appended whole, in the order of all writers."""
+        line = {
+            "job": self.ctx.job_id,
+            "attempt": self.ctx.attempt,
+            "rank": self.ctx.rank,
+            "pid": os.getpid(),
+            "what": what,
+            "step": step,
+            "at": time.monotonic(),
+        }
+        os.write(self.ledger, json.dumps(line).encode() + b"\n")
+
+    def run(self) -> None:
+        """From the last checkpoint to the end."""
+        self.write("start", 0)
+        for command in self.options.get("children", []):
+            subprocess.Popen([sys.executable, "-c", command])
+        if self.options.get("collective"):
+            import torch.distributed as dist
+
+            dist.init_process_group("gloo")
+        checkpoint = self.ctx.load()
+        step = 0 if checkpoint is None else checkpoint.step
+        self.write("resume", step)
+        while not self.is_over(step):
+            time.sleep(self.options.get("seconds", 0.02))
+            self.one_step(step + 1)
+            step += 1
+            if self.ctx.should_stop():
+                self.ctx.save({"step": step}, step=step)
+                self.write("stopped", step)
+                return
+        self.write("end", step)
+
+    def is_over(self, step: int) -> bool:
+        """As many steps as asked for are done, or the file that ends the job is there."""
+        steps, until = self.options.get("steps"), self.options.get("until")
+        return (steps is not None and step >= steps) or (until is not None and Path(until).exists())
+
+    def one_step(self, step: int) -> None:
+        """A fault if one is due, then the step: on the ledger, reported, and saved when it is time."""
+        self.suffer(step)
+        if self.options.get("collective"):
+            import torch
+            import torch.distributed as dist
+
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert int(total) == self.ctx.world_size
+        self.write("step", step)
+        self.ctx.report(step=step, total_steps=self.options.get("steps"))
+        if step % self.options.get("save_every", 5) == 0 and self.ctx.save({"step": step}, step=step):
+            self.write("saved", step)
+
+    def suffer(self, step: int) -> None:
+        """The fault that the schedule has for this rank, attempt and step."""
+        for fault in self.options.get("faults", []):
+            here = (fault.get("rank", 0), fault.get("attempt", 1), fault["step"])
+            if here != (self.ctx.rank, self.ctx.attempt, step):
+                continue
+            kind = fault["kind"]
+            print(f"rank {self.ctx.rank} suffers {kind} before step {step}", flush=True)
+            self.write("fault", step)
+            if kind in SIGNALS:
+                os.kill(os.getpid(), SIGNALS[kind])
+            if kind == "exception":
+                raise ValueError("a fault of the schedule")
+            sys.exit(EXIT_CODES[kind])
+
+
+if __name__ == "__main__":
+    Job(json.loads(sys.argv[1])).run()

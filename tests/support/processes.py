@@ -1,0 +1,40 @@
+"""Finds processes of a home, and watches them go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import psutil
+
+from tests.support.stack import process_gone, wait_until
+
+
+def tree(*pids: int) -> list[int]:
+    """The processes and all that they have started."""
+    found = list(pids)
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            found += [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return found
+
+
+def parent(pid: int) -> int:
+    """The process's parent: of a rank, its keeper."""
+    return psutil.Process(pid).ppid()
+
+
+def all_gone(what: str, pids: list[int], seconds: float = 10.0) -> None:
+    """Wait until none of the processes is left."""
+    wait_until(f"{what}: {pids} are gone", lambda: all(process_gone(pid) for pid in pids), seconds, interval=0.005)
+
+
+def of_cwd(directory: Path) -> list[int]:
+    """Every live process that works in ``directory`` or below it, whoever its parent is."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if Path(os.readlink(f"/proc/{process.pid}/cwd")).is_relative_to(directory):
+                found.append(process.pid)
+    return [pid for pid in found if not process_gone(pid)]
