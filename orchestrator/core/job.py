@@ -302,15 +302,17 @@ def _(event: ev.RankExited, job: Job) -> Job:
 
 @_fold.register
 def _(event: ev.GangLost, job: Job) -> Job:
-    if event.gang != job.gang or not job.gang_open or job.gang_lost:
+    if event.gang != job.gang or not job.gang_open:
         return job
+    if job.gang_lost and event.not_before <= job.fenced_until:
+        return job  # nothing new; a second node that is cut off would be
     return replace(
         job,
         gang_lost=True,
         keep_gang=False,
         not_before=max(job.not_before, event.not_before),
         fenced_until=max(job.fenced_until, event.not_before),
-        reason=event.reason,
+        reason=job.reason if job.gang_lost else event.reason,
     )
 
 
@@ -463,6 +465,8 @@ def _last_failure(job: Job, event: ev.JobFinished) -> ev.Failure | None:
 def _(event: ev.CheckpointSaved, job: Job) -> Job:
     if event.attempt != job.attempt_number:
         return job  # fenced: only the current attempt's checkpoints count
+    if not event.path and not job.gang_open:
+        return job  # it went with the actors that had it in memory
     newest = job.checkpoint_at is None or event.step > job.checkpoint_step
     durable = bool(event.path) and (job.durable_at is None or event.step > job.durable_step)
     if newest:

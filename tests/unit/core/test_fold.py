@@ -349,6 +349,12 @@ class TestStops:
         job = after(job, ev.JobSuspended(job_id=ID, at=T0 + 23, by="a"), ev.JobResumed(job_id=ID, at=T0 + 24, by="a"))
         assert job.fenced_until == T0 + 90
 
+    def test_of_two_nodes_that_are_cut_off_the_later_fence_counts_and_the_first_reason(self) -> None:
+        job = running()
+        job = after(job, lost(job, not_before=T0 + 30), lost(job, not_before=T0 + 90, reason="node b died"))
+        assert (job.fenced_until, job.reason) == (T0 + 90, "node a died")
+        assert fold(job, lost(job, not_before=T0 + 30)) is job
+
     def test_a_time_limit_is_the_failure_whatever_failed_before(self) -> None:
         job = running()
         job = after(job, failed(job), gone(job))
@@ -390,6 +396,7 @@ class TestCheckpoints:
         job = after(job, checkpoint(job, 10, path="/ckpt/10", at=T0 + 5), checkpoint(job, 20, at=T0 + 6))
         job = after(job, lost(job), failed(job), released(job))
         assert (job.checkpoint_step, job.checkpoint_at, job.checkpoint_path) == (10, T0 + 5, "/ckpt/10")
+        assert fold(job, checkpoint(job, 20, at=T0 + 6)) is job, "told again, it does not come back"
         job = fold(job, ev.JobRequeued(job_id=ID, at=T0 + 23, reason="again"))
         job = fold(job, started(job))
         assert job.attempts[-1].start_step == 10

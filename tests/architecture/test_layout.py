@@ -1,0 +1,99 @@
+"""The shape of the repository: which folders there are, and how large and how finished a file may be."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "orchestrator"
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if "__pycache__" not in p.parts)
+
+PACKAGES = {
+    "analysis",
+    "api",
+    "bench",
+    "checkpoint",
+    "cli",
+    "core",
+    "daemon",
+    "data",
+    "gpu",
+    "runtime",
+    "spec",
+    "store",
+    "telemetry",
+    "train",
+}
+MOST_LINES_IN_A_FILE = 600
+MOST_LINES_IN_A_FUNCTION = 60
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_the_package_has_the_rooms_of_the_plan() -> None:
+    assert {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"} == PACKAGES
+    assert {p.name for p in PACKAGE.glob("*.py")} == {"__init__.py", "catalogue.py"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_says_what_it_owns_and_stays_small(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "it opens with what it owns"
+    assert len(text.splitlines()) <= MOST_LINES_IN_A_FILE, "split it"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            lines = node.end_lineno - node.body[0].lineno + 1
+            assert lines <= MOST_LINES_IN_A_FUNCTION, f"split {node.name}"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*/__init__.py")), ids=name_of)
+def test_importing_a_package_does_next_to_nothing(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    allowed = ast.Expr | ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.If | ast.FunctionDef
+    assert all(isinstance(node, allowed) for node in tree.body)
+
+
+def test_nothing_is_left_to_do_later() -> None:
+    later = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
+    kinds = {".py", ".sql", ".yaml", ".yml", ".sh", ".toml", ".md"}
+    found = [
+        f"{name_of(path)}:{number}"
+        for path in tracked()
+        if path.suffix in kinds and "anchors" not in path.parts
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if later.search(line)
+    ]
+    assert found == []
+
+
+def test_errors_say_what_happened_and_what_to_do() -> None:
+    bare = [
+        f"{name_of(path)}: {node.name}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and not ast.get_docstring(node)
+    ]
+    assert bare == []
+
+
+def test_sql_lives_in_sql_files() -> None:
+    statement = re.compile(r"\b(?:SELECT\s+.+\s+FROM|INSERT INTO|UPDATE \w+ SET|DELETE FROM|CREATE (?:TABLE|INDEX))\b")
+    found = [name_of(path) for path in MODULES if statement.search(path.read_text())]
+    assert found == []
+
+
+def tracked() -> list[Path]:
+    """Files that git knows; every file beside none of git, as in an unpacked archive."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        return [p for folder in ("orchestrator", "tests", "docs") for p in (ROOT / folder).rglob("*") if p.is_file()]
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
