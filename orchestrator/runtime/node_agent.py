@@ -93,7 +93,7 @@ class NodeAgent:
         try:
             gpus = tuple(
                 NodeGpu(index=index, uuid=gpu.uuid, model=gpu.model, simulated=gpu.simulated)
-                for index, gpu in enumerate(found.gpus)
+                for index, gpu in enumerate(g for g in found.gpus if g.placeable)
             )
             return gpus, found.problems
         finally:
