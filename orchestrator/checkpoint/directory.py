@@ -77,10 +77,7 @@ class CheckpointDirectory:
         if gone and len(kept) == 1 and self.verified(kept[0]).status is not CheckpointStatus.COMPLETE:
             gone = ()  # what looks like the last good one is not: keep the others
         for info in (*gone, *removable_broken(infos)):
-            doomed = layout.removing_name(info.name)
-            self.storage.remove(doomed)
-            self.storage.rename(info.name, doomed)
-            self.storage.remove(doomed)
+            self.storage.discard(info.name)
         return tuple(info.name for info in gone)
 
     def clean(self, before: Version, token: str) -> None:

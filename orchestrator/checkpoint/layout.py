@@ -70,6 +70,11 @@ def is_removing(name: str) -> bool:
     return name.startswith(_REMOVING)
 
 
+def removed_name(name: str) -> str:
+    """The inverse of ``removing_name``."""
+    return name.removeprefix(_REMOVING)
+
+
 def ticket_name(attempt: int, token: str, number: int) -> str:
     """Where the ranks of a run agree on what their ``number``-th load() returns."""
     return f"{ticket_prefix(attempt, token)}{number}.json"

@@ -7,6 +7,7 @@ the others follow it; so they agree even when a checkpoint is found bad, or beco
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint import layout
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.directory import CheckpointDirectory
     from orchestrator.checkpoint.snapshot_reader import SnapshotReader
 
+WAIT_SECONDS = 300.0  # rank 0 may have much to verify
+_POLL_SECONDS = 0.05
 _FROM_MEMORY = f"{MEMORY}:"
 _NOTHING = ""
 
@@ -49,6 +52,8 @@ class Resume:
         ticket = layout.ticket_name(self._attempt, self._token, self._loads)
         self._loads += 1
         agreed = self._read(ticket)
+        if agreed is None and self._rank != 0 and not self._storage.atomic_create:
+            agreed = self._wait_for(ticket)  # where two could create the note at once, rank 0 is the one that does
         if agreed is not None:
             return self._follow(agreed)
         loaded = self._decide()
@@ -97,6 +102,17 @@ class Resume:
         if self._snapshots is None or version is None:
             raise CorruptCheckpointError("this rank has no access to the snapshots of the others")
         return self._snapshots.load(version, self._rank, self._world_size)
+
+    def _wait_for(self, ticket: str) -> str:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (agreed := self._read(ticket)) is None:
+            if time.monotonic() >= deadline:
+                raise ResumeMismatchError(
+                    f"rank {self._rank} waited {WAIT_SECONDS:.0f} s for rank 0 to choose a checkpoint;"
+                    " every rank must call load()"
+                )
+            time.sleep(_POLL_SECONDS)
+        return agreed
 
     def _read(self, ticket: str) -> str | None:
         try:

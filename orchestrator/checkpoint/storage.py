@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from orchestrator.checkpoint import layout
 from orchestrator.checkpoint.buffers import writable
 from orchestrator.checkpoint.manifest import FileRecord
 
@@ -30,7 +31,12 @@ _CHUNK = 4 * 1024 * 1024
 
 
 class Storage(Protocol):
-    """Durable files. Every method raises OSError when the storage fails."""
+    """Durable files. Every method raises OSError when the storage fails.
+
+    ``atomic_create``: of several that ``create`` the same file at the same moment, exactly one succeeds.
+    """
+
+    atomic_create: bool
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:
         """Create or replace a file; on return it survives a power cut unless ``durable`` is false."""
@@ -68,6 +74,10 @@ class Storage(Protocol):
         """Delete a file or a tree; one that is missing is fine."""
         ...
 
+    def discard(self, path: str) -> None:
+        """Delete a checkpoint such that one half deleted is never taken for a damaged one."""
+        ...
+
     def free_bytes(self) -> int | None:
         """The space left, None where nobody can say."""
         ...
@@ -81,8 +91,22 @@ class Storage(Protocol):
         ...
 
 
+def open_storage(root: str | os.PathLike[str]) -> Storage:
+    """The storage behind a path or a URL (``s3://bucket/path``). Raises CheckpointError when nothing can open it."""
+    text = os.fspath(root)
+    if "://" not in text:
+        return LocalStorage(text)
+    if text.startswith("file://"):
+        return LocalStorage(text.removeprefix("file://"))
+    from orchestrator.checkpoint.object_storage import ObjectStorage
+
+    return ObjectStorage(text)
+
+
 class LocalStorage:
     """A directory on a file system that every rank sees."""
+
+    atomic_create = True
 
     def __init__(self, root: str | os.PathLike[str], *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> None:
         self.root = Path(root).absolute()
@@ -173,6 +197,13 @@ class LocalStorage:
             return
         except NotADirectoryError:
             target.unlink(missing_ok=True)
+
+    def discard(self, path: str) -> None:
+        """See Storage."""
+        doomed = layout.removing_name(path)
+        self.remove(doomed)
+        self.rename(path, doomed)
+        self.remove(doomed)
 
     def free_bytes(self) -> int | None:
         """See Storage."""

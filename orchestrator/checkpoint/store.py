@@ -19,7 +19,7 @@ from orchestrator.checkpoint.info import CheckpointInfo, Retention
 from orchestrator.checkpoint.layout import Version
 from orchestrator.checkpoint.reader import Checkpoint, CheckpointReader
 from orchestrator.checkpoint.resume import Resume
-from orchestrator.checkpoint.storage import LocalStorage, Storage
+from orchestrator.checkpoint.storage import Storage, open_storage
 from orchestrator.checkpoint.writer import CheckpointWriter, Draft, EncodedPart, Part
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _SHARED_TOKEN = "shared"  # noqa: S105  (no secret: names the staging directory 
 class CheckpointStore:
     """The checkpoints of one job.
 
-    ``root`` is a directory that every rank sees, or a Storage. ``attempt`` fences; None adopts the newest seen, for
+    ``root`` is a directory that every rank sees, a URL (``s3://...``), or a Storage. ``attempt`` fences; None adopts the newest seen, for
     runs that nobody numbers. ``token`` tells the runs of one attempt apart: equal on all ranks of a run, and None
     where nothing can promise that (then each rank verifies everything and decides alone what to load).
     ``snapshots`` are looked at as well when loading.
@@ -56,7 +56,7 @@ class CheckpointStore:
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size}; check RANK and WORLD_SIZE")
-        self.storage: Storage = LocalStorage(root) if isinstance(root, str | os.PathLike) else root
+        self.storage: Storage = open_storage(root) if isinstance(root, str | os.PathLike) else root
         self.rank, self.world_size = rank, world_size
         self.retention = Retention(keep=keep, score_attribute=score_attribute, score_order=score_order)
         self._run = token or _SHARED_TOKEN
@@ -139,13 +139,13 @@ class CheckpointStore:
         return self._resume.load()
 
     def load_path(self, path: str) -> Checkpoint:
-        """Load one named checkpoint directory, of this job or of another.
+        """Load one named checkpoint, by path or URL, of this job or of another.
 
         Raises CorruptCheckpointError when it is damaged or no checkpoint: what was asked for by name has no substitute.
         """
         folder, _, name = path.rstrip("/").rpartition("/")
         try:
-            return CheckpointReader(LocalStorage(folder or "."), name).load(self.rank, self.world_size, verify_all=True)
+            return CheckpointReader(open_storage(folder or "."), name).load(self.rank, self.world_size, verify_all=True)
         except CorruptCheckpointError as error:
             raise CorruptCheckpointError(f"cannot resume from {path}: {error}; name another checkpoint") from error
 

@@ -16,6 +16,7 @@ import os
 import struct
 from pathlib import Path
 
+_PREFIX = "board-"
 _WORD = struct.Struct("<Q")
 _SAVE_LAST, _SAVE_NEXT, _STOP = 0, 64, 128  # on cache lines of their own; a step is stored plus one, 0 means none
 
@@ -27,7 +28,10 @@ class Board:
         """Raises OSError when nothing can be made there."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._path = folder / f"board-{run}"
+        self._path = folder / f"{_PREFIX}{run}"
+        for other in folder.glob(f"{_PREFIX}*"):
+            if other != self._path:
+                other.unlink(missing_ok=True)  # of a run that is over
         handle = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(handle, 0, mmap.PAGESIZE)  # leaves what another rank has written already

@@ -158,5 +158,6 @@ def test_a_new_run_starts_afresh(tmp_path):
     first.propose_stop(1)
     assert not second.saves_at(4)
     assert second.stop_call is None
+    assert [path.name for path in tmp_path.iterdir()] == ["board-run2"]
     first.close()
     second.close()
