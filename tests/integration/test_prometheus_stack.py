@@ -121,6 +121,7 @@ class StandIn:
     def __init__(self, targets: Sequence[TargetGroup]) -> None:
         self._targets = targets
         self.gone: set[str] = set()
+        self.restarts = 0  # raised once Prometheus has seen it low: increase() needs both
         self._registry = registry(self.snapshot)
         self._wait, self._submission = Histogram(c.QUEUE_WAIT), Histogram(c.SUBMISSION)
         self._decision = Histogram(c.SCHEDULING)
@@ -163,7 +164,7 @@ class StandIn:
         }  # fmt: skip
         jobs = [
             job("slow-222222", ["GPU-0", "GPU-1"], rank_step_seconds={0: 0.1, 1: 0.3}, **full),
-            job("even-222222", ["GPU-2", "GPU-3"], rank_step_seconds={0: 0.1, 1: 0.1}, restarts={"infra": 3 * (age > 6)}),
+            job("even-222222", ["GPU-2", "GPU-3"], rank_step_seconds={0: 0.1, 1: 0.1}, restarts={"infra": self.restarts}),
             job("ghost-222222", ["GPU-ghost"], hang_suspected=True, silent_gpus=1, checkpoint_at=now - 4000,
                 checkpoint_interval_seconds=1.0),
             replace(job("lost-222222"), state="FAILED", live=False, ended_at=now - 1),
@@ -401,6 +402,8 @@ def empty_queries(rig: Rig) -> list[str]:
 def test_every_query_rule_and_alert_returns_data_and_reaches_people(rig: Rig) -> None:
     """One long story, since starting it all takes longer than any part of it."""
     rig.eventually(lambda: rig.query("orch_exporter_up") and rig.query("orch_daemon_info"), "first scrapes")
+    rig.eventually(lambda: rig.query('orch_job_restarts_total{job_id="even-222222"}'), "restarts are counted")
+    rig.daemon.restarts = 3
     rig.readers[4].lost = True
 
     rig.eventually(lambda: not empty_queries(rig), "every query of every panel has data", lambda: empty_queries(rig))
