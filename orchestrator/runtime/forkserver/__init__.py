@@ -30,9 +30,11 @@ T must not be able to tell that it was forked. interpreter.py restores what a fr
 coldness.py finds what cannot be restored (an environment variable that was read when torch was imported, a module
 beside the script that shadows one already imported); then T replaces itself by a plain interpreter, slower and exact.
 
+What a script can still find: one stack frame below its own, the hash seed that it shares with its neighbours, and the
+server's environment in /proc/self/environ. Memory that the server had keeps its addresses.
+
 The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop),
-startup.py (how F becomes the one server of its socket),
-warm.py (what F does before it serves), keeper.py (K), launch.py (T up to the user's code), interpreter.py and
-coldness.py (T as a Python process), store.py (T as a rendezvous store), and below them reports.py, proctree.py,
-linux.py and wire.py.
+startup.py (how F becomes the one server of its socket), warm.py (what F does before it serves), keeper.py (K), launch.py
+(T up to the user's code), interpreter.py and coldness.py (T as a Python process), quirks.py (where torch counts on being
+slow), store.py (T as a rendezvous store), and below them request.py, reports.py, proctree.py, linux.py and wire.py.
 """

@@ -18,24 +18,39 @@ if TYPE_CHECKING:
 
     from .warm import Baseline
 
-# Read in C, by the loader, the allocator, the interpreter and the numerical libraries, before any script can run.
+# Read in C, by the loader, the allocator, the interpreter and the numerical libraries, before any script can run. Found by
+# watching getenv while torch 2.13 was imported; PYTORCH_CUDA_ALLOC_CONF is read by builds with CUDA alone.
 _PREFIXES = (
+    "ACC_",
     "ASAN_",
     "BLIS_",
     "DNNL_",
+    "GFORTRAN_",
     "GOMP_",
     "GOTO_",
+    "INTEL_LIBITTNOTIFY",
+    "I_MPI_",
     "KMP_",
     "LC_",
     "LD_",
     "LSAN_",
     "MALLOC_",
+    "MKLDNN_",
     "MKL_",
+    "NPY_",
+    "NUMPY_",
     "OMP_",
     "ONEDNN_",
     "OPENBLAS_",
+    "OPENSSL_",
     "PYTHON",
+    "PYTORCH_",
+    "TORCH_ALLOW_",
+    "TORCH_AUTOGRAD_",
+    "TORCH_BLAS_",
     "TORCH_CPP_",
+    "TORCH_LINALG_",
+    "TORCH_ROCM_",
     "TSAN_",
     "UBSAN_",
 )
@@ -44,7 +59,8 @@ _NAMES = frozenset(
         "ATEN_CPU_CAPABILITY",
         "GLIBC_TUNABLES",
         "LANG",
-        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        "THP_MEM_ALLOC_ENABLE",
+        "TORCH_CUSTOM_TERMINATE",
         "TORCH_DISTRIBUTED_DEBUG",
         "TORCH_SHOW_CPP_STACKTRACES",
     }

@@ -1,0 +1,25 @@
+"""The server side runs in the user's interpreter: it may import the standard library and torch, and nothing of orch."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import orchestrator.runtime.forkserver as package
+
+FOLDER = Path(package.__file__).parent
+FILES = sorted(FOLDER.glob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_imports(path: Path) -> None:
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            imported.add((node.module or "").partition(".")[0])
+    assert imported <= sys.stdlib_module_names | {"torch"}

@@ -1,0 +1,138 @@
+"""The owner's end of a lifeline, against a keeper played by a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from orchestrator.runtime.forkserver import wire
+from orchestrator.runtime.lifeline import (
+    ErrorRaised,
+    Event,
+    Exited,
+    ForkServerTimeoutError,
+    ForkServerVersionError,
+    Gone,
+    KeeperLost,
+    Lifeline,
+    Started,
+    read_exit_record,
+)
+
+STARTED = {"event": "started", "pid": 7, "cold": None, "at": 1.0}
+EXITED = {"event": "exited", "exit_code": 0, "signal": None, "cause": None, "record_error": None, "at": 2.0}
+GONE = {"event": "gone", "at": 3.0}
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Lifeline, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    lifeline = Lifeline(ours)
+    with theirs:
+        yield lifeline, theirs
+    lifeline.close()
+
+
+def tell(keeper: socket.socket, *messages: dict[str, object]) -> None:
+    keeper.sendall(b"".join(wire.encode_line(message) for message in messages))
+
+
+async def collect(lifeline: Lifeline) -> list[Event]:
+    async with asyncio.timeout(5):
+        return [event async for event in lifeline]
+
+
+def test_events_until_the_last(ends: tuple[Lifeline, socket.socket]) -> None:
+    lifeline, keeper = ends
+    tell(keeper, STARTED, {"event": "error", "type": "E", "message": "m", "traceback": "t", "at": 1.5}, EXITED, GONE)
+    expected = [
+        Started(pid=7, cold=None, at=1.0),
+        ErrorRaised(type="E", message="m", traceback="t", at=1.5),
+        Exited(exit_code=0, signal=None, cause=None, record_error=None, at=2.0),
+        Gone(at=3.0),
+    ]
+    assert asyncio.run(collect(lifeline)) == expected
+    assert lifeline.next_event_sync(timedelta(seconds=1)) is None
+
+
+def test_event_of_a_newer_keeper_is_passed_over(ends: tuple[Lifeline, socket.socket]) -> None:
+    lifeline, keeper = ends
+    tell(keeper, {"event": "yawned", "at": 1.0}, GONE)
+    assert asyncio.run(collect(lifeline)) == [Gone(at=3.0)]
+
+
+def test_keeper_that_hangs_up_too_early_is_lost(ends: tuple[Lifeline, socket.socket]) -> None:
+    lifeline, keeper = ends
+    tell(keeper, STARTED)
+    keeper.close()
+    events = asyncio.run(collect(lifeline))
+    assert [type(event) for event in events] == [Started, KeeperLost]
+    assert not lifeline.kill()
+
+
+def test_cancelled_reader_loses_nothing(ends: tuple[Lifeline, socket.socket]) -> None:
+    lifeline, keeper = ends
+
+    async def run() -> None:
+        for _ in range(20):
+            reader = asyncio.ensure_future(lifeline.next_event())
+            await asyncio.sleep(0)
+            tell(keeper, STARTED)
+            await asyncio.sleep(0)
+            reader.cancel()
+            got = (await asyncio.gather(reader, return_exceptions=True))[0]
+            if isinstance(got, asyncio.CancelledError):
+                async with asyncio.timeout(5):
+                    got = await lifeline.next_event()
+            assert got == Started(pid=7, cold=None, at=1.0)
+
+    asyncio.run(run())
+
+
+def test_closing_wakes_the_reader(ends: tuple[Lifeline, socket.socket]) -> None:
+    lifeline, _ = ends
+
+    async def run() -> None:
+        reader = asyncio.ensure_future(lifeline.next_event())
+        await asyncio.sleep(0.01)
+        lifeline.close()
+        async with asyncio.timeout(5):
+            assert await reader is None
+            assert await lifeline.next_event() is None
+
+    asyncio.run(run())
+
+
+def test_waiting_has_a_deadline(ends: tuple[Lifeline, socket.socket]) -> None:
+    with pytest.raises(ForkServerTimeoutError, match=r"no event within 0\.05 s"):
+        ends[0].next_event_sync(timedelta(seconds=0.05))
+
+
+def test_orders(ends: tuple[Lifeline, socket.socket]) -> None:
+    lifeline, keeper = ends
+    assert lifeline.signal(15)
+    assert lifeline.stop(timedelta(minutes=1))
+    assert lifeline.kill()
+    orders = [json.loads(line) for line in keeper.recv(65536).splitlines()]
+    assert orders == [{"cmd": "signal", "signal": 15}, {"cmd": "stop", "grace_seconds": 60.0}, {"cmd": "kill"}]
+
+
+def test_exit_records(tmp_path: Path) -> None:
+    path = tmp_path / "exit.json"
+    assert read_exit_record(path) is None
+    fields = {"record": {"rank": 1}, "pid": 2, "keeper_pid": 3, "started_at": 4.0, "ended_at": 5.0}
+    fields |= {"exit_code": None, "signal": 9, "cause": "kill"}
+    error = {"type": "E", "message": "m", "traceback": "t", "at": 4.5}
+    path.write_text(json.dumps({"version": 1, **fields, "error": error}))
+    record = read_exit_record(path)
+    assert record is not None
+    assert (record.record, record.signal, record.cause, record.error) == ({"rank": 1}, 9, "kill", ErrorRaised(**error))
+    path.write_text(json.dumps({"version": 2, **fields}))
+    with pytest.raises(ForkServerVersionError, match="another version of orch"):
+        read_exit_record(path)

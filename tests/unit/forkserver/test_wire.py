@@ -1,0 +1,46 @@
+"""Framing: what is sent arrives, whole or as an error."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.runtime.forkserver import wire
+
+TEXTS = st.text(st.characters(codec=None), max_size=20)  # surrogates included: an environment is bytes
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS, lambda inner: st.lists(inner, max_size=3), max_leaves=5
+)
+MESSAGES = st.dictionaries(TEXTS, JSON, max_size=4)
+
+
+@given(MESSAGES)
+def test_round_trip(message: dict[str, object]) -> None:
+    data = wire.encode(message)
+    length = wire.body_length(data[: wire.HEADER.size])
+    assert length == len(data) - wire.HEADER.size
+    assert wire.decode(data[wire.HEADER.size :]) == message
+
+
+@given(st.lists(MESSAGES, max_size=4), st.integers(1, 7))
+def test_lines_survive_any_cutting(messages: list[dict[str, object]], size: int) -> None:
+    data = b"".join(wire.encode_line(message) for message in messages)
+    reader = wire.LineReader()
+    found = [message for start in range(0, len(data), size) for message in reader.feed(data[start : start + size])]
+    assert found == messages
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"1", b"\xff"])
+def test_what_is_no_message_is_an_error(body: bytes) -> None:
+    with pytest.raises(wire.WireError):
+        wire.decode(body)
+
+
+def test_sizes_are_bounded() -> None:
+    with pytest.raises(wire.WireError, match="announced a message of 16777217 bytes"):
+        wire.body_length(wire.HEADER.pack(wire.MAX_MESSAGE_BYTES + 1))
+    with pytest.raises(wire.WireError, match="shorten env or args"):
+        wire.encode({"x": "y" * wire.MAX_MESSAGE_BYTES})
+    with pytest.raises(wire.WireError, match="a line of more than"):
+        wire.LineReader().feed(b"x" * (wire.MAX_LINE_BYTES + 1))
