@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PRELOAD = ("orchestrator.train.training_context", "safetensors.torch")
-_WATCH_SECONDS = 30.0
 _POLL_SECONDS = 0.01
 
 
@@ -64,7 +63,9 @@ class NodeAgent:
         self._node_dir = make_private(Path(node_dir))
         self._simulate = simulate_gpus
         self._home_token = home_token
-        self._watched: dict[str, asyncio.Task[None]] = {}
+        self._watched: dict[Path, asyncio.Task[None]] = {}
+        # Ray restarts an agent by making it anew: nobody would tell this one what the one before was keeping alive.
+        self._adopting = asyncio.get_running_loop().create_task(self._adopt())
 
     async def report(self) -> NodeReport:
         """The node's inventory. GPUs are looked up anew each time."""
@@ -109,11 +110,25 @@ class NodeAgent:
 
     async def fork_server(self, python: str) -> Hello:
         """A warm fork server for ``python``; started when there is none, and started again whenever it dies."""
-        client = await self._start(python)
-        hello = await client.hello()
-        if python not in self._watched or self._watched[python].done():
-            self._watched[python] = asyncio.create_task(self._keep_alive(python, hello.pid))
+        hello = await (await self._start(python)).hello()
+        self._watch(python, hello.pid)
         return hello
+
+    async def _adopt(self) -> None:
+        """Keep alive the fork servers that are there; and this interpreter's, should it have died with the last agent."""
+        for path in (self._node_dir / "fork").glob("*.sock"):
+            with contextlib.suppress(ForkServerError):
+                hello = await ForkServerClient(path).hello()
+                self._watch(hello.executable, hello.pid)
+        own = fork_socket(self._node_dir, sys.executable)
+        if own.exists() and own not in self._watched:
+            with contextlib.suppress(ForkServerError):
+                await self.fork_server(sys.executable)
+
+    def _watch(self, python: str, pid: int) -> None:
+        path = fork_socket(self._node_dir, python)
+        if path not in self._watched or self._watched[path].done():
+            self._watched[path] = asyncio.create_task(self._keep_alive(python, pid))
 
     async def _start(self, python: str) -> ForkServerClient:
         path = fork_socket(self._node_dir, python)
@@ -143,7 +158,7 @@ class NodeAgent:
 
     async def shut_down(self) -> None:
         """End the node's fork servers; for the end of an embedded cluster."""
-        for task in self._watched.values():
+        for task in (self._adopting, *self._watched.values()):
             task.cancel()
         for path in (self._node_dir / "fork").glob("*.sock"):
             with contextlib.suppress(ForkServerError):
