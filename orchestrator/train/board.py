@@ -28,16 +28,17 @@ class Board:
         """Raises OSError when nothing can be made there."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._path = folder / f"{_PREFIX}{run}"
+        path = folder / f"{_PREFIX}{run}"
         for other in folder.glob(f"{_PREFIX}*"):
-            if other != self._path:
+            if other != path:
                 other.unlink(missing_ok=True)  # of a run that is over
-        handle = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(handle, 0, mmap.PAGESIZE)  # leaves what another rank has written already
-            self._page = mmap.mmap(handle, mmap.PAGESIZE)
-        finally:
-            os.close(handle)
+            os.posix_fallocate(self._handle, 0, mmap.PAGESIZE)  # leaves what another rank has written already
+            self._page = mmap.mmap(self._handle, mmap.PAGESIZE)
+        except OSError:
+            os.close(self._handle)
+            raise
 
     def publish_save(self, *, last: int, upcoming: int | None) -> None:
         """Rank 0: it saves at step ``last`` (-1: never yet), and again at the first step from ``upcoming`` on."""
@@ -56,15 +57,18 @@ class Board:
 
     def propose_stop(self, call: int) -> int:
         """Make ``call`` the last one, unless another rank was faster; the one that counts."""
-        with self._path.open("r+b") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX)  # freed with the file, or with the process
+        fcntl.flock(self._handle, fcntl.LOCK_EX)  # held for microseconds, and freed with the process
+        try:
             if self._get(_STOP) == 0:
                 self._set(_STOP, call)
             return self._get(_STOP)
+        finally:
+            fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Unmap."""
         self._page.close()
+        os.close(self._handle)
 
     def _get(self, at: int) -> int:
         return int(_WORD.unpack_from(self._page, at)[0])

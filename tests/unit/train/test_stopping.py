@@ -174,3 +174,17 @@ def test_real_ranks_asked_at_different_moments_end_after_the_same_step_with_one_
         assert (loaded.step, loaded.path, loaded.rank_state) == (last[0], "memory", {"rank": rank, "step": last[0]})
     for page in pages:
         page.close()
+
+
+def test_a_board_that_cannot_be_made_whole_is_an_error_and_leaves_no_handle(tmp_path, monkeypatch):
+    import errno
+    import os
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="no space left"):
+        Board(tmp_path, "run")
+    assert len(os.listdir("/proc/self/fd")) == before
