@@ -1,0 +1,178 @@
+"""What a person types against a real daemon: runs without a file, secrets, dry runs, mistakes, examples of every kind."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.stack import Stack, wait_until
+
+SMALL = "resources: {num_workers: 1, resources_per_worker: {gpu: 0, cpu: 0.1}}"
+
+
+def test_a_run_without_a_file_follows_the_output_and_ends_with_the_jobs_result(stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    done = stack.orch(
+        "run", "-n", "2", "--gpu", "0", "--cpu", "0.1", "--follow", "--", "python", "hello.py", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 of 2" in done.stdout
+    assert "rank 1 of 2" in done.stdout
+
+
+def test_a_secret_reaches_the_script_and_nothing_else(stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nprint('token is', os.environ['MY_TOKEN'], flush=True)\n")
+    (tmp_path / "job.yaml").write_text(
+        f"version: 1\nname: secret\nentrypoint: python train.py\nsecrets: [MY_TOKEN]\n{SMALL}\n"
+    )
+    refused = stack.orch("submit", "job.yaml", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "MY_TOKEN" in refused.stderr
+    stack.environ["MY_TOKEN"] = "hunter2-very-secret"
+    try:
+        done = stack.orch("submit", "job.yaml", "--wait", cwd=tmp_path)
+    finally:
+        del stack.environ["MY_TOKEN"]
+    assert done.returncode == 0, done.stderr
+    job_id = done.stdout.split()[0]
+    assert "token is ***" in stack.log(job_id)
+    kept = [p for p in stack.settings.paths.job(job_id).rglob("*") if p.is_file()]
+    assert not any(b"hunter2" in p.read_bytes() for p in kept)
+    assert not stack.settings.paths.secrets(job_id).exists()
+
+
+def test_a_dry_run_says_where_it_would_run_and_stores_nothing(stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "job.yaml").write_text(f"version: 1\nname: dry\nentrypoint: python train.py\n{SMALL}\n")
+    before = [job.id for job in stack.client.jobs().jobs]
+    done = stack.orch("submit", "job.yaml", "--dry-run", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["starts"] == "now"
+    assert plan["snapshot_files"] == 2
+    assert [job.id for job in stack.client.jobs().jobs] == before
+
+
+def test_every_mistake_of_a_file_is_told_at_once_with_its_place(stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "version: 1\nname: wrong\nentrypoint: torchrun --nproc-per-node 4 train.py\nworkdir: .\n"
+        "resources: {gpus_per_worker: 1}\npriority: 900\n"
+    )
+    before = len(stack.client.jobs().jobs)
+    done = stack.orch("submit", "job.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    for expected in ("job.yaml:3", "num_workers: 4", "working_dir", "job.yaml:5", "job.yaml:6"):
+        assert expected in done.stderr
+    assert len(stack.client.jobs().jobs) == before
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    cpu_only = Stack()
+    try:
+        cpu_only.up()
+        (tmp_path / "train.py").write_text("")
+        (tmp_path / "job.yaml").write_text("version: 1\nname: gpu\nentrypoint: python train.py\n")
+        done = cpu_only.orch("submit", "job.yaml", cwd=tmp_path)
+        assert done.returncode == 5
+        assert "gpu: 0" in done.stderr
+        assert "--simulate-gpus" in done.stderr
+    finally:
+        cpu_only.close()
+
+
+def test_the_working_directory_is_the_one_of_the_submission(stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("data/\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "large").write_text("x")
+    (tmp_path / "value.txt").write_text("as submitted")
+    (tmp_path / "train.py").write_text(
+        "import os\nprint(open('value.txt').read(), os.path.exists('data'))\nopen('written', 'w').write('here')\n"
+    )
+    (tmp_path / "job.yaml").write_text(f"version: 1\nname: snap\nentrypoint: python train.py\npriority: 1\n{SMALL}\n")
+    done = stack.orch("submit", "job.yaml", cwd=tmp_path)
+    (tmp_path / "value.txt").write_text("changed afterwards")
+    job = stack.wait(done.stdout.strip())
+    assert "as submitted False" in stack.log(job.id)
+    assert (Path(job.working_dir) / "written").read_text() == "here"
+    assert not (tmp_path / "written").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda d: (d / "out").symlink_to("/etc/passwd"), "outside of working_dir"),
+        (lambda d: os.mkfifo(d / "pipe"), "neither a file"),
+    ],
+)
+def test_what_cannot_be_taken_along_is_refused_with_its_name(stack: Stack, tmp_path: Path, make, words: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "job.yaml").write_text(f"version: 1\nname: odd\nentrypoint: python train.py\n{SMALL}\n")
+    make(tmp_path)
+    done = stack.orch("submit", "job.yaml", cwd=tmp_path)
+    assert done.returncode == 5
+    assert words in done.stderr
+
+
+def test_output_is_followed_live_and_can_be_read_after_the_end(stack: Stack, tmp_path: Path) -> None:
+    script = "import time, pathlib\nprint('first', flush=True)\nwhile not pathlib.Path('go').exists(): time.sleep(0.02)\nprint('last')\n"
+    job_id = stack.submit(
+        f"version: 1\nname: talk\nentrypoint: python train.py\nworking_dir: .\n{SMALL}\n", tmp_path, train=script
+    )
+    wait_until("the first line is there", lambda: "first" in stack.log(job_id))
+    assert "last" not in stack.log(job_id)
+    follower = stack.client.logs(job_id, follow=True)
+    assert next(follower).text == "first"
+    (Path(stack.job(job_id).working_dir) / "go").touch()
+    assert [line.text for line in follower] == ["last"]
+    assert "first\nlast" in stack.log(job_id)
+
+
+def test_other_commands_get_the_same_environment(stack: Stack, tmp_path: Path) -> None:
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "run.sh").write_text('echo "rank $RANK of $WORLD_SIZE in $ORCH_JOB_ID"; python -c "print(6 * 7)"\n')
+    job = stack.wait(stack.submit(f"version: 1\nname: shell\nentrypoint: bash run.sh\n{SMALL}\n", tmp_path))
+    assert job.state == "SUCCEEDED", job.failure
+    assert f"rank 0 of 1 in {job.id}" in stack.log(job.id)
+    assert "42" in stack.log(job.id)
+
+
+def test_pause_saves_and_resume_goes_on(stack: Stack, tmp_path: Path) -> None:
+    script = """
+import time
+from orchestrator.train import context
+ctx = context()
+saved = ctx.load()
+step = saved.step if saved else 0
+print("begins at", step, flush=True)
+while step < 400:
+    step += 1
+    time.sleep(0.01)
+    ctx.report(step=step, total_steps=400)
+    if ctx.should_stop():
+        ctx.save({"step": step}, step=step)
+        raise SystemExit(0)
+"""
+    job_id = stack.submit(f"version: 1\nname: rest\nentrypoint: python train.py\n{SMALL}\n", tmp_path, train=script)
+    stack.wait_step(job_id, 20)
+    assert stack.orch("pause", job_id).returncode == 0
+    paused = stack.wait_state(job_id, "SUSPENDED")
+    assert paused.checkpoint is not None
+    assert stack.orch("resume", job_id).returncode == 0
+    job = stack.wait(job_id)
+    assert job.state == "SUCCEEDED", job.failure
+    assert f"begins at {paused.checkpoint.step}" in stack.log(job_id, attempt=2)
+
+
+def test_max_duration_ends_a_job_as_failed_with_its_class(stack: Stack, tmp_path: Path) -> None:
+    job_id = stack.submit(
+        f"version: 1\nname: long\nentrypoint: python train.py\nmax_duration: 1s\nstop_duration: 1s\n{SMALL}\n",
+        tmp_path,
+        train="import time\ntime.sleep(600)\n",
+    )
+    job = stack.wait(job_id, 30)
+    assert job.state == "FAILED"
+    assert job.failure is not None
+    assert job.failure.failure_class == "timeout"
