@@ -77,6 +77,7 @@ class MultiGPUTrainingManager:
         self._replayed: Mapping[str, float] | None = None  # what the epoch just asked for gave in an earlier start
         self._validation: dict[str, float] = {}
         self._epoch_random = random_state(self.place.device)  # as this epoch began
+        self._max_steps: int | None = None
         self._used = 0  # batches of this epoch that this rank has used
 
     # Set-up
@@ -129,22 +130,33 @@ class MultiGPUTrainingManager:
 
     # Training
 
-    def fit(self, epochs: int) -> FitResult:
-        """Train up to `epochs` epochs, counted from the very first start; validate after each, where there is data for it.
+    def fit(self, epochs: int | None = None, *, max_steps: int | None = None) -> FitResult:
+        """Train up to `epochs` epochs or `max_steps` optimizer steps, counted from the very first start, whichever is first.
 
-        Saves at the end. Told to stop, it saves and ends the process (StopTraining). Raises TrainError on rank 0 only.
+        Validates after each epoch, where there is data for it; saves at the end. Told to stop, it saves and ends the process
+        (StopTraining). Raises TrainError on rank 0 only, ValueError when neither limit is given.
         """
         reporter, _ = self._ready()
+        if epochs is None and max_steps is None:
+            raise ValueError("fit() would never end: give it epochs, max_steps, or both")
         train, *validate = self._feeds.values()
-        if train.batches is not None:
-            reporter.total_steps = epochs * -(-train.batches // self.trainer.accumulate)
-        for epoch in range(epochs):
+        limits = [max_steps]
+        if epochs is not None and train.batches is not None:
+            limits.append(epochs * -(-train.batches // self.trainer.accumulate))
+        reporter.total_steps = min((limit for limit in limits if limit is not None), default=None)
+        self._max_steps = max_steps
+        epoch = 0
+        while (epochs is None or epoch < epochs) and not (self._at_limit() and epoch >= self.progress.epoch):
             self.train_epoch(train.loader, epoch)
             for feed in validate:
                 self.validate_epoch(feed.loader)
+            epoch += 1
         with self._one_voice():
             self._save()
         return FitResult(history=tuple(self.progress.history), summary=self.summary())
+
+    def _at_limit(self) -> bool:
+        return self._max_steps is not None and self.progress.step >= self._max_steps
 
     def train_epoch(self, train_loader: Iterable[Any], epoch: int) -> dict[str, float]:
         """Train one epoch; its mean loss over all ranks, and how fast it went. What an earlier start has done is not repeated.
@@ -170,7 +182,7 @@ class MultiGPUTrainingManager:
         collector = Collector(batches, trainer.accumulate, self.place, agree=agree)
         metrics.pause()
         first_step, clock = progress.step, trainer.clock
-        while True:
+        while not self._at_limit():
             clock.begin()
             group = collector.take(progress.epoch)
             if not group:
@@ -240,7 +252,7 @@ class MultiGPUTrainingManager:
         values = {"epoch": float(progress.epoch), "steps": float(progress.step - first_step), "loss": loss}
         if metrics.last is not None and progress.step > first_step:
             reporter.report(progress, measure=True)
-            values |= {name: value for name, value in reporter.measured.items() if name != "loss"}
+            values |= {name: value for name, value in reporter.measured.items() if name not in ("loss", "eta_seconds")}
         reporter.event("train.epoch", **values)
         progress.history.append(values)
         progress.epoch, progress.position, self._used = progress.epoch + 1, 0, 0
@@ -298,7 +310,7 @@ class MultiGPUTrainingManager:
     def summary(self) -> dict[str, float]:
         """The run's figures so far: throughput with its 95 % confidence interval, step time and its parts, memory, MFU."""
         reporter, metrics = self._ready()
-        values = {name: value for name, value in reporter.measured.items() if name not in ("lr", "grad_norm")}
+        values = {name: value for name, value in reporter.measured.items() if name not in ("lr", "grad_norm", "eta_seconds")}
         seconds = list(metrics.step_seconds_list)
         if seconds:
             mean, rate = sum(seconds) / len(seconds), metrics.samples * self.place.world_size / metrics.steps

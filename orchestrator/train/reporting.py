@@ -66,6 +66,8 @@ class Reporter:
         if measure:
             self._measure_at = perf_counter() + MEASURE_EVERY_SECONDS
             self.measured |= self._metrics.take()
+            if self.total_steps is not None and "step_seconds" in self.measured:
+                self.measured["eta_seconds"] = (self.total_steps - progress.step) * self.measured["step_seconds"]
             values |= self.measured
         current = self._metrics.current()
         self._ctx.report(

@@ -1,0 +1,85 @@
+"""The examples run as they are, and their job files are accepted."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.spec.job import parse_job
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = EXAMPLES.parent
+
+
+def run(example: str, *arguments: str, cwd: Path) -> str:
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLES / example / "train.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_digits_are_learned_and_gone_on_with(tmp_path: Path) -> None:
+    first = run("digits", "--epochs", "2", cwd=tmp_path)
+    assert "on 360 images not trained on" in first
+    again = run("digits", "--epochs", "6", cwd=tmp_path)
+    accuracy = float(again.split("accuracy ")[1].split()[0])
+    assert accuracy > 0.9
+    steps = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert steps[-1].startswith(f"step-{6 * (1437 // 32):012d}")
+
+
+def test_the_gpt_learns_to_write(tmp_path: Path) -> None:
+    out = run("gpt", *("--steps", "20", "--depth", "1", "--context", "32", "--shards", "1"), cwd=tmp_path)
+    assert "20 steps of 512 bytes" in out
+    assert 2 < float(out.split(" bits per byte")[0].splitlines()[-1]) < 7.5, "knowing nothing costs 8 bits"
+    assert "\ndef " in out
+
+
+def test_the_mlps_have_the_parameters_that_they_say() -> None:
+    spec = importlib.util.spec_from_file_location("mlp_example", EXAMPLES / "mlp" / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for name, expected in {"medium": 54_403, "large": 2_021_379}.items():
+        assert (
+            sum(parameter.numel() for parameter in script.mlp(name).parameters()) == expected == script.PARAMETERS[name]
+        )
+
+
+def test_the_mlp_learns(tmp_path: Path) -> None:
+    out = run("mlp", *("--epochs", "2", "--samples", "2000", "--batch-size", "32"), cwd=tmp_path)
+    assert "| medium | 1 |" in out
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_job_files_are_accepted(path: Path) -> None:
+    job = parse_job(path.read_text())
+    assert job is not None
+    assert len((path.parent / "README.md").read_text().splitlines()) == 3
+
+
+def test_the_recipe_keeps_the_global_batch() -> None:
+    """Eight ranks accumulate 4 batches of 8, two ranks 16: 256 samples each."""
+    from orchestrator.train.config import MultiGPUConfig
+    from orchestrator.train.trainer import accumulation
+
+    for name, ranks, accumulated in (("eight", 8, 4), ("job", 2, 16)):
+        words = (EXAMPLES / "eight_to_two" / f"{name}.yaml").read_text().split()
+        settings = {
+            key: int(words[words.index(f"--{key.replace('_', '-')}") + 1])
+            for key in ("batch_size", "global_batch_size")
+        }
+        assert accumulation(MultiGPUConfig(**settings), ranks) == accumulated
