@@ -48,6 +48,11 @@ class FaultyStorage(LocalStorage):
             self._stop()
         super().rename(source, target)
 
+    def discard(self, path):
+        if self._step():
+            self._stop()
+        super().discard(path)
+
     def sync(self, path):
         if self.dead:
             raise PowerCutError
