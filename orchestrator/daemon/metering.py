@@ -16,6 +16,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.goodput import GoodputLedger, Phase
 from orchestrator.core.states import JobState
 from orchestrator.telemetry.histogram import Histogram
+from orchestrator.telemetry.marks import mark_of
 from orchestrator.telemetry.snapshot import DaemonFacts, Disk, JobSeries, Snapshot
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ class Metering:
     def observe(self, job: Job, event: ev.Event) -> None:
         """An event was written; ``job`` is the record after it."""
         self._ledger.observe(job, event)
-        name = _annotation(job, event)
-        if name is not None:
-            self._events.setdefault(job.id, {})[name] = event.at
+        mark = mark_of(event)
+        if mark is not None:
+            name, at = mark
+            self._events.setdefault(job.id, {})[name.value] = at
         if isinstance(event, ev.AttemptStarted) and event.attempt == 1:
             wait = self._queue_wait.setdefault(job.spec.queue, Histogram(catalogue.QUEUE_WAIT))
             wait.observe(max(0.0, event.at - job.submitted_at))
@@ -170,23 +172,6 @@ class Metering:
             checkpoint_at=job.checkpoint_at,
             events=dict(self._events.get(job.id, {})),
         )
-
-
-def _annotation(job: Job, event: ev.Event) -> str | None:
-    """What the boards call an event; None for what they do not show."""
-    match event:
-        case ev.AttemptRunning():
-            return "start" if job.attempt_number == 1 else "recovery"
-        case ev.CheckpointSaved():
-            return "checkpoint"
-        case ev.AttemptFailed():
-            return "failure"
-        case ev.StopRequested():
-            return "preemption" if event.purpose.value == "preempt" else None
-        case ev.JobFinished():
-            return "end"
-        case _:
-            return None
 
 
 def _node_states(nodes: Collection[Node]) -> Mapping[str, int]:

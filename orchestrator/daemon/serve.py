@@ -17,10 +17,12 @@ from orchestrator.api.gate import GatePolicy
 from orchestrator.api.read_app import create_read_app, read_policy
 from orchestrator.api.serve import ApiServer, address_of, bind_control_socket, bind_tcp
 from orchestrator.daemon.daemon import Daemon
+from orchestrator.daemon.local_prometheus import LocalPrometheus
 from orchestrator.daemon.reading import Reading
 from orchestrator.daemon.service import Service
 from orchestrator.runtime.cluster import ClusterError
 from orchestrator.store.errors import StoreError
+from orchestrator.telemetry.local_prometheus import LocalPrometheusError
 from orchestrator.telemetry.logging import configure_logging
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ def serve(settings: Settings, options: ServeOptions) -> int:
     environ = dict(os.environ)
     try:
         asyncio.run(_serve(settings, options, environ))
+    except LocalPrometheusError as error:
+        raise RefusedError(error.message, hint=error.hint) from error
     except (StoreError, ClusterError) as error:
         raise RefusedError(str(error), hint="`orch doctor` looks for the reason") from error
     return 0
@@ -73,10 +77,15 @@ async def _serve_on(daemon: Daemon, control: ControlSocket, settings: Settings, 
         await server.start()
     state = settings.paths.daemon_state
     state.write_text(json.dumps({"pid": os.getpid(), "read_address": daemon.read_address}))
+    prometheus = LocalPrometheus(settings.home / "prometheus")
     try:
         await daemon.start()
+        if options.with_prometheus:
+            stack = await prometheus.start(daemon.read_address)
+            daemon.log.info("prometheus.started", url=stack.prometheus_url, alertmanager=stack.alertmanager_url)
         await daemon.run()
     finally:
+        await prometheus.stop()
         closing.set()
         for server in servers:
             await server.stop()
