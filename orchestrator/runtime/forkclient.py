@@ -75,6 +75,8 @@ class Hello:
     torch: str | None
     """None: the interpreter has no torch; scripts start without being warmed."""
     warm_seconds: float
+    cold: str | None
+    """Why this server can only start fresh interpreters, seconds slower; None: it forks warm ones."""
     keepers: int
     nice: int
     oom_score_adj: int

@@ -203,19 +203,45 @@ def test_preload_is_there_in_the_fork(folder: Path) -> None:
         ("import os\nHELD = os.open('/dev/dri_of_test', os.O_CREAT | os.O_RDWR)\n", "/dev/dri"),
     ],
 )
-def test_process_that_cannot_be_forked_from_does_not_serve(folder: Path, code: str, complaint: str) -> None:
+def test_process_that_cannot_be_forked_from_starts_over_and_serves_cold(
+    folder: Path, code: str, complaint: str
+) -> None:
+    """Slower, but every job still runs; the same process, socket and lock, and nobody's connection is lost."""
     (folder / "unfit.py").write_text(code)
+    (folder / "script.py").write_text("import threading; print(threading.active_count())\n")
     try:
         with _preloading(folder, "unfit") as (client, pid):
-            with pytest.raises(ForkServerMissingError):
-                client.hello_sync()
-            wait_until(lambda: not alive(pid), "the server to give up")
+            hello = client.hello_sync()
+            assert hello.pid == pid
+            assert hello.cold is not None
+            assert complaint in hello.cold
+            assert status(pid)["Threads"] == "1"
+            running = RunningServer(None, hello, client, folder)  # type: ignore[arg-type]
+            env = {**ENVIRONMENT, "PYTHONPATH": str(folder)}
+            started, exited, said = run(running, folder, mode="script", target="script.py", env=env)
+            assert (exited.exit_code, said) == (0, "1\n")
+            assert started is not None
+            assert started.cold == hello.cold
+            again = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT)
+            assert (again.already_running, again.pid) == (True, pid)
     finally:
         Path("/dev/dri_of_test").unlink(missing_ok=True)
     told = [json.loads(line) for line in (folder / "l").read_text().splitlines()]
     [refusal] = [line for line in told if line["event"] == "forkserver.not_servable"]
     assert complaint in refusal["error"]
+
+
+def test_interpreter_that_is_never_fit_does_not_serve(folder: Path) -> None:
+    """Here a module that every interpreter of this environment imports starts a thread."""
+    thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    for name in ("unfit.py", "sitecustomize.py"):
+        (folder / name).write_text(thread)
+    with _preloading(folder, "unfit") as (client, pid):
+        with pytest.raises(ForkServerMissingError):
+            client.hello_sync()
+        wait_until(lambda: not alive(pid), "the server to give up")
     assert not (folder / "s").exists()
+    assert (folder / "l").read_text().count("forkserver.not_servable") == 2
 
 
 @contextlib.contextmanager

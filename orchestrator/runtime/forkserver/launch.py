@@ -95,8 +95,8 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) 
 
 
 def _cold_reason(spawn: Spawn, baseline: Baseline) -> str | None:
-    if spawn.cold:
-        return "asked for"
+    if spawn.cold or baseline.cold is not None:
+        return "asked for" if spawn.cold else baseline.cold
     if spawn.target == "-":
         return "script from standard input"
     return coldness.cold_reason(baseline, spawn.env, spawn.python_options, interpreter.search_path(spawn))

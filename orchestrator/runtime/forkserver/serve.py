@@ -43,9 +43,11 @@ def main(startup_modules: frozenset[str]) -> Program | None:
     # Clients that connect while we warm wait in the backlog.
     server = Server(claim.listener, options.socket, claim.lock)
     try:
-        baseline = warm(options.preload, log, startup_modules)
+        baseline = warm(options.preload, log, startup_modules, cold=options.cold)
     except NotServableError as error:
         log("forkserver.not_servable", error=str(error))
+        if options.cold is None:
+            startup.start_over_cold(options, claim, str(error))
         server.close()
         raise SystemExit(1) from None
     linux.set_title(f"orch-forkserver {sys.executable} {options.socket}")
@@ -266,6 +268,7 @@ class Server:
             "python": platform.python_version(),
             "torch": baseline.torch_version,
             "warm_seconds": baseline.warm_seconds,
+            "cold": baseline.cold,
             "keepers": len(self._keepers),
             "nice": os.getpriority(os.PRIO_PROCESS, 0),
             "oom_score_adj": linux.oom_score_adjustment(),

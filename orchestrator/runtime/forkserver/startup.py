@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from . import linux, wire
 
@@ -39,12 +39,16 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--socket", required=True, help="Unix socket to listen on; NAME.lock beside it is the lock")
     parser.add_argument("--log", required=True, help="file that the server and its keepers append to")
     parser.add_argument("--room", default="", help="ignored: room for what `ps` is to show of each process")
+    parser.add_argument("--cold", help="why nothing is to be imported; given by the server to itself")
+    parser.add_argument("--inherited", type=int, nargs=2, help="listener and lock of the process before this one")
     parser.add_argument("--preload", action="append", default=[], help="module to import as well, if it is there")
     return parser.parse_args()
 
 
 def become_the_server(options: argparse.Namespace) -> Claim | None:
     """In the daemon: its claim. None in the starter's process, and in a daemon that is not needed or not able."""
+    if options.inherited is not None:
+        return _inherit(*options.inherited)
     announce = _daemonize(options.log)
     if announce is None:
         return None
@@ -59,6 +63,25 @@ def become_the_server(options: argparse.Namespace) -> Claim | None:
         return None
     _announce(announce, {"already_running": False, "pid": os.getpid()})
     return claim
+
+
+def start_over_cold(options: argparse.Namespace, claim: Claim, reason: str) -> NoReturn:
+    """Replaces this process, which must not be forked from, by one that has imported nothing.
+
+    Number, socket, waiting clients and lock stay: a process keeps its POSIX locks when it executes a program.
+    """
+    numbers = [claim.listener.fileno(), claim.lock]
+    for number in numbers:
+        os.set_inheritable(number, True)
+    command = [sys.executable, "-u", sys.argv[0], "--socket", options.socket, "--log", options.log]
+    command += ["--room", options.room, "--cold", reason, "--inherited", *map(str, numbers)]
+    os.execv(sys.executable, command)
+
+
+def _inherit(listener: int, lock: int) -> Claim:
+    for number in (listener, lock):
+        os.set_inheritable(number, False)
+    return Claim(socket.socket(fileno=listener), lock)
 
 
 def _daemonize(log_path: str) -> int | None:

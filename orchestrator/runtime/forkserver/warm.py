@@ -55,6 +55,8 @@ class NotServableError(Exception):
 class Baseline:
     """A fresh interpreter's state, as far as it cannot be asked for again later."""
 
+    cold: str | None
+    """Why nothing was imported, and every start is a cold one; None: the normal case."""
     python: str
     """The interpreter's path, as the process that started it wrote it."""
     process_name: str
@@ -112,38 +114,28 @@ def _recorded_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def warm(preload: Sequence[str], log: Callable[..., None], startup_modules: frozenset[str]) -> Baseline:
-    """Imports and exercises everything, and returns what was there before; raises NotServableError."""
+def warm(
+    preload: Sequence[str], log: Callable[..., None], startup_modules: frozenset[str], *, cold: str | None
+) -> Baseline:
+    """Imports and exercises everything, and returns what was there before; raises NotServableError.
+
+    With `cold`, a reason, it imports nothing: forks of such a server only execute fresh interpreters.
+    """
     started = time.monotonic()
     environ = dict(os.environ)
     sys_path = tuple(sys.path)
     open_before = linux.open_descriptors()
-    torch_version, default_threads = None, None
-    with _recorded_environment():
-        try:
-            torch = importlib.import_module("torch")
-        except Exception as error:  # absent, or broken: the job's own import says it better
-            log("forkserver.no_torch", error=repr(error))
-        else:
-            torch_version, default_threads = str(torch.__version__), int(torch.get_num_threads())
-            _exercise(torch)
-        for name in preload:
-            try:
-                importlib.import_module(name)
-            except Exception as error:
-                log("forkserver.preload_absent", module=name, error=repr(error))
+    torch_version, default_threads = (None, None) if cold else _import_all(preload, log)
     _check_servable()
     # Whatever a child need not do itself, nor touch: each page that it writes to must be copied first.
     linecache.clearcache()
-    modules = {
-        name: getattr(module, "__file__", None)
-        for name, module in list(sys.modules.items())
-        if name and "." not in name
-    }
+    names = [name for name in sys.modules if name and "." not in name]
+    modules = {name: getattr(sys.modules[name], "__file__", None) for name in names}
     setters = tuple(_openblas_setters())
     gc.collect()
     gc.freeze()  # no collection in a child will touch what was imported here
     return Baseline(
+        cold=cold,
         modules=modules,
         own_modules=tuple(name for name in sys.modules if f"{name}.".startswith(f"{__package__}.")),
         openblas_setters=setters,
@@ -158,6 +150,24 @@ def warm(preload: Sequence[str], log: Callable[..., None], startup_modules: froz
         warm_seconds=time.monotonic() - started,
         descriptors=frozenset(linux.open_descriptors() - open_before),
     )
+
+
+def _import_all(preload: Sequence[str], log: Callable[..., None]) -> tuple[str | None, int | None]:
+    """Torch's version and default thread count; None without it. What is absent or broken the job's own import says."""
+    version, threads = None, None
+    with _recorded_environment():
+        try:
+            torch = importlib.import_module("torch")
+            version, threads = str(torch.__version__), int(torch.get_num_threads())
+            _exercise(torch)
+        except Exception as error:
+            log("forkserver.torch_absent" if version is None else "forkserver.torch_not_exercised", error=repr(error))
+        for name in preload:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                log("forkserver.preload_absent", module=name, error=repr(error))
+    return version, threads
 
 
 def _openblas_setters() -> Iterator[Callable[[int], object]]:
@@ -199,10 +209,18 @@ def _check_servable() -> None:
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
     if len(threads) != 1:
         raise NotServableError(f"importing left {len(threads)} threads; forks of such a process can deadlock")
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        raise NotServableError("importing initialised CUDA; a CUDA context does not survive a fork")
     for number in linux.open_descriptors():
         target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
         if target.startswith(_DEVICE_FILES):
             raise NotServableError(f"importing opened {target}; a driver's state does not survive a fork")
+    torch = sys.modules.get("torch")
+    if torch is not None and (torch.cuda.is_initialized() or _is_cuda_spoilt_in_forks(torch)):
+        raise NotServableError("importing spoke to the CUDA driver; its state does not survive a fork")
+
+
+def _is_cuda_spoilt_in_forks(torch: Any) -> bool:
+    """Whether torch itself would refuse CUDA in a fork of this process: asked in one."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(1 if torch.cuda._is_in_bad_fork() else 0)  # noqa: SLF001 - torch has no public word for it
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0

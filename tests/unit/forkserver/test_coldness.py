@@ -15,6 +15,7 @@ ENVIRON = {"PATH": "/bin", "LANG": "C.UTF-8", "LD_LIBRARY_PATH": "/opt/lib"}
 
 def baseline(modules: dict[str, str | None] | None = None) -> Baseline:
     return Baseline(
+        cold=None,
         python="/usr/bin/python3",
         process_name="python3",
         environ=ENVIRON,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.runtime.forkserver import wire
@@ -15,6 +15,7 @@ JSON = st.recursive(
 MESSAGES = st.dictionaries(TEXTS, JSON, max_size=4)
 
 
+@settings(deadline=None)
 @given(MESSAGES)
 def test_round_trip(message: dict[str, object]) -> None:
     data = wire.encode(message)
@@ -23,6 +24,7 @@ def test_round_trip(message: dict[str, object]) -> None:
     assert wire.decode(data[wire.HEADER.size :]) == message
 
 
+@settings(deadline=None)
 @given(st.lists(MESSAGES, max_size=4), st.integers(1, 7))
 def test_lines_survive_any_cutting(messages: list[dict[str, object]], size: int) -> None:
     data = b"".join(wire.encode_line(message) for message in messages)
