@@ -345,15 +345,14 @@ class Service:
         """Remove what is left of jobs that ended long ago."""
         daemon = self._daemon
         before = time.time() - older_than_seconds
-        everything = await daemon.store.jobs(StoreFilter(limit=1_000_000))
-        ended = [j for j in everything if j.state.is_terminal and j.ended_at is not None and j.ended_at < before]
-        paths = [daemon.settings.paths.job(j.id) for j in ended]
+        ended = await daemon.store.ended_before(before)
+        paths = [daemon.settings.paths.job(job_id) for job_id in ended]
         freed = await asyncio.to_thread(lambda: sum(_size(p) for p in paths))
         if not dry_run:
-            await daemon.store.prune(before)
+            ended = await daemon.store.prune(before)
             for path in paths:
                 await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-        return v.PruneReply(removed=tuple(j.id for j in ended), freed_bytes=freed, dry_run=dry_run)
+        return v.PruneReply(removed=tuple(ended), freed_bytes=freed, dry_run=dry_run)
 
 
 def _size(directory: Any) -> int:

@@ -111,7 +111,9 @@ def _progress(job: Job, progress: JobProgress | None) -> v.ProgressView | None:
 def _checkpoint(job: Job) -> v.CheckpointRef | None:
     if job.checkpoint_at is None:
         return None
-    return v.CheckpointRef(step=job.checkpoint_step, at=job.checkpoint_at, path=job.checkpoint_path)
+    # A newer one than storage has lies in the memory of its node and has no path.
+    path = job.checkpoint_path if job.durable_step == job.checkpoint_step else ""
+    return v.CheckpointRef(step=job.checkpoint_step, at=job.checkpoint_at, path=path)
 
 
 def _failure(failure: Failure | None) -> v.FailureView | None:
