@@ -16,6 +16,9 @@ from pathlib import Path
 
 from orchestrator.runtime.forkclient import ForkServerClient, ForkServerError, Hello, StartedServer, start_fork_server
 
+BARE_PYTHON = Path(sys.base_prefix) / "bin" / "python3"
+"""An interpreter without torch: its server is warm at once."""
+
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "PYTEST_"))}
 
 

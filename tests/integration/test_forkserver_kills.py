@@ -27,7 +27,14 @@ from orchestrator.runtime.forkclient import (
     read_exit_record,
     start_fork_server,
 )
-from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, alive, running_server, wait_until
+from tests.integration.forkserver_fixture import (
+    BARE_PYTHON,
+    ENVIRONMENT,
+    RunningServer,
+    alive,
+    running_server,
+    wait_until,
+)
 from tests.integration.forkserver_ranks import Rank, start_rank, start_store
 
 SCRIPTS = Path(__file__).parent / "forkserver_scripts"
@@ -43,7 +50,7 @@ def server() -> Iterator[RunningServer]:
 @pytest.fixture
 def own_server() -> Iterator[RunningServer]:
     """For tests that kill it."""
-    with running_server() as running:
+    with running_server(str(BARE_PYTHON)) as running:
         yield running
 
 
@@ -184,8 +191,7 @@ def test_stop_lets_a_process_save(server: RunningServer, tmp_path: Path) -> None
 
 
 def test_stop_ends_a_deaf_process_at_the_deadline(server: RunningServer, tmp_path: Path) -> None:
-    rank, tree = start_tree(server, tmp_path)
-    os.kill(tree["main"], signal.SIGSTOP)  # a stopped process cannot even receive SIGTERM
+    rank, tree = start_tree(server, tmp_path, "ignore")
     asked_at = time.time()
     assert rank.lifeline.stop(timedelta(seconds=0.5))
     finish(rank)
@@ -276,7 +282,7 @@ def test_killed_fork_server_is_replaced_and_jobs_do_not_notice(own_server: Runni
     with pytest.raises(ForkServerMissingError, match="start_fork_server"):
         own_server.client.hello_sync()
     socket, log = own_server.socket, own_server.directory / "fork.log"
-    replaced = start_fork_server(sys.executable, socket, log, env=ENVIRONMENT)
+    replaced = start_fork_server(str(BARE_PYTHON), socket, log, env=ENVIRONMENT)
     assert not replaced.already_running
     try:
         assert own_server.client.hello_sync().pid == replaced.pid

@@ -32,9 +32,14 @@ from orchestrator.runtime.forkclient import (
     start_fork_server,
 )
 from orchestrator.runtime.forkserver import wire
-from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, alive, running_server, wait_until
-
-BARE_PYTHON = Path(sys.base_prefix) / "bin" / "python3"
+from tests.integration.forkserver_fixture import (
+    BARE_PYTHON,
+    ENVIRONMENT,
+    RunningServer,
+    alive,
+    running_server,
+    wait_until,
+)
 
 
 @pytest.fixture(scope="module")

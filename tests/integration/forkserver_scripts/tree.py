@@ -65,9 +65,11 @@ for call in (stubborn, daemon, session):
     fork(call)
 shell = subprocess.Popen(["sh", "-c", f"echo shell $$ >> {pids}; sleep 1000 & echo sleeper $! >> {pids}; wait"])
 wait_for(7)
+if sys.argv[2] == "ignore":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 Path(f"{pids}.ready").touch()
 match sys.argv[2]:
-    case "sleep":
+    case "sleep" | "ignore":
         sleep()
     case "exit":
         sys.exit(5)
