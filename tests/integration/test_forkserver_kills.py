@@ -190,6 +190,14 @@ def test_stop_lets_a_process_save(server: RunningServer, tmp_path: Path) -> None
     assert (tmp_path / "saved").read_text() == str(int(signal.SIGTERM))
 
 
+def test_stop_lets_a_stopped_process_save(server: RunningServer, tmp_path: Path) -> None:
+    rank = start(server, tmp_path, "stopping.py", str(tmp_path), "save")
+    wait_until((tmp_path / "ready").exists, "the script")
+    rank.lifeline.signal(signal.SIGSTOP)
+    assert rank.lifeline.stop(timedelta(seconds=30))
+    assert finish(rank).exited.exit_code == 17
+
+
 def test_stop_ends_a_deaf_process_at_the_deadline(server: RunningServer, tmp_path: Path) -> None:
     rank, tree = start_tree(server, tmp_path, "ignore")
     asked_at = time.time()

@@ -172,6 +172,7 @@ class Keeper:
                 self._deadline = min(self._deadline, time.monotonic() + float(command["grace_seconds"]))
                 self._set_cause("stop")
                 self._signal_group(signal.SIGTERM)
+                self._signal_group(signal.SIGCONT)  # a stopped process could not even receive the first
             case "kill":
                 self._kill_all("kill")
             case other:
