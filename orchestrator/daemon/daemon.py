@@ -25,7 +25,7 @@ from orchestrator.daemon.node_views import node_view
 from orchestrator.daemon.progress import ProgressBook
 from orchestrator.daemon.submission import read_secrets
 from orchestrator.gpu.sampler import Health
-from orchestrator.runtime.cluster import Cluster, ClusterError, ClusterOptions
+from orchestrator.runtime.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.exporters import Exporters
 from orchestrator.runtime.gangs import Gangs
 from orchestrator.runtime.logs import LogLimits
@@ -76,6 +76,7 @@ class Daemon:
         self._cordoned: set[str] = set()
         self._warmed_for: dict[JobId, int] = {}
         self._have_nodes = asyncio.Event()
+        self._head_gone = asyncio.Event()
         self._stopping = asyncio.Event()
         self._stop_jobs = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -119,6 +120,7 @@ class Daemon:
         await self._refresh()
         self._supervise(self.loop.run(), "loop")
         self._supervise(self._keep_refreshing(), "nodes")
+        self._supervise(self._keep_head(), "head")
         self._supervise(self.gpus.run(), "gpus")
         await self._warm_fork_servers()
         self.ready.set()
@@ -279,21 +281,25 @@ class Daemon:
         self._problems["ray"] = "Ray's head died and is being started again"
         self.gangs.forget_all()
         self.exporters.forget_all()
-        self._supervise(self._restart_head(), "head")
+        self._head_gone.set()
 
-    async def _restart_head(self) -> None:
+    async def _keep_head(self) -> None:
+        """Start Ray's head again whenever it has died, as often as it takes."""
         while True:
+            await self._head_gone.wait()
+            self._head_gone.clear()
             try:
                 await self.cluster.restart()
-                break
-            except ClusterError as error:
-                self._problems["ray"] = str(error)
+                await self._refresh()
+                await self._warm_fork_servers()
+            except Exception as error:  # whatever Ray says while it comes up: the next try may go better
+                self._problems["ray"] = str(error) or type(error).__name__
                 self.log.exception("ray.restart_failed")
+                self._head_gone.set()
                 await asyncio.sleep(HEAD_RETRY_SECONDS)
-        await self._refresh()
-        await self._warm_fork_servers()
-        self._problems.pop("ray", None)
-        self.loop.wake()
+            if not self._head_gone.is_set():
+                self._problems.pop("ray", None)
+                self.loop.wake()
 
     def simulated_gpus(self) -> int:
         """How many of the cluster's GPUs are simulated."""

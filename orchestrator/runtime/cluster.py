@@ -83,7 +83,7 @@ class Cluster:
         self._watch: list[int] = []
         self.agents: dict[str, Any] = {}
         self.reports: dict[str, NodeReport] = {}
-        self._home_token = secrets.token_hex(16)
+        self._home_token = ""
         self._connection = asyncio.Event()
 
     async def call(self, function: Callable[..., Any], *args: Any, seconds: float = CALL_SECONDS, **kwargs: Any) -> Any:
@@ -96,7 +96,7 @@ class Cluster:
         """Find or start the head, connect, and put an agent on every node. Raises ClusterError."""
         self._paths.ray.mkdir(parents=True, exist_ok=True)
         self._paths.run.mkdir(parents=True, exist_ok=True)
-        (self._paths.run / "home-token").write_text(self._home_token)
+        self._home_token = self._keep_home_token()
         address = self._options.address
         if address is None:
             self._prepare_environment()
@@ -110,6 +110,14 @@ class Cluster:
         await self.refresh()
         self._connection.set()
         await self.warm()
+
+    def _keep_home_token(self) -> str:
+        """What a node reads here if it shares the home; kept, because agents outlive the daemon that told them of it."""
+        path = self._paths.run / "home-token"
+        with contextlib.suppress(FileNotFoundError):
+            return path.read_text()
+        path.write_text(secrets.token_hex(16))
+        return path.read_text()
 
     def _prepare_environment(self) -> None:
         token = self._paths.ray / "token"
@@ -158,6 +166,7 @@ class Cluster:
             "temp_dir": str(self._short_temp_dir()),
             "system_config": SYSTEM_CONFIG,
         }
+        await asyncio.to_thread(clear_sessions, self._short_temp_dir())
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -182,7 +191,10 @@ class Cluster:
             said = stderr.decode(errors="replace").strip().splitlines()[-3:]
             raise ClusterError(f"Ray's head did not start: {' | '.join(said)}; `orch doctor` looks for the reason")
         told = json.loads(lines[-1])
-        pids = {name: (group[0], psutil.Process(group[0]).create_time()) for name, group in told["pids"].items()}
+        try:
+            pids = {name: (group[0], psutil.Process(group[0]).create_time()) for name, group in told["pids"].items()}
+        except psutil.NoSuchProcess as error:
+            raise ClusterError(f"Ray's head died at once; see {told['session_dir']}/logs") from error
         head = Head(gcs_address=told["gcs_address"], pids=pids, session_dir=told["session_dir"])
         _write(
             self._paths.ray / "head.json",
@@ -278,6 +290,11 @@ class Cluster:
     async def until_connected(self) -> None:
         """Return once Ray is there."""
         await self._connection.wait()
+
+    @property
+    def embedded(self) -> bool:
+        """The cluster is this daemon's own: one node, on this machine."""
+        return self._options.address is None
 
     @property
     def connected(self) -> bool:
@@ -381,12 +398,33 @@ def kill_session(head: Head) -> None:
         if _alive(pid, created):
             process = psutil.Process(pid)
             victims += [process, *process.children(recursive=True)]
-    marker = head.session_dir
-    for process in psutil.process_iter(["pid", "cmdline", "uids"]):
-        # Workers whose raylet has died; they name their session on their command line until they rename themselves.
-        uids = process.info["uids"]
-        if uids and uids.real == os.getuid() and any(marker in part for part in process.info["cmdline"] or ()):
-            victims.append(process)
+    # Workers whose raylet has died; they name their session on their command line until they rename themselves.
+    _kill([*victims, *_mentioning(head.session_dir)])
+
+
+def clear_sessions(temp_dir: Path) -> None:
+    """End heads that nobody knows of, because their daemon died before it could note them; keep the newest one's logs."""
+    starter, member = json.dumps(str(temp_dir)), f"{temp_dir}/session_"
+    while strays := [*_mentioning(starter), *_mentioning(member)]:  # a starter may have gone one step further
+        _kill(strays)
+    sessions = sorted(p for p in temp_dir.glob("session_*") if p.is_dir() and not p.is_symlink())
+    for session in sessions[:-1]:
+        shutil.rmtree(session, ignore_errors=True)
+
+
+def _mentioning(marker: str) -> list[psutil.Process]:
+    """Processes of this user with ``marker`` on their command line."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "uids", "status"])
+        if process.info["uids"]
+        and process.info["uids"].real == os.getuid()
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+        and any(marker in part for part in process.info["cmdline"] or ())
+    ]
+
+
+def _kill(victims: list[psutil.Process]) -> None:
     for victim in victims:
         with contextlib.suppress(psutil.Error):
             victim.send_signal(signal.SIGKILL)

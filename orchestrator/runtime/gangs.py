@@ -7,7 +7,6 @@ finds what an earlier daemon, or an earlier call, has made. One effect at a time
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.checkpoint import layout
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
-from orchestrator.runtime.forkclient import read_exit_record
-from orchestrator.runtime.names import placement_group_name, rank_actor_name
+from orchestrator.runtime.forkclient import ExitRecord, read_exit_record
+from orchestrator.runtime.gang_actors import GangLostError, find_or_create, remove
 from orchestrator.runtime.node_dir import page_directory
 from orchestrator.runtime.plan import Places, rank_plan
 from orchestrator.runtime.rank_actor import LEASE_SECONDS, RankGreeting
+from orchestrator.runtime.rank_host import PollCursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,17 +39,9 @@ if TYPE_CHECKING:
 POLL_SECONDS: Final = 30.0
 RPC_SECONDS: Final = 60.0
 GONE_SECONDS: Final = 60.0
-PLACEMENT_SECONDS: Final = 1.0
+UNPLACED_SECONDS: Final = 5.0
 FLUSH_SECONDS: Final = 30.0
 _UNREACHABLE_RETRY_SECONDS: Final = 0.5
-
-
-class GangLostError(Exception):
-    """An actor of the gang is gone for good; the gang must be released and the job placed anew."""
-
-    def __init__(self, rank: int | None, reason: str, *, node_lost: bool = False) -> None:
-        self.rank, self.reason, self.node_lost = rank, reason, node_lost
-        super().__init__(reason)
 
 
 @dataclass(slots=True)
@@ -101,6 +93,7 @@ class Gangs:
         self._log = log
         self._gangs: dict[JobId, _Gang] = {}
         self._work: dict[JobId, _Work] = {}
+        self._calls: dict[JobId, asyncio.Task[Any]] = {}
 
     def apply(self, job: Job, effect: Effect | None) -> None:
         """Have ``effect`` done for ``job``; asking for what is under way, or for nothing new, does nothing."""
@@ -117,14 +110,19 @@ class Gangs:
 
     def forget_all(self) -> None:
         """Ray's head is gone and every gang with it: drop what was known, report every gang as lost."""
+        for work in self._work.values():
+            work.task.cancel()  # it waits for actors that will never answer; the loop orders it again
+        self._work.clear()
         for job_id, gang in list(self._gangs.items()):
             self._drop(job_id, gang)
-            self._lost(job_id, gang.number, GangLostError(None, "Ray's head died"))
+            words = self._last_words(job_id, gang.watching, len(gang.actors)) if gang.watching else []
+            self._lost(job_id, gang.number, GangLostError(None, "Ray's head died"), words)
 
     async def close(self) -> None:
         """Stop watching; everything runs on."""
         tasks = [w.task for w in self._work.values()]
         tasks += [t for g in self._gangs.values() for t in g.watchers]
+        tasks += self._calls.values()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -145,7 +143,7 @@ class Gangs:
                     case ReleaseGang():
                         await self._release(job)
             except GangLostError as error:
-                self._lost(job.id, job.gang, error)
+                self._lost(job.id, job.gang, error, self._last_words(job.id, job.attempt_number, job.num_workers))
             except asyncio.CancelledError:
                 raise
             except Exception:
@@ -155,13 +153,23 @@ class Gangs:
                 continue
             return
 
-    def _lost(self, job_id: JobId, gang: int, error: GangLostError) -> None:
+    def _lost(self, job_id: JobId, gang: int, error: GangLostError, last_words: Sequence[ev.Event]) -> None:
         now = time.time()
         # A node that is out of reach may still run its ranks until their lease ends.
         not_before = now + LEASE_SECONDS if error.node_lost else 0.0
-        self._post(
-            [ev.GangLost(job_id=job_id, at=now, gang=gang, rank=error.rank, reason=error.reason, not_before=not_before)]
+        lost = ev.GangLost(
+            job_id=job_id, at=now, gang=gang, rank=error.rank, reason=error.reason, not_before=not_before
         )
+        self._post([*last_words, lost])
+
+    def _last_words(self, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
+        """The exits of ranks that had ended by themselves when their actor died: their keepers' records say so."""
+        words: list[ev.Event] = []
+        for rank in range(ranks):
+            record = read_exit_record(self._paths.exit_record(job_id, attempt, rank))
+            if record is not None and record.cause is None:
+                words.append(_recorded_exit(job_id, attempt, rank, record))
+        return words
 
     # -- effects
 
@@ -209,13 +217,13 @@ class Gangs:
         )
 
     async def _stop(self, job: Job, deadline: float) -> None:
-        gang = await self._attach(job)
+        gang = await self._attach_placed(job)
         self._watch(job, gang, job.attempt_number)
         grace = max(0.0, deadline - time.time())
         await self._ask([a.stop.remote(job.attempt_number, grace) for a in gang.actors])
 
     async def _kill(self, job: Job) -> None:
-        gang = await self._attach(job)
+        gang = await self._attach_placed(job)
         self._watch(job, gang, job.attempt_number)
         await self._ask([a.kill.remote(job.attempt_number) for a in gang.actors])
 
@@ -226,7 +234,7 @@ class Gangs:
         if gang is not None:
             self._drop(job.id, gang)
         await self._cluster.until_connected()
-        await self._cluster.call(self._remove, job, seconds=RPC_SECONDS)
+        await self._in_order(job.id, lambda: remove(self._cluster, job))
         if not clean:
             await self._confirm_gone(job)
         self._post([ev.GangReleased(job_id=job.id, at=time.time(), gang=job.gang)])
@@ -281,103 +289,47 @@ class Gangs:
 
     # -- actors
 
-    async def _attach(self, job: Job) -> _Gang:
+    async def _attach(self, job: Job, *, create: bool = True) -> _Gang:
         """The gang's actors: those in memory, those that are there, or, for a gang never placed, new ones."""
         gang = self._gangs.get(job.id)
         if gang is not None and gang.number == job.gang:
             return gang
         if gang is not None:
             self._drop(job.id, gang)
-        actors = await self._cluster.call(self._find_or_create, job, seconds=RPC_SECONDS)
+        actors = await self._in_order(job.id, lambda: find_or_create(self._cluster, job, create=create))
         gang = _Gang(number=job.gang, actors=actors)
         self._gangs[job.id] = gang
         return gang
 
-    def _find_or_create(self, job: Job) -> list[Any]:
-        import ray
-
-        found: list[Any] = []
-        placed = bool(job.seats)
-        for rank in range(job.num_workers):
+    async def _attach_placed(self, job: Job) -> _Gang:
+        """The gang of a job that is to end: none is made for that, nor waited for. Raises GangLostError."""
+        gang = await self._attach(job, create=False)
+        if not gang.greetings and not job.seats:
             try:
-                found.append(
-                    ray.get_actor(rank_actor_name(job.id, job.gang, rank), namespace=self._cluster.namespace)
-                    if placed or job.attempt_number > 1 or self._may_exist(job)
-                    else None
-                )
-            except ValueError:
-                found.append(None)
-        if placed and None in found:
-            rank = found.index(None)
-            raise GangLostError(rank, f"the actor of rank {rank} is gone")
-        return found if None not in found else self._create(job, found)
+                gang.greetings = await self._ask([a.hello.remote() for a in gang.actors], seconds=UNPLACED_SECONDS)
+            except TimeoutError as error:
+                raise GangLostError(None, "it was stopped before its gang was placed") from error
+        return gang
 
-    def _may_exist(self, job: Job) -> bool:
-        """An earlier daemon may have made the actors and died before it could say so."""
-        return time.time() - job.state_since > 1.0
+    async def _in_order(self, job_id: JobId, function: Callable[[], Any]) -> Any:
+        """A blocking call about a job's gang, after the one before: what its caller gave up on still runs to its end."""
+        before = self._calls.get(job_id)
 
-    def _create(self, job: Job, found: list[Any]) -> list[Any]:
-        import ray
-        from ray.util.placement_group import get_placement_group, placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        async def run() -> Any:
+            if before is not None:
+                await asyncio.wait([before])
+            return await self._cluster.call(function, seconds=RPC_SECONDS)
 
-        from orchestrator.runtime.rank_actor import RankActor
+        task = asyncio.create_task(run(), name=f"call-{job_id}")
+        self._calls[job_id] = task
+        task.add_done_callback(lambda done: self._call_ended(job_id, done))
+        return await asyncio.shield(task)
 
-        name = placement_group_name(job.id, job.gang)
-        bundle = _bundle(job)
-        group = None
-        if self._may_exist(job):
-            with contextlib.suppress(ValueError):
-                group = get_placement_group(name)
-        if group is None:
-            group = placement_group(
-                [bundle] * job.num_workers,
-                strategy="SPREAD" if len(set(job.nodes)) > 1 else "PACK",
-                name=name,
-                lifetime="detached",
-                bundle_label_selector=[{"ray.io/node-id": node_id} for node_id in job.nodes],
-            )
-        # Actors that are asked for before their bundles are reserved are queued, and looked at again only later.
-        group.wait(timeout_seconds=PLACEMENT_SECONDS)
-        actor_class = ray.remote(RankActor)
-        actors = []
-        for rank, node_id in enumerate(job.nodes):
-            if found[rank] is not None:
-                actors.append(found[rank])
-                continue
-            actors.append(
-                actor_class.options(
-                    name=rank_actor_name(job.id, job.gang, rank),
-                    namespace=self._cluster.namespace,
-                    lifetime="detached",
-                    get_if_exists=True,
-                    num_cpus=bundle["CPU"],
-                    num_gpus=bundle.get("GPU", 0),
-                    memory=bundle.get("memory"),
-                    max_restarts=0,
-                    max_concurrency=64,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(
-                        placement_group=group, placement_group_bundle_index=rank
-                    ),
-                ).remote(
-                    job_id=job.id,
-                    gang=job.gang,
-                    rank=rank,
-                    node_dir=str(self._cluster.node_dir(node_id)),
-                )
-            )
-        return actors
-
-    def _remove(self, job: Job) -> None:
-        import ray
-        from ray.util.placement_group import get_placement_group, remove_placement_group
-
-        for rank in range(job.num_workers):
-            with contextlib.suppress(ValueError):
-                actor = ray.get_actor(rank_actor_name(job.id, job.gang, rank), namespace=self._cluster.namespace)
-                ray.kill(actor, no_restart=True)
-        with contextlib.suppress(ValueError):
-            remove_placement_group(get_placement_group(placement_group_name(job.id, job.gang)))
+    def _call_ended(self, job_id: JobId, task: asyncio.Task[Any]) -> None:
+        if self._calls.get(job_id) is task:
+            del self._calls[job_id]
+        if not task.cancelled():
+            task.exception()  # whoever still waits for it is told
 
     async def _hello(self, job: Job, gang: _Gang) -> list[RankGreeting]:
         limit = job.spec.health.startup_timeout.total_seconds()
@@ -435,18 +387,18 @@ class Gangs:
 
     async def _follow(self, job: Job, gang: _Gang, attempt: int, rank: int) -> None:
         """One rank's story, from its first event to its last; an actor that dies loses the gang."""
-        after, degraded = 0, False
+        cursor, degraded = PollCursor(), False
         while rank not in gang.gone:
             try:
                 reply: PollReply = await asyncio.wait_for(
-                    gang.actors[rank].poll.remote(attempt, after, POLL_SECONDS), POLL_SECONDS + RPC_SECONDS
+                    gang.actors[rank].poll.remote(attempt, cursor, POLL_SECONDS), POLL_SECONDS + RPC_SECONDS
                 )
             except asyncio.CancelledError:
                 raise
             except Exception as error:
                 lost = _as_lost(rank, error)
                 if lost is not None:
-                    self._lost_while_followed(job, gang, attempt, rank, lost)
+                    self._lost(job.id, gang.number, lost, self._last_words(job.id, attempt, job.num_workers))
                     return
                 if not degraded:
                     degraded = True
@@ -456,13 +408,13 @@ class Gangs:
             if degraded:
                 degraded = False
                 self._note(job.id, "reachable", f"rank {rank} is within reach again", degraded=False)
+            cursor = reply.cursor
             if reply.progress is not None:
                 gang.newest[rank] = reply.progress
                 self._progress(job.id, attempt, rank, reply.progress)
             if reply.persisted is not None:
                 self._persisted(job.id, reply.persisted)
             if reply.events:
-                after = reply.events[-1].number
                 self._tell(job, gang, attempt, rank, reply.events)
 
     def _tell(self, job: Job, gang: _Gang, attempt: int, rank: int, story: Sequence[RankEvent]) -> None:
@@ -492,27 +444,6 @@ class Gangs:
         at = newest.snapshot_at or time.time()
         return [ev.CheckpointSaved(job_id=job_id, at=at, attempt=attempt, step=newest.snapshot_step, path="")]
 
-    def _lost_while_followed(self, job: Job, gang: _Gang, attempt: int, rank: int, lost: GangLostError) -> None:
-        """The actor is dead; its process may have ended by itself before, and its keeper's record says so."""
-        record = read_exit_record(self._paths.exit_record(job.id, attempt, rank))
-        if record is not None and record.cause is None and record.exit_code is not None:
-            self._post(
-                [
-                    ev.RankExited(
-                        job_id=job.id,
-                        at=record.ended_at,
-                        attempt=attempt,
-                        rank=rank,
-                        exit_code=record.exit_code,
-                        signal=record.signal,
-                        error_type=record.error.type if record.error else "",
-                        error_message=record.error.message if record.error else "",
-                        error_at=record.error.at if record.error else None,
-                    )
-                ]
-            )
-        self._lost(job.id, gang.number, lost)
-
     def _note(self, job_id: JobId, code: str, message: str, *, degraded: bool) -> None:
         self._post([ev.JobNoted(job_id=job_id, at=time.time(), code=code, message=message, degraded=degraded)])
 
@@ -520,16 +451,6 @@ class Gangs:
 def _is_of(path: str, step: int) -> bool:
     found = layout.parse_name(path.rpartition("/")[2])
     return found is not None and found.step == step
-
-
-def _bundle(job: Job) -> dict[str, float]:
-    worker = job.spec.resources.resources_per_worker
-    bundle: dict[str, float] = {"CPU": max(worker.cpu, 0.001)}
-    if worker.gpu:
-        bundle["GPU"] = worker.gpu
-    if worker.memory_bytes:
-        bundle["memory"] = float(worker.memory_bytes)
-    return bundle
 
 
 def _exit(job_id: JobId, attempt: int, rank: int, event: RankEvent) -> ev.RankExited:
@@ -544,6 +465,21 @@ def _exit(job_id: JobId, attempt: int, rank: int, event: RankEvent) -> ev.RankEx
         error_message=event.error_message,
         error_at=event.error_at,
         log_tail=event.log_tail,
+    )
+
+
+def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -> ev.RankExited:
+    error = record.error
+    return ev.RankExited(
+        job_id=job_id,
+        at=record.ended_at,
+        attempt=attempt,
+        rank=rank,
+        exit_code=record.exit_code,
+        signal=record.signal,
+        error_type=error.type if error else "",
+        error_message=error.message if error else "",
+        error_at=error.at if error else None,
     )
 
 

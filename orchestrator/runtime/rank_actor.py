@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.runtime.forkclient import start_fork_server
 from orchestrator.runtime.node_agent import PRELOAD
-from orchestrator.runtime.rank_host import PollReply, RankHost, RankPlan
+from orchestrator.runtime.rank_host import PollCursor, PollReply, RankHost, RankPlan
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.persister import PersisterStatus
@@ -75,9 +75,9 @@ class RankActor:
         """See RankHost.launch."""
         await self._host.launch(plan)
 
-    async def poll(self, attempt: int, after: int, seconds: float) -> PollReply:
+    async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
         """See RankHost.poll."""
-        return await self._host.poll(attempt, after, seconds)
+        return await self._host.poll(attempt, cursor, seconds)
 
     async def stop(self, attempt: int, grace_seconds: float) -> None:
         """See RankHost.stop."""

@@ -109,12 +109,24 @@ class RankEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PollReply:
-    """Events after the one that was asked from, and the newest progress when it changed."""
+class PollCursor:
+    """What an asker has been told: the number of the last event, and of the last progress and persister status.
 
-    attempt: int
-    events: tuple[RankEvent, ...]
-    progress: ProgressSnapshot | None
+    The asker keeps it, not the host: a daemon that was killed may have been told what it never wrote down.
+    """
+
+    event: int = 0
+    progress: int = 0
+    persisted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollReply:
+    """What is new since the cursor that was asked with; ``cursor`` is the one to ask with next."""
+
+    cursor: PollCursor
+    events: tuple[RankEvent, ...] = ()
+    progress: ProgressSnapshot | None = None
     persisted: PersisterStatus | None = None
     log_lost: str | None = None
 
@@ -136,6 +148,7 @@ class RankHost:
         self._start_fork_server = start_fork_server
         self.attempt = 0
         self._launched = 0
+        self._called_off = 0
         self._serial = asyncio.Lock()
         self._events: list[RankEvent] = []
         self._news = asyncio.Event()
@@ -143,19 +156,21 @@ class RankHost:
         self._store: Lifeline | None = None
         self._listener: socket.socket | None = None
         self._page: ProgressPage | None = None
-        self._told: ProgressSnapshot | None = None
-        self._told_at = 0.0
+        self._progress: ProgressSnapshot | None = None
+        self._progress_number = 0
+        self._read_at = 0.0
         self._log: LogWriter | None = None
         self._pipes: dict[int, str] = {}
         self._error: ErrorRaised | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._persister: SnapshotPersister | None = None
-        self._told_persisted: PersisterStatus | None = None
+        self._persisted: PersisterStatus | None = None
+        self._persisted_number = 0
         self.highest_step = 0
 
     @property
     def launched(self) -> int:
-        """The newest attempt whose process was started; 0 before the first."""
+        """The newest attempt whose process was started, or was called off before it was; 0 before the first."""
         return self._launched
 
     @property
@@ -171,21 +186,28 @@ class RankHost:
         async with self._serial:
             self._refuse_older(attempt)
             if attempt > self.attempt:
-                await self._clear()
-                self.attempt = attempt
-                self._events = []
+                await self._begin(attempt)
                 if serve_on is not None:
                     self._listener = bind_rendezvous(serve_on)
             return self.port
 
+    async def _begin(self, attempt: int) -> None:
+        await self._clear()
+        self.attempt = attempt
+        self._events = []
+        self._progress = None
+        if self._page is not None:
+            self._page.close()
+            self._page = None
+
     async def launch(self, plan: RankPlan) -> None:
-        """Start the rank's process, once per attempt; asking again does nothing."""
+        """Start the rank's process, once per attempt; asking again, or for one that was called off, does nothing."""
         async with self._serial:
             self._refuse_older(plan.attempt)
             if self._launched == plan.attempt:
                 return
             client = ForkServerClient(Path(plan.fork_socket))
-            if self._listener is not None:
+            if self._listener is not None and self._store is None:
                 self._store = await self._with_fork_server(plan, lambda: self._serve_store(client, plan))
             self._open_page(plan)
             self._keep_snapshots(plan)
@@ -194,36 +216,48 @@ class RankHost:
             self._log = LogWriter(
                 log_path(Path(plan.log_dir), plan.attempt, plan.rank), secrets=plan.secrets, limits=plan.log_limits
             )
-            lock = await self._lock()
-            try:
-                self._lifeline = await self._with_fork_server(plan, lambda: self._spawn(client, plan, lock))
-            finally:
-                os.close(lock)  # the keeper holds its own copy
+            lifeline = await self._with_fork_server(plan, lambda: self._spawn(client, plan))
+            if lifeline is None:
+                return
+            self._lifeline = lifeline
             self._launched = plan.attempt
-            self._watcher = asyncio.create_task(self._watch(self._lifeline))
+            self._watcher = asyncio.create_task(self._watch(lifeline))
 
-    async def poll(self, attempt: int, after: int, seconds: float) -> PollReply:
-        """Wait until there is an event numbered above ``after`` or new progress (at most one a second), or ``seconds``."""
+    async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
+        """Wait until there is something newer than ``cursor``, or ``seconds``; progress is news at most once a second."""
         deadline = time.monotonic() + seconds
         while True:
             self._refuse_older(attempt)
-            events = tuple(e for e in self._events if e.number > after)
-            progress = self._progress_due(final=bool(events))
-            persisted = self._persisted_news()
+            # Of an attempt that is not even prepared nothing can be said: what is here belongs to the one before.
+            reply = PollReply(cursor=cursor) if attempt > self.attempt else self._reply(cursor)
             left = deadline - time.monotonic()
-            if events or progress is not None or persisted is not None or left <= 0:
-                lost = self._log.lost if self._log else None
-                return PollReply(
-                    attempt=self.attempt, events=events, progress=progress, persisted=persisted, log_lost=lost
-                )
+            if reply.cursor != cursor or left <= 0:
+                return reply
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, PROGRESS_SECONDS)):
                     await self._news.wait()
 
+    def _reply(self, cursor: PollCursor) -> PollReply:
+        events = tuple(e for e in self._events if e.number > cursor.event)
+        self._look(final=bool(events))
+        progress = self._progress if self._progress_number > cursor.progress else None
+        persisted = self._persisted if self._persisted_number > cursor.persisted else None
+        return PollReply(
+            cursor=PollCursor(
+                event=events[-1].number if events else cursor.event,
+                progress=cursor.progress if progress is None else self._progress_number,
+                persisted=cursor.persisted if persisted is None else self._persisted_number,
+            ),
+            events=events,
+            progress=progress,
+            persisted=persisted,
+            log_lost=self._log.lost if self._log else None,
+        )
+
     async def stop(self, attempt: int, grace_seconds: float) -> None:
-        """SIGTERM now, SIGKILL of the whole tree after the grace, whoever is alive then."""
-        self._refuse_older(attempt)
+        """SIGTERM now, SIGKILL of the whole tree after the grace, whoever is alive then; ``gone`` follows as an event."""
+        await self._call_off(attempt)
         if self._page is not None:
             self._page.request_stop()
         if self._lifeline is not None:
@@ -231,9 +265,21 @@ class RankHost:
 
     async def kill(self, attempt: int) -> None:
         """SIGKILL of the whole tree, now; ``gone`` follows as an event."""
-        self._refuse_older(attempt)
+        await self._call_off(attempt)
         if self._lifeline is not None:
             self._lifeline.kill()
+
+    async def _call_off(self, attempt: int) -> None:
+        """Nothing of ``attempt`` starts from now on: one that has not been launched is gone."""
+        self._refuse_older(attempt)
+        self._called_off = max(self._called_off, attempt)
+        async with self._serial:  # a launch under way has either started the process when it ends, or given up
+            self._refuse_older(attempt)
+            if attempt > self.attempt:
+                await self._begin(attempt)
+            if self._launched < attempt:
+                self._launched = attempt
+                self._add(kind="gone", at=time.time())
 
     async def flush(self, seconds: float) -> PersisterStatus | None:
         """Bring the newest snapshot to storage; what became of it, or None where there are no snapshots."""
@@ -249,13 +295,6 @@ class RankHost:
         make_private(Path(plan.snapshots.directory))
         self._persister = SnapshotPersister(plan.snapshots.directory, rank=plan.rank, settings=plan.snapshots.settings)
         self._persister.start()
-
-    def _persisted_news(self) -> PersisterStatus | None:
-        status = self._persister.status if self._persister else None
-        if status is None or status == self._told_persisted or not status.persisted:
-            return None
-        self._told_persisted = status
-        return status
 
     async def clear(self) -> None:
         """Kill what is there; nothing is left when this returns."""
@@ -282,15 +321,18 @@ class RankHost:
             self._listener.close()
             self._listener = None
 
-    async def _with_fork_server(self, plan: RankPlan, call: Callable[[], Awaitable[Lifeline]]) -> Lifeline:
+    async def _with_fork_server(
+        self, plan: RankPlan, call: Callable[[], Awaitable[Lifeline | None]]
+    ) -> Lifeline | None:
         deadline = time.monotonic() + _FORK_SERVER_SECONDS
-        while True:
+        while self._called_off < plan.attempt:
             try:
                 return await call()
             except ForkServerMissingError:
                 if time.monotonic() > deadline:
                     raise
                 await self._start_fork_server(plan)
+        return None
 
     async def _serve_store(self, client: ForkServerClient, plan: RankPlan) -> Lifeline:
         assert self._listener is not None
@@ -307,7 +349,18 @@ class RankHost:
             os.close(null)
         return spawned.lifeline
 
-    async def _spawn(self, client: ForkServerClient, plan: RankPlan, lock: int) -> Lifeline:
+    async def _spawn(self, client: ForkServerClient, plan: RankPlan) -> Lifeline | None:
+        # A lock of its own for each request: when its answer is lost, the process may be there, and holds it until
+        # nothing is left of it.
+        lock = await self._lock(plan.attempt)
+        if lock is None:
+            return None
+        try:
+            return await self._spawn_under(lock, client, plan)
+        finally:
+            os.close(lock)  # the keeper holds its own copy
+
+    async def _spawn_under(self, lock: int, client: ForkServerClient, plan: RankPlan) -> Lifeline:
         pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
         try:
             for _, write_end in pipes:
@@ -345,14 +398,17 @@ class RankHost:
             loop.add_reader(read_end, self._read_pipe, read_end)
         return spawned.lifeline
 
-    async def _lock(self) -> int:
-        """The node's lock for this job and rank: held by the keeper of a live tree, so at most one tree exists."""
+    async def _lock(self, attempt: int) -> int | None:
+        """The node's lock for this job and rank: held by the keeper of a live tree, so at most one tree exists.
+
+        None when the attempt was called off. Raises RankBusyError.
+        """
         path = rank_lock_path(self._node_dir, self.job_id, self.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline = time.monotonic() + _LOCK_SECONDS
         delay = 0.001
-        while True:
+        while self._called_off < attempt:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -363,25 +419,30 @@ class RankHost:
                 delay = min(delay * 2, 0.1)
             else:
                 return handle
+        os.close(handle)
+        return None
 
     def _open_page(self, plan: RankPlan) -> None:
         if self._page is not None:
             self._page.close()
         Path(plan.page).parent.mkdir(parents=True, exist_ok=True)
         self._page = ProgressPage.create(plan.page)
-        self._told = None
+        self._progress = None
 
-    def _progress_due(self, *, final: bool) -> ProgressSnapshot | None:
-        """The newest progress when it differs from what was told, at most once a second unless something happened."""
+    def _look(self, *, final: bool) -> None:
+        """Number what is new of progress (read at most once a second, unless something happened) and of snapshots."""
+        status = self._persister.status if self._persister else None
+        if status is not None and status.persisted and status != self._persisted:
+            self._persisted = status
+            self._persisted_number += 1
         now = time.monotonic()
-        if self._page is None or (not final and now - self._told_at < PROGRESS_SECONDS * 0.9):
-            return None
+        if self._page is None or (not final and now - self._read_at < PROGRESS_SECONDS * 0.9):
+            return
         snapshot = self._page.read()
-        if snapshot == self._told:
-            return None
-        self._told, self._told_at = snapshot, now
-        self.highest_step = max(self.highest_step, snapshot.max_step or 0)
-        return snapshot
+        if snapshot != self._progress:
+            self._progress, self._read_at = snapshot, now
+            self._progress_number += 1
+            self.highest_step = max(self.highest_step, snapshot.max_step or 0)
 
     def _read_pipe(self, fd: int) -> bool:
         """Take what there is; False at the end of the file."""

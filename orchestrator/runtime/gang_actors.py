@@ -1,0 +1,140 @@
+"""A gang's placement group and rank actors in Ray: found, made, removed. Blocking calls; gangs.py runs them in threads.
+
+Names say which gang an actor belongs to, so that whatever an earlier daemon has made is found again, and nothing is made
+twice. Nothing here asks an actor for anything, nor knows what its rank does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.runtime.names import placement_group_name, rank_actor_name
+
+if TYPE_CHECKING:
+    from orchestrator.core.job import Job
+    from orchestrator.runtime.cluster import Cluster
+
+PLACEMENT_SECONDS: Final = 1.0
+
+
+class GangLostError(Exception):
+    """An actor of the gang is gone for good; the gang must be released and the job placed anew."""
+
+    def __init__(self, rank: int | None, reason: str, *, node_lost: bool = False) -> None:
+        self.rank, self.reason, self.node_lost = rank, reason, node_lost
+        super().__init__(reason)
+
+
+def find_or_create(cluster: Cluster, job: Job, *, create: bool) -> list[Any]:
+    """The gang's actors by rank; with ``create``, those of a gang that was never placed are made where they lack.
+
+    Raises GangLostError: an actor of a placed gang is gone, a node that the gang was to be on is, or there is no gang.
+    """
+    found = _find(cluster, job, everywhere=not create)
+    if None not in found:
+        return found
+    rank = found.index(None)
+    if job.seats:
+        raise GangLostError(rank, f"the actor of rank {rank} is gone")
+    if not create:
+        raise GangLostError(None, "it was stopped before its gang was placed")
+    if not set(job.nodes) <= set(cluster.agents):
+        # Ray would wait for the node for ever. On an embedded head's machine locks tell when the ranks are gone.
+        raise GangLostError(None, "a node that it was to run on is gone", node_lost=not cluster.embedded)
+    return _create(cluster, job, found)
+
+
+def remove(cluster: Cluster, job: Job) -> None:
+    """Kill the gang's actors and free what its placement group reserved; nothing where they are gone already."""
+    import ray
+    from ray.util.placement_group import get_placement_group, remove_placement_group
+
+    for rank in range(job.num_workers):
+        with contextlib.suppress(ValueError):
+            actor = ray.get_actor(rank_actor_name(job.id, job.gang, rank), namespace=cluster.namespace)
+            ray.kill(actor, no_restart=True)
+    with contextlib.suppress(ValueError):
+        remove_placement_group(get_placement_group(placement_group_name(job.id, job.gang)))
+
+
+def _find(cluster: Cluster, job: Job, *, everywhere: bool) -> list[Any]:
+    """The actors that there are, None for others; Ray is not asked for those that nobody can have made yet."""
+    import ray
+
+    if not (everywhere or job.seats or job.attempt_number > 1 or _may_exist(job)):
+        return [None] * job.num_workers
+    found: list[Any] = []
+    for rank in range(job.num_workers):
+        try:
+            found.append(ray.get_actor(rank_actor_name(job.id, job.gang, rank), namespace=cluster.namespace))
+        except ValueError:
+            found.append(None)
+    return found
+
+
+def _may_exist(job: Job) -> bool:
+    """An earlier daemon may have made the actors and died before it could say so."""
+    return time.time() - job.state_since > 1.0
+
+
+def _create(cluster: Cluster, job: Job, found: list[Any]) -> list[Any]:
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    from orchestrator.runtime.rank_actor import RankActor
+
+    bundle = _bundle(job)
+    group = _placement_group(job, bundle)
+    # Actors that are asked for before their bundles are reserved are queued, and looked at again only later.
+    group.wait(timeout_seconds=PLACEMENT_SECONDS)
+    actor_class = ray.remote(RankActor)
+    actors = []
+    for rank, node_id in enumerate(job.nodes):
+        if found[rank] is not None:
+            actors.append(found[rank])
+            continue
+        actors.append(
+            actor_class.options(
+                name=rank_actor_name(job.id, job.gang, rank),
+                namespace=cluster.namespace,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                memory=bundle.get("memory"),
+                max_restarts=0,
+                max_concurrency=64,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=rank
+                ),
+            ).remote(job_id=job.id, gang=job.gang, rank=rank, node_dir=str(cluster.node_dir(node_id)))
+        )
+    return actors
+
+
+def _placement_group(job: Job, bundle: dict[str, float]) -> Any:
+    from ray.util.placement_group import get_placement_group, placement_group
+
+    name = placement_group_name(job.id, job.gang)
+    if _may_exist(job):
+        with contextlib.suppress(ValueError):
+            return get_placement_group(name)
+    return placement_group(
+        [bundle] * job.num_workers,
+        strategy="SPREAD" if len(set(job.nodes)) > 1 else "PACK",
+        name=name,
+        lifetime="detached",
+        bundle_label_selector=[{"ray.io/node-id": node_id} for node_id in job.nodes],
+    )
+
+
+def _bundle(job: Job) -> dict[str, float]:
+    worker = job.spec.resources.resources_per_worker
+    bundle: dict[str, float] = {"CPU": max(worker.cpu, 0.001)}
+    if worker.gpu:
+        bundle["GPU"] = worker.gpu
+    if worker.memory_bytes:
+        bundle["memory"] = float(worker.memory_bytes)
+    return bundle
