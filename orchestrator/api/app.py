@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from orchestrator import __version__
@@ -43,6 +43,7 @@ from orchestrator.api.views import (
     ChangeReply,
     CheckpointList,
     EventList,
+    GpuList,
     HealthView,
     JobList,
     JobView,
@@ -59,6 +60,7 @@ from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
     import asyncio
+
 
 REF_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
@@ -220,10 +222,10 @@ def _add_reading_routes(app: FastAPI, service: JobService) -> None:
         found = await service.checkpoints(await service.resolve(ref), verify=verify)
         return answer(CheckpointList(checkpoints=tuple(found)))
 
-    @app.get(f"{API_PREFIX}/gpus")
+    @app.get(f"{API_PREFIX}/gpus", response_model=GpuList)
     async def gpus() -> Response:
         """Every GPU of every node: its newest values, and the ranks that run on it."""
-        return JSONResponse({"gpus": list(await service.gpus())})
+        return answer(GpuList(gpus=tuple(dict(row) for row in await service.gpus())))
 
     @app.get(f"{API_PREFIX}/nodes", response_model=NodeList)
     async def nodes() -> Response:

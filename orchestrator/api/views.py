@@ -326,6 +326,13 @@ class HealthView(View):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuList(View):
+    """Every GPU of every node, with its newest values and holders: rows as ``gpu.view.GpuRow`` writes them."""
+
+    gpus: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitReply(View):
     """An accepted job; ``created`` is false where the idempotency key was known already.
 
