@@ -6,6 +6,7 @@ Each case runs twice: as `python -u …`, and in a fork. Output, exit code and s
 from __future__ import annotations
 
 import asyncio
+import os
 import py_compile
 import re
 import subprocess
@@ -22,19 +23,21 @@ from tests.integration.forkserver_ranks import Rank, start_rank
 from tests.integration.parity_scripts.endings import ENDINGS
 
 SCRIPTS = Path(__file__).parent / "parity_scripts"
+# Another interpreter, with or without torch, to try a new version of Python with.
+PYTHON = os.environ.get("ORCH_TEST_PYTHON", sys.executable)
 BENIGN = "print(__name__, __file__, __import__('sys').argv, __import__('sys').path[0])\n"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server() as running:
+    with running_server(PYTHON) as running:
         yield running
 
 
 def by_hand(place: Path, *arguments: str) -> tuple[int, bytes, bytes]:
     """Exit code (negative: the signal), stdout, stderr."""
     outcome = subprocess.run(
-        [sys.executable, "-u", *arguments],
+        [PYTHON, "-u", *arguments],
         cwd=place,
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,
@@ -130,6 +133,7 @@ FORMS = [
     "folder",
     "archive.zip",
     "compiled.pyc",
+    "foreign.pyc",
     "latin.py",
 ]
 FORMS += [
@@ -155,6 +159,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.writestr("__main__.py", BENIGN)
     (place / "compile_me.py").write_text(BENIGN)
     py_compile.compile(str(place / "compile_me.py"), cfile=str(place / "compiled.pyc"), doraise=True)
+    (place / "foreign.pyc").write_bytes(b"\x17\r\r\n" + (place / "compiled.pyc").read_bytes()[4:])
     (place / "latin.py").write_bytes("# -*- coding: latin-1 -*-\nprint('grüß')\n".encode("latin-1"))
     (place / "bom.py").write_bytes(b"\xef\xbb\xbfprint('bom')\n")
     (place / "syntax.py").write_text("x = 1\nif x\n    print('never')\n")

@@ -82,7 +82,9 @@ def _prepare_script(target: str, main: types.ModuleType) -> Run:
     main.__file__ = path
     loader_class = importlib.machinery.SourceFileLoader
     try:
-        if source[:4] == importlib.util.MAGIC_NUMBER:
+        if source[:4] == importlib.util.MAGIC_NUMBER or path.endswith(".pyc"):
+            if source[:4] != importlib.util.MAGIC_NUMBER:
+                raise RuntimeError("Bad magic number in .pyc file")  # noqa: TRY301 - shown as the script's own
             code = marshal.loads(source[16:])  # noqa: S302 - a .pyc that the user asked to run
             loader_class = importlib.machinery.SourcelessFileLoader  # type: ignore[assignment]
         else:
