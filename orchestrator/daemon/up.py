@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.client import Client
 from orchestrator.api.endpoint import Endpoint
-from orchestrator.api.errors import DaemonUnreachableError, OrchError, RefusedError
+from orchestrator.api.errors import DaemonUnreachableError, DeadlineError, OrchError, RefusedError
 from orchestrator.api.launch import UpReply, serve_arguments
+from orchestrator.store.lock import StoreLock
 
 if TYPE_CHECKING:
     from orchestrator.api.launch import ServeOptions
@@ -26,18 +27,22 @@ LOG_LINES: Final = 15
 def up(settings: Settings, options: ServeOptions) -> UpReply:
     """Start the daemon unless one answers. Raises RefusedError with the end of its log when it does not come up."""
     began = time.monotonic()
-    running = _health(settings)
-    if running is not None and running.ready:
-        return _reply(settings, running, started=False, began=began)
-    process = None
-    if running is None:
-        process = _start(settings, options)
+    process: subprocess.Popen[bytes] | None = None
+    others = False
     while True:
         health = _health(settings)
         if health is not None and health.ready:
-            return _reply(settings, health, started=process is not None, began=began)
-        if process is not None and process.poll() is not None:
-            raise RefusedError(f"the daemon did not start:\n{_log_tail(settings)}", hint="`orch doctor` looks further")
+            started = process is not None and process.pid == health.pid
+            return _reply(settings, health, started=started, began=began)
+        if health is None and (process is None or process.poll() is not None):
+            if StoreLock.is_held(settings.paths.store):
+                others = True  # somebody else's daemon comes up, or goes down: its turn first
+            elif process is None or others:
+                process, others = _start(settings, options), False
+            else:
+                raise RefusedError(
+                    f"the daemon did not start:\n{_log_tail(settings)}", hint="`orch doctor` looks further"
+                )
         if time.monotonic() - began > UP_SECONDS:
             raise RefusedError(
                 f"the daemon is not ready after {UP_SECONDS:g} s:\n{_log_tail(settings)}",
@@ -66,7 +71,7 @@ def _start(settings: Settings, options: ServeOptions) -> subprocess.Popen[bytes]
 def _health(settings: Settings) -> HealthView | None:
     try:
         return Client(Endpoint(socket_path=str(settings.socket))).health()
-    except DaemonUnreachableError:
+    except (DaemonUnreachableError, DeadlineError):
         return None
 
 

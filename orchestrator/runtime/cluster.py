@@ -405,22 +405,22 @@ def kill_session(head: Head) -> None:
 def clear_sessions(temp_dir: Path) -> None:
     """End heads that nobody knows of, because their daemon died before it could note them; keep the newest one's logs."""
     starter, member = json.dumps(str(temp_dir)), f"{temp_dir}/session_"
-    while strays := [*_mentioning(starter), *_mentioning(member)]:  # a starter may have gone one step further
+    while strays := _mentioning(starter, member):  # a starter may have gone one step further
         _kill(strays)
     sessions = sorted(p for p in temp_dir.glob("session_*") if p.is_dir() and not p.is_symlink())
     for session in sessions[:-1]:
         shutil.rmtree(session, ignore_errors=True)
 
 
-def _mentioning(marker: str) -> list[psutil.Process]:
-    """Processes of this user with ``marker`` on their command line."""
+def _mentioning(*markers: str) -> list[psutil.Process]:
+    """Processes of this user with one of ``markers`` on their command line."""
     return [
         process
         for process in psutil.process_iter(["cmdline", "uids", "status"])
         if process.info["uids"]
         and process.info["uids"].real == os.getuid()
         and process.info["status"] != psutil.STATUS_ZOMBIE
-        and any(marker in part for part in process.info["cmdline"] or ())
+        and any(marker in part for part in process.info["cmdline"] or () for marker in markers)
     ]
 
 

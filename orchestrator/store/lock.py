@@ -43,6 +43,21 @@ class StoreLock:
             os.close(self._fd)
             self._fd = -1
 
+    @staticmethod
+    def is_held(store_path: Path) -> bool:
+        """Whether a process holds the store at ``store_path``, whatever that process is busy with."""
+        try:
+            handle = os.open(store_path.with_name(store_path.name + ".lock"), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
     def _holder(self) -> int | None:
         text = os.pread(self._fd, 32, 0).split(b"\n", 1)[0].strip()
         return int(text) if text.isdigit() else None

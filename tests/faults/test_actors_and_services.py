@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.support.ledger import SCRIPT, Ledger, job_spec
-from tests.support.processes import all_gone, of_cwd, parent, tree
+from tests.support.processes import actor_pids, all_gone, of_cwd, parent, tree
 from tests.support.stack import Stack, process_gone, wait_until
 
 # A grandchild that ignores signals, and one that has left its session and its parent.
@@ -28,12 +28,6 @@ def running(stack: Stack, ledger: Ledger, directory: Path, *, ranks: int = 2, un
     stack.wait_state(job_id, "RUNNING")
     wait_until("every rank steps", lambda: all(ledger.last_step(job_id, rank) >= 6 for rank in range(ranks)))
     return job_id
-
-
-def actor_pids(stack: Stack, job_id: str) -> list[int]:
-    """The process ids of the gang's actors, by rank."""
-    placed = [e for e in stack.client.events(job_id) if e.kind == "gang_placed"][-1]
-    return [seat["actor_pid"] for seat in placed.body["seats"]]
 
 
 def finish(stack: Stack, ledger: Ledger, job_id: str, directory: Path, attempts: int) -> None:

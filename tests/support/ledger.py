@@ -60,6 +60,10 @@ class Ledger:
         """The attempts that ever ran a line."""
         return sorted({line.attempt for line in self.lines(job)})
 
+    def ended(self, job: str, ranks: int) -> bool:
+        """Every rank came to the end of its script."""
+        return len({line.rank for line in self.lines(job) if line.what == "end"}) == ranks
+
     def pids(self, job: str, attempt: int) -> dict[int, int]:
         """Process ids by rank."""
         return {line.rank: line.pid for line in self.lines(job) if line.attempt == attempt}
@@ -90,14 +94,11 @@ def _launches(lines: list[Line]) -> list[str]:
 
 def _overlaps(lines: list[Line]) -> list[str]:
     """A line of an attempt after the first line of a later one: both were alive."""
-    found = []
-    for rank_or_all in (None,):
-        mine = [line for line in lines if rank_or_all is None or line.rank == rank_or_all]
-        newest = 0
-        for line in sorted(mine, key=lambda each: each.at):
-            if line.attempt < newest:
-                found.append(f"attempt {line.attempt} rank {line.rank} did {line.what} while {newest} was alive")
-            newest = max(newest, line.attempt)
+    found, newest = [], 0
+    for line in sorted(lines, key=lambda each: each.at):
+        if line.attempt < newest:
+            found.append(f"attempt {line.attempt} rank {line.rank} did {line.what} while {newest} was alive")
+        newest = max(newest, line.attempt)
     return found
 
 
@@ -107,7 +108,7 @@ def _steps(lines: list[Line]) -> list[str]:
     by_rank: dict[tuple[int, int], list[Line]] = defaultdict(list)
     for line in lines:
         by_rank[line.attempt, line.rank].append(line)
-    saved = {0}
+    least = most = 0  # a later attempt begins between the newest step that was saved and the newest that was done
     for attempt in sorted({line.attempt for line in lines}):
         for (number, rank), mine in by_rank.items():
             if number != attempt:
@@ -116,9 +117,11 @@ def _steps(lines: list[Line]) -> list[str]:
             begin = next((line.step for line in mine if line.what == "resume"), None)
             if begin is not None and done and done != list(range(begin + 1, begin + 1 + len(done))):
                 found.append(f"attempt {attempt} rank {rank} resumed at {begin} and did the steps {done}")
-            if begin is not None and begin not in saved:
-                found.append(f"attempt {attempt} rank {rank} resumed at {begin}, which nobody had saved")
-        saved |= {line.step for line in lines if line.attempt == attempt and line.what in ("step", "saved", "stopped")}
+            if begin is not None and not least <= begin <= most:
+                found.append(f"attempt {attempt} rank {rank} resumed at {begin}; saved was {least}, done {most}")
+        mine = [line for line in lines if line.attempt == attempt and line.rank == 0]
+        least = max([least, *(line.step for line in mine if line.what in ("saved", "stopped"))])
+        most = max([most, *(line.step for line in mine if line.what == "step")])
     return found
 
 

@@ -1,8 +1,9 @@
 """A training job that keeps a ledger of all it does; the fault tests submit this file as their train.py.
 
 Its one argument is JSON: ``ledger`` (the file), and where wanted ``steps`` (then it ends), ``until`` (ends once that
-file exists), ``seconds`` per step, ``save_every`` steps, ``collective`` (ranks meet in an all_reduce each step), and
-``faults``: what befalls which rank of which attempt before which step is done.
+file exists), ``seconds`` per step, ``save_every`` steps, ``collective`` (ranks meet in an all_reduce each step), ``deaf`` (to stop
+requests), ``children`` (commands to start), and ``faults``: what befalls which rank of which attempt before which step
+is done, or once which file exists.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Job:
     def run(self) -> None:
         """From the last checkpoint to the end."""
         self.write("start", 0)
+        if self.options.get("deaf"):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for command in self.options.get("children", []):
             subprocess.Popen([sys.executable, "-c", command])
         if self.options.get("collective"):
@@ -59,7 +62,7 @@ class Job:
             time.sleep(self.options.get("seconds", 0.02))
             self.one_step(step + 1)
             step += 1
-            if self.ctx.should_stop():
+            if not self.options.get("deaf") and self.ctx.should_stop():
                 self.ctx.save({"step": step}, step=step)
                 self.write("stopped", step)
                 return
@@ -88,8 +91,9 @@ class Job:
     def suffer(self, step: int) -> None:
         """The fault that the schedule has for this rank, attempt and step."""
         for fault in self.options.get("faults", []):
-            here = (fault.get("rank", 0), fault.get("attempt", 1), fault["step"])
-            if here != (self.ctx.rank, self.ctx.attempt, step):
+            if (fault.get("rank", 0), fault.get("attempt", 1)) != (self.ctx.rank, self.ctx.attempt):
+                continue
+            if fault.get("step", step) != step or not Path(fault.get("file", "/")).exists():
                 continue
             kind = fault["kind"]
             print(f"rank {self.ctx.rank} suffers {kind} before step {step}", flush=True)

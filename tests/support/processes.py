@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.stack import process_gone, wait_until
+from tests.support.stack import Stack, process_gone, wait_until
 
 
 def tree(*pids: int) -> list[int]:
@@ -23,6 +23,12 @@ def tree(*pids: int) -> list[int]:
 def parent(pid: int) -> int:
     """The process's parent: of a rank, its keeper."""
     return psutil.Process(pid).ppid()
+
+
+def actor_pids(stack: Stack, job_id: str) -> list[int]:
+    """The process ids of the actors of the job's newest gang, by rank."""
+    placed = [e for e in stack.client.events(job_id) if e.kind == "gang_placed"][-1]
+    return [seat["actor_pid"] for seat in placed.body["seats"]]
 
 
 def all_gone(what: str, pids: list[int], seconds: float = 10.0) -> None:

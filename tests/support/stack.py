@@ -68,6 +68,11 @@ class Stack:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
+    def serve(self) -> subprocess.Popen[bytes]:
+        """The daemon as a child, from its first moment on."""
+        with (self.home / "serve.log").open("ab") as log:
+            return subprocess.Popen([*ORCH, "serve", *self._arguments], env=self.environ, stdout=log, stderr=log)
+
     def daemon_pid(self) -> int:
         return self.client.health().pid
 

@@ -1,0 +1,150 @@
+"""The daemon is killed, in every state, and whatever happens while it is away: jobs step on, and nothing is done twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+
+from tests.support.ledger import SCRIPT, Ledger, job_spec
+from tests.support.processes import actor_pids, all_gone
+from tests.support.stack import Stack, wait_until
+
+
+def submit(stack: Stack, ledger: Ledger, directory: Path, **options: object) -> str:
+    return stack.submit(job_spec(ledger, **options), directory / "work", train=SCRIPT)  # type: ignore[arg-type]
+
+
+def steps_on(ledger: Ledger, job_id: str, by: int = 5) -> None:
+    seen = ledger.last_step(job_id)
+    wait_until(f"{job_id} steps on", lambda: ledger.last_step(job_id) >= seen + by)
+
+
+def test_a_job_in_every_state_outlives_the_daemon(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
+    stack, done = breakable, tmp_path / "done"
+    whole = {"resources": {"num_workers": 1, "resources_per_worker": {"gpu": 0, "cpu": os.cpu_count()}}}
+    deaf = {"stop_duration": "5s"}
+    backoff = {"retry": {"max_restarts": {"infra": 5}, "backoff": {"initial": "4s", "max": "4s"}}}
+    crashes = [{"attempt": attempt, "step": 2, "kind": "sigkill"} for attempt in (1, 2)]
+
+    running = submit(stack, ledger, tmp_path, name="running", ranks=2, until=str(done))
+    draining = submit(stack, ledger, tmp_path, name="draining", until=str(done), deaf=True, spec=deaf)
+    suspended = submit(stack, ledger, tmp_path, name="suspended", until=str(done))
+    recovering = submit(stack, ledger, tmp_path, name="recovering", until=str(done), faults=crashes, spec=backoff)
+    for job_id in (running, draining, suspended):
+        wait_until(f"{job_id} steps", lambda job_id=job_id: ledger.last_step(job_id) >= 6)
+    stack.client.pause(suspended)
+    stack.wait_state(suspended, "SUSPENDED")
+    pending = submit(stack, ledger, tmp_path, name="pending", steps=3, spec=whole)
+    stack.client.cancel(draining)
+    wait_until("it waits for its second restart", lambda: ledger.attempts(recovering) == [1, 2])
+    stack.wait_state(recovering, "RECOVERING")
+    starting = submit(stack, ledger, tmp_path, name="starting", ranks=2, until=str(done))
+    stack.kill_daemon()
+
+    steps_on(ledger, running)
+    stack.up()
+    states = {job.id: job.state for job in stack.client.jobs().jobs}
+    assert states[pending] == "PENDING"
+    assert states[suspended] == "SUSPENDED"
+    assert states[running] == "RUNNING"
+    assert states[draining] in ("DRAINING", "CANCELLED")
+    assert states[recovering] in ("RECOVERING", "STARTING", "RUNNING")
+    assert states[starting] in ("STARTING", "RUNNING")
+    stack.client.resume(suspended)
+    for job_id, attempts in ((running, 1), (suspended, 2), (recovering, 3), (starting, 1)):
+        wait_until(
+            f"{job_id} steps in attempt {attempts}",
+            lambda job_id=job_id, attempts=attempts: any(
+                line.attempt == attempts and line.what == "step" for line in ledger.lines(job_id)
+            ),
+        )
+    assert stack.wait(draining).state == "CANCELLED"
+    done.touch()
+    for job_id, attempts in ((running, 1), (suspended, 2), (recovering, 3), (starting, 1), (pending, 1)):
+        job = stack.wait(job_id)
+        assert (job.state, job.attempt) == ("SUCCEEDED", attempts), (job.name, job.failure)
+    ledger.check()
+
+
+def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
+    stack, go = breakable, tmp_path / "go"
+    ends = {"until": str(go), "ranks": 2}
+    fails = [{"file": str(go), "kind": "exception"}]
+    crashes = [{"file": str(go), "kind": "sigkill", "rank": 1}]
+
+    ending = submit(stack, ledger, tmp_path, name="ending", **ends)
+    ended_then_lost = submit(stack, ledger, tmp_path, name="lost", **ends)
+    failing = submit(stack, ledger, tmp_path, name="failing", faults=fails)
+    crashing = submit(stack, ledger, tmp_path, name="crashing", ranks=2, faults=crashes, steps=40)
+    losing = submit(stack, ledger, tmp_path, name="losing", ranks=2, steps=60)
+    everyone = (ending, ended_then_lost, failing, crashing, losing)
+    for job_id in everyone:
+        wait_until(f"{job_id} steps", lambda job_id=job_id: ledger.last_step(job_id) >= 6)
+    actors = {job_id: actor_pids(stack, job_id) for job_id in everyone}
+    stack.kill_daemon()
+
+    go.touch()
+    for job_id in (ending, ended_then_lost):
+        wait_until(f"{job_id} ends", lambda job_id=job_id: ledger.ended(job_id, ranks=2))
+    for job_id in (failing, crashing):
+        wait_until(f"{job_id} fails", lambda job_id=job_id: any(x.what == "fault" for x in ledger.lines(job_id)))
+    records = stack.settings.paths
+    wait_until("exits are on record", lambda: all(records.exit_record(ended_then_lost, 1, r).exists() for r in (0, 1)))
+    for pid in (*actors[ended_then_lost], actors[losing][0]):
+        os.kill(pid, signal.SIGKILL)
+    stack.up()
+
+    for job_id in (ending, ended_then_lost):
+        job = stack.wait(job_id)
+        assert (job.state, job.attempt, job.restarts) == ("SUCCEEDED", 1, 0), job.failure
+    failed = stack.wait(failing)
+    assert (failed.state, failed.exit_code) == ("FAILED", 1)
+    assert failed.failure is not None
+    assert failed.failure.sentence == "rank 0 raised ValueError: a fault of the schedule"
+    assert "rank 0 suffers exception" in "\n".join(failed.failure.log_tail)
+    for job_id in (crashing, losing):
+        job = stack.wait(job_id)
+        assert (job.state, job.attempt) == ("SUCCEEDED", 2), job.failure
+        assert job.restarts_by_class == {"infra": 1}
+    assert stack.job(crashing).attempts[0].reason == "rank 1 was killed by SIGKILL"
+    ledger.check()
+
+
+def test_a_ray_whose_daemon_died_before_it_could_note_it_is_not_left_behind() -> None:
+    stack = Stack()
+
+    def started(name: str) -> list[int]:
+        return [p.pid for p in stack.processes() if program_of(p).endswith(name)]
+
+    try:
+        daemon = stack.serve()
+        strays = wait_until("the head is half started", lambda: started("raylet"), 60) + started("gcs_server")
+        daemon.kill()
+        daemon.wait()
+        stack.up()
+        all_gone("the head that nobody knew", strays)
+        assert len(started("gcs_server")) == 1
+        assert len(started("raylet")) == 1
+    finally:
+        stack.close()
+
+
+def program_of(process: psutil.Process) -> str:
+    try:
+        return next(iter(process.cmdline()), "")
+    except psutil.Error:
+        return ""
+
+
+def test_two_who_start_the_daemon_at_once_get_one(tmp_path: Path) -> None:
+    stack = Stack()
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(lambda _: stack.up(), range(2))
+        assert first["pid"] == second["pid"]
+    finally:
+        stack.close()
