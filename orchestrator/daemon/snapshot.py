@@ -7,14 +7,16 @@ before the snapshot's digest is returned.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import pathspec
 
@@ -162,41 +164,59 @@ def _entry(found: _Found, root: Path, blob: Callable[[str], Path]) -> dict[str, 
 
 
 def _store_file(found: _Found, blob: Callable[[str], Path]) -> str:
-    hashing = hashlib.sha256()
+    small = found.status.st_size <= _CHUNK
     try:
-        data = found.path.read_bytes() if found.status.st_size <= _CHUNK else None
-        if data is not None:
-            digest = hashlib.sha256(data).hexdigest()
-            _store(data, blob(digest))
-            return digest
-        with found.path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                hashing.update(chunk)
+        data = found.path.read_bytes() if small else b""
+        digest = hashlib.sha256(data).hexdigest() if small else _digest(found.path)
     except OSError as error:
         raise SnapshotError(f"{found.path}: {error.strerror}; make it readable or list it in .gitignore") from error
-    digest = hashing.hexdigest()
-    target = blob(digest)
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
-        with found.path.open("rb") as source, draft.open("wb") as sink:
-            shutil.copyfileobj(source, sink, _CHUNK)
-            _sync(sink.fileno())
-        draft.replace(target)
-        _sync_directory(target.parent)
+    if small:
+        _store(data, blob(digest))
+    else:
+        _store_large(found.path, digest, blob(digest))
     return digest
 
 
-def _store(data: bytes, target: Path) -> None:
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _store_large(path: Path, digest: str, target: Path) -> None:
     if target.exists():
         return
+    hashing = hashlib.sha256()
+    with _draft(target) as sink, path.open("rb") as source:
+        while chunk := source.read(_CHUNK):
+            hashing.update(chunk)
+            sink.write(chunk)
+        if hashing.hexdigest() != digest:
+            raise SnapshotError(
+                f"{path} changes while it is read; submit again when it is at rest, or list it in .gitignore"
+            )
+
+
+def _store(data: bytes, target: Path) -> None:
+    if not target.exists():
+        with _draft(target) as sink:
+            sink.write(data)
+
+
+@contextlib.contextmanager
+def _draft(target: Path) -> Iterator[BinaryIO]:
+    """A file to write, which becomes ``target`` when it is durable. Others may store the same content meanwhile."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    with draft.open("wb") as sink:
-        sink.write(data)
-        sink.flush()
-        _sync(sink.fileno())
-    draft.replace(target)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as sink:
+            yield sink
+            sink.flush()
+            _sync(sink.fileno())
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     _sync_directory(target.parent)
 
 

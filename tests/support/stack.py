@@ -73,6 +73,10 @@ class Stack:
         with (self.home / "serve.log").open("ab") as log:
             return subprocess.Popen([*ORCH, "serve", *self._arguments], env=self.environ, stdout=log, stderr=log)
 
+    def serve_log(self) -> str:
+        """The end of what daemons started by ``serve`` have said."""
+        return (self.home / "serve.log").read_text()[-3000:]
+
     def daemon_pid(self) -> int:
         return self.client.health().pid
 

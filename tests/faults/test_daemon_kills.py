@@ -1,0 +1,30 @@
+"""Fifty times the daemon is killed at a random moment, while users submit, pause, resume and cancel."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.support.campaign import Campaign, kill_daemon_at_random
+from tests.support.ledger import Ledger
+from tests.support.stack import Stack
+
+KILLS = 50
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_kill_of_the_daemon_loses_repeats_or_leaves_anything(
+    breakable: Stack, ledger: Ledger, tmp_path: Path, dice: random.Random
+) -> None:
+    campaign = Campaign(stack=breakable, ledger=ledger, directory=tmp_path, dice=dice)
+    breakable.kill_daemon()
+    with campaign:
+        try:
+            kill_daemon_at_random(campaign, KILLS)
+        finally:
+            breakable.up()
+    campaign.verify()
+    assert len(campaign.outcomes) >= KILLS // 5, "there was something to lose"

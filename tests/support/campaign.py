@@ -1,0 +1,241 @@
+"""Jobs of every kind, driven by users who insist on an answer, while the daemon or their ranks are killed at random.
+
+Each driver submits one job after the other, does to it what its kind asks for, waits for its end, and notes what should
+have come of it. ``verify`` compares that with the record, with the ledger, and with what is left in Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from orchestrator.api.errors import DaemonUnreachableError, DeadlineError, RefusedError
+from orchestrator.api.views import JobView
+from orchestrator.runtime.cluster import ray_environment
+from orchestrator.runtime.names import namespace
+from tests.support.ledger import SCRIPT, Ledger, job_spec
+from tests.support.processes import of_cwd
+from tests.support.stack import Stack
+
+T = TypeVar("T")
+PATIENCE_SECONDS = 120.0
+KINDS = ("plain", "gang", "crash", "killed", "pause", "cancel", "early cancel", "deaf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One job's end: what it was to be (state and number of attempts; each may be one of several), and what it was."""
+
+    kind: str
+    job: JobView
+    states: tuple[str, ...]
+    attempts: tuple[int, ...]
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with it, or nothing."""
+        if self.job.state in self.states and self.job.attempt in self.attempts:
+            return ""
+        was = f"{self.job.state} after {self.job.attempt} attempts ({self.job.reason}; {self.job.failure})"
+        return f"{self.job.id} ({self.kind}) was {was}, not {self.states} after {self.attempts}"
+
+
+@dataclass(slots=True)
+class Campaign:
+    """See the module. ``drivers`` jobs are alive at a time; each takes ``steps`` steps of ``seconds``."""
+
+    stack: Stack
+    ledger: Ledger
+    directory: Path
+    dice: random.Random
+    kinds: tuple[str, ...] = KINDS
+    drivers: int = 4
+    steps: int = 40
+    seconds: float = 0.02
+    outcomes: list[Outcome] = field(default_factory=list)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _pool: ThreadPoolExecutor | None = None
+    _futures: list[Future[None]] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        (self.directory / "work").mkdir(parents=True, exist_ok=True)
+        (self.directory / "work" / "train.py").write_text(SCRIPT)
+        self._pool = ThreadPoolExecutor(self.drivers)
+        seeds = [self.dice.getrandbits(64) for _ in range(self.drivers)]
+        self._futures = [self._pool.submit(self._drive, random.Random(seed)) for seed in seeds]
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        assert self._pool is not None
+        self._pool.shutdown(wait=True)
+
+    def check_drivers(self) -> None:
+        """Raise what a driver died of."""
+        for future in self._futures:
+            if future.done():
+                future.result()
+
+    def _drive(self, dice: random.Random) -> None:
+        while not self._over.is_set():
+            kind = dice.choice(self.kinds)
+            self.outcomes.append(self._one_job(kind, dice))
+
+    # -- what users do
+
+    def insist(self, call: Callable[[], T]) -> T:
+        """The answer, however often the daemon goes away before it gives one."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return call()
+            except (DaemonUnreachableError, DeadlineError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+    def _one_job(self, kind: str, dice: random.Random) -> Outcome:
+        ranks = 2 if kind in ("gang", "killed") else 1
+        options: dict[str, Any] = {"steps": self.steps, "seconds": self.seconds, "deaf": kind == "deaf"}
+        if kind == "crash":
+            options["faults"] = [{"attempt": 1, "step": dice.randrange(6, self.steps), "kind": "sigkill"}]
+        extra = {"stop_duration": "400ms"} if kind == "deaf" else {}
+        spec = job_spec(self.ledger, name=kind.replace(" ", "-"), ranks=ranks, spec=extra, **options)
+        key, cwd = uuid.UUID(int=dice.getrandbits(128)).hex, str(self.directory / "work")
+        job_id = self.insist(lambda: self.stack.client.submit_text(spec, cwd=cwd, key=key)).job_id
+        assert job_id is not None
+        states, attempts = self._act(kind, job_id, dice)
+        job = self._until(job_id, lambda job: job.is_terminal, f"{kind} ends")
+        return Outcome(kind=kind, job=job, states=states, attempts=attempts)
+
+    def _act(self, kind: str, job_id: str, dice: random.Random) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        client = self.stack.client
+        match kind:
+            case "crash":
+                return ("SUCCEEDED",), (2,)
+            case "killed":
+                self._step(job_id, dice)
+                pid = self.ledger.pids(job_id, 1)[dice.randrange(2)]
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                return ("SUCCEEDED",), (1, 2)  # 1: it had ended already
+            case "pause":
+                self._step(job_id, dice)
+                with contextlib.suppress(RefusedError):  # it had ended already
+                    self.insist(lambda: client.pause(job_id))
+                    paused = self._until(job_id, lambda job: job.state == "SUSPENDED" or job.is_terminal, "is paused")
+                    if not paused.is_terminal:
+                        self.insist(lambda: client.resume(job_id))
+                return ("SUCCEEDED",), (1, 2)
+            case "cancel" | "deaf" | "early cancel":
+                if kind != "early cancel":
+                    self._step(job_id, dice)
+                with contextlib.suppress(RefusedError):
+                    self.insist(lambda: client.cancel(job_id))
+                return ("CANCELLED", "SUCCEEDED"), (0, 1)
+            case _:
+                return ("SUCCEEDED",), (1,)
+
+    def _step(self, job_id: str, dice: random.Random) -> None:
+        """Wait for a random step."""
+        step, deadline = dice.randrange(1, self.steps), time.monotonic() + PATIENCE_SECONDS
+        while self.ledger.last_step(job_id) < step:
+            assert time.monotonic() < deadline, f"{job_id} does not come to step {step}: {self._where(job_id)}"
+            time.sleep(0.02)
+
+    def _until(self, job_id: str, condition: Callable[[JobView], bool], what: str) -> JobView:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition(job := self.insist(lambda: self.stack.client.job(job_id))):
+            assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS:g} s: {what}: {self._where(job_id)}"
+            time.sleep(0.1)
+        return job
+
+    def _where(self, job_id: str) -> str:
+        job = self.insist(lambda: self.stack.client.job(job_id))
+        events = [e.kind for e in self.insist(lambda: self.stack.client.events(job_id))]
+        return f"{job.state}, {job.reason}, {events}"
+
+    # -- what came of it
+
+    def verify(self) -> None:
+        """Every accepted job is there once and ended as it should; the ledger is clean; nothing is left anywhere."""
+        self.check_drivers()
+        problems = [outcome.problem for outcome in self.outcomes if outcome.problem]
+        accepted = {outcome.job.id for outcome in self.outcomes}
+        known = {job.id for job in self.stack.client.jobs(limit=100_000).jobs}
+        problems += [f"{job_id} was accepted and is lost" for job_id in accepted - known]
+        problems += [f"{job_id} is there and nobody submitted it" for job_id in known - accepted]
+        problems += [
+            f"{job_id}: {problem}" for job_id in self.ledger.jobs() for problem in self.ledger.problems(job_id)
+        ]
+        problems += [f"{pid} still runs" for pid in of_cwd(self.stack.settings.paths.jobs)]
+        problems += left_in_ray(self.stack)
+        assert not problems, "\n".join(problems)
+
+
+_LEFT = """
+import json, ray, sys
+from ray.util.placement_group import placement_group_table
+from ray.util import list_named_actors
+ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False, configure_logging=False)
+groups = [g["name"] for g in placement_group_table().values() if g["state"] != "REMOVED"]
+print(json.dumps(groups + [name for name in list_named_actors() if name.startswith("rank-")]))
+"""
+
+
+def left_in_ray(stack: Stack) -> list[str]:
+    """Placement groups and rank actors that are in Ray although no job is alive."""
+    environ = {**stack.environ, **ray_environment(stack.settings.paths.ray / "token")}
+    command = [sys.executable, "-c", _LEFT, stack.client.health().ray_address, namespace(stack.home)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return [f"{name} is left in Ray" for name in json.loads(done.stdout.splitlines()[-1])]
+
+
+def kill_daemon_at_random(campaign: Campaign, kills: int) -> dict[str, int]:
+    """Start and kill the daemon ``kills`` times: half of the times while it starts, else soon after it is ready.
+
+    Returns how often a job was in each state when its daemon died.
+    """
+    stack, dice = campaign.stack, campaign.dice
+    seen: dict[str, int] = {}
+    for _ in range(kills):
+        daemon = stack.serve()
+        try:
+            if dice.random() < 0.5:
+                time.sleep(dice.uniform(0.0, 2.0))
+            else:
+                wait_ready(stack, daemon)
+                time.sleep(dice.uniform(0.0, 0.6))
+                for job in stack.client.jobs(limit=campaign.drivers).jobs:
+                    seen[job.state] = seen.get(job.state, 0) + 1
+        finally:
+            daemon.kill()
+            daemon.wait()
+        campaign.check_drivers()
+    return seen
+
+
+def wait_ready(stack: Stack, daemon: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
+    """Wait until the daemon, a child, takes and places jobs."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert daemon.poll() is None, f"the daemon ended with {daemon.returncode}: {stack.serve_log()}"
+        with contextlib.suppress(DaemonUnreachableError, DeadlineError):
+            if stack.client.health().ready:
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"the daemon is not ready after {seconds:g} s: {stack.serve_log()}")
