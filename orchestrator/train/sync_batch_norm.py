@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def synchronise(model: nn.Module, device: torch.device) -> nn.Module:
     """`model` with every batch normalization replaced by one over all ranks; parameters and buffers stay the same."""
     if device.type == "cuda":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # untyped in torch
         return converted
     for module in model.modules():
         kind = _ON_CPU.get(type(module))

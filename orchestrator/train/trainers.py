@@ -52,6 +52,7 @@ class DistributedDataParallelTrainer(MultiGPUTrainer):
         if not self.place.distributed:
             return module
         config, device = self.config, self.place.device
+        buffers: dict[str, Any] = {} if config.broadcast_buffers else {_BUFFER_OPTION: False}
         wrapped = DistributedDataParallel(
             module,
             device_ids=[device] if device.type == "cuda" else None,
@@ -59,7 +60,7 @@ class DistributedDataParallelTrainer(MultiGPUTrainer):
             find_unused_parameters=config.find_unused_parameters,
             gradient_as_bucket_view=config.use_gradient_as_bucket_view,
             static_graph=config.static_graph,
-            **({} if config.broadcast_buffers else {_BUFFER_OPTION: False}),
+            **buffers,
         )
         if config.fp16_compression:
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook

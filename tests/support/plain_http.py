@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -50,10 +51,10 @@ def ask(
     )
     try:
         chunked = body is not None and not isinstance(body, bytes)
-        try:
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # refused before all was sent; the answer is there
             connection.request(method, path, body=body, headers=dict(headers or {}), encode_chunked=chunked)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # refused before all of it was sent; the answer is there
         response = connection.getresponse()
         return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
     finally:
