@@ -61,10 +61,10 @@ def _find(batch: Any) -> Tensor | None:
     if isinstance(batch, Tensor):
         return batch if batch.dim() else None
     values: Sequence[Any] = ()
-    if isinstance(batch, Mapping):
-        values = [batch["input_ids"]] if "input_ids" in batch else list(batch.values())
-    elif isinstance(batch, list | tuple):
+    if isinstance(batch, list | tuple):
         values = batch
+    elif isinstance(batch, Mapping):
+        values = [batch["input_ids"]] if "input_ids" in batch else list(batch.values())
     for value in values:
         found = _find(value)
         if found is not None:
@@ -72,21 +72,20 @@ def _find(batch: Any) -> Tensor | None:
     return None
 
 
-def count_samples(batch: Any) -> int:
-    """The number of samples in `batch`."""
-    return int(first_tensor(batch).shape[0])
+def count(batch: Any) -> tuple[int, int]:
+    """The samples and the tokens in `batch`.
 
-
-def count_tokens(batch: Any) -> int:
-    """The number of tokens in `batch`: those of the first tensor when it is a (samples, length) matrix of whole numbers."""
-    tensor = first_tensor(batch)
-    whole = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.dtype != torch.bool
-    return tensor.numel() if whole and tensor.dim() == 2 else 0
+    Tokens are those of the first tensor when it is a (samples, length) matrix of whole numbers, else none.
+    """
+    shape, dtype = (tensor := first_tensor(batch)).shape, tensor.dtype
+    if len(shape) != 2 or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return shape[0], 0
+    return shape[0], shape[0] * shape[1]
 
 
 def split(batch: Any, parts: int) -> list[Any]:
     """`batch` as `parts` smaller ones of equal size. Raises DataError when its size does not divide."""
-    samples = count_samples(batch)
+    samples, _ = count(batch)
     if samples % parts:
         raise DataError(f"a batch of {samples} samples cannot be split into {parts} equal parts")
     size = samples // parts

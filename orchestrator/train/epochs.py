@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from orchestrator.train.batches import count_samples
+from orchestrator.train.batches import count
 from orchestrator.train.errors import DataError, TrainError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _sum_up(
         if together:
             _anybody(trainer.place, here=True)
         (spare,) = group
-        size = count_samples(spare)
+        size, _ = count(spare)
         for name, value in trainer.eval_step(spare, functions).items():
             sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value.detach().float() * size
         samples += size

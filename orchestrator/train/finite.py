@@ -38,6 +38,8 @@ class FiniteGuard:
         self._limit = limit
         self.streak_on_device: Tensor | None = None
         """The same as `streak`, where only the device counts."""
+        self.value: float | None = None
+        """The loss that was looked at last; None where looking is not free."""
         self.bad_here = False
         """Whether a loss of this rank was not finite in this step, as far as it was looked at."""
         self.streak = 0
@@ -61,7 +63,10 @@ class FiniteGuard:
 
     def look(self, loss: Tensor) -> Tensor | None:
         """What to call backward() on; None for nothing. Where looking is free, a bad loss is noticed here."""
-        if not self._looks or math.isfinite(loss.item()):
+        if not self._looks:
+            return loss
+        self.value = loss.item()
+        if math.isfinite(self.value):
             return loss
         self.bad_here = True
         if not self._shares:

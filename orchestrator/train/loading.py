@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from orchestrator.train.errors import DataError
 from orchestrator.train.sampling import GlobalBatchSampler, SeededSamples
@@ -100,7 +101,8 @@ def build_feed(dataset: Any, config: MultiGPUConfig, place: Place, *, training: 
     samples = _length(dataset)
     _check_size(samples, config, place, training=training, accumulate=accumulate)
     stateful = isinstance(dataset, Stateful)
-    seeded = config.num_workers > 0 and not stateful
+    whole = type(dataset) is TensorDataset  # draws no random numbers, and can be asked for a batch at once
+    seeded = config.num_workers > 0 and not stateful and not whole
     sampler = GlobalBatchSampler(
         samples,
         batch_size=config.batch_size,
@@ -112,9 +114,30 @@ def build_feed(dataset: Any, config: MultiGPUConfig, place: Place, *, training: 
         accumulate=accumulate if training else 1,
         draws=seeded,
     )
-    source = SeededSamples(dataset, config.seed) if seeded else dataset
-    loader = _stateful_loader(source, config, place, batch_sampler=sampler)
+    options: dict[str, Any] = {"batch_sampler": sampler}
+    if whole:
+        options["collate_fn"] = _as_it_is
+    source = SeededSamples(dataset, config.seed) if seeded else _WholeBatches(dataset) if whole else dataset
+    loader = _stateful_loader(source, config, place, **options)
     return Feed(loader, sampler, stateful=stateful)
+
+
+class _WholeBatches(Dataset[list[Tensor]]):
+    """A TensorDataset that is asked for a batch at a time: the same rows, without stacking them one by one."""
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self._tensors = dataset.tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors[0])
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        rows = torch.tensor(indices)
+        return [tensor.index_select(0, rows) for tensor in self._tensors]
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _length(dataset: Any) -> int:

@@ -181,6 +181,7 @@ class MultiGPUTrainingManager:
         agree = check_equal_lengths(feed, self.place, self._used)
         collector = Collector(batches, trainer.accumulate, self.place, agree=agree)
         metrics.pause()
+        trainer.measure_norm = not trainer.shards_parameters
         first_step, clock = progress.step, trainer.clock
         while not self._at_limit():
             clock.begin()
@@ -237,9 +238,9 @@ class MultiGPUTrainingManager:
 
     def _between_steps(self, group: list[Any]) -> None:
         """What is done as often as training reports: a few times a second, not in every step."""
-        _, metrics = self._ready()
+        reporter, metrics = self._ready()
         metrics.learn_flops(group[0])
-        if self.config.max_grad_norm is None and not self.trainer.shards_parameters:
+        if reporter.measures_next and not self.trainer.shards_parameters:
             self.trainer.measure_norm = True
         self._tracer.look()
         self.fault_tolerance.check(self.progress, group, metrics.late_streak())
@@ -310,7 +311,9 @@ class MultiGPUTrainingManager:
     def summary(self) -> dict[str, float]:
         """The run's figures so far: throughput with its 95 % confidence interval, step time and its parts, memory, MFU."""
         reporter, metrics = self._ready()
-        values = {name: value for name, value in reporter.measured.items() if name not in ("lr", "grad_norm", "eta_seconds")}
+        values = {
+            name: value for name, value in reporter.measured.items() if name not in ("lr", "grad_norm", "eta_seconds")
+        }
         seconds = list(metrics.step_seconds_list)
         if seconds:
             mean, rate = sum(seconds) / len(seconds), metrics.samples * self.place.world_size / metrics.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import re
 import resource
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 _MESSAGES = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 _GIB = 1024**3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+_KEPT_BYTES = 1 << 30
+_LARGEST_IN_HEAP_BYTES = 32 << 20  # glibc takes no more
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -36,6 +40,18 @@ def reset_peak(device: torch.device) -> None:
     """Measure the peak anew from here, where the device can."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep what is freed for the next step instead of giving it back; whether it can.
+
+    A step on the CPU frees its gradients and activations and asks for them again a moment later. glibc returns them to the
+    kernel meanwhile, which fills each page with zeros anew: a quarter of the time of a step of a two-million-parameter model.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES) and mallopt(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP_BYTES))
 
 
 def free_unused(device: torch.device) -> None:

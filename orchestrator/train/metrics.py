@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from orchestrator.train.batches import compute_loss, count_samples
+from orchestrator.train.batches import compute_loss, count
 from orchestrator.train.clock import Part
 from orchestrator.train.flops import count_flops, device_peak
 from orchestrator.train.memory import peak_memory_bytes
@@ -81,7 +81,7 @@ class MetricsCollector:
         self.tokens += result.tokens
         self.last = result
         if self._on_cpu:
-            loss = result.loss.item()
+            loss = result.loss.item() if result.value is None else result.value
             if math.isfinite(loss):
                 self._loss_sum += loss * result.samples
                 self._loss_samples += result.samples
@@ -116,7 +116,7 @@ class MetricsCollector:
             return compute_loss(model, inputs, trainer.loss_fn)[0]
 
         flops = count_flops(trainer.module, batch, loss)
-        self._flops_per_sample = None if flops is None else flops / count_samples(batch)
+        self._flops_per_sample = None if flops is None else flops / count(batch)[0]
 
     def current(self) -> dict[str, float]:
         """What is known of the last step: loss, learning rate, gradient norm."""

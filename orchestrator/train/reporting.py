@@ -44,6 +44,11 @@ class Reporter:
         self.total_steps: int | None = None
         """Steps of the whole run, where that is known."""
 
+    @property
+    def measures_next(self) -> bool:
+        """Whether the next report measures, so that the step before it is worth a look at its gradient."""
+        return perf_counter() + REPORT_EVERY_SECONDS >= self._measure_at
+
     def after_step(self, now: float, progress: Progress) -> bool:
         """Maybe report; whether it did. `now` is perf_counter's time."""
         self._calls += 1

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from orchestrator.train.batches import (
     LossFunction,
     compute_loss,
-    count_samples,
-    count_tokens,
+    count,
     split,
     targets_of,
     to_device,
@@ -32,7 +30,7 @@ from orchestrator.train.batches import (
 from orchestrator.train.clock import Part, make_clock
 from orchestrator.train.errors import ConfigError, OutOfMemoryError
 from orchestrator.train.finite import FiniteGuard
-from orchestrator.train.memory import describe_shortage, free_unused, is_out_of_memory
+from orchestrator.train.memory import describe_shortage, free_unused, is_out_of_memory, keep_freed_memory
 from orchestrator.train.model_options import prepare_model
 from orchestrator.train.precision import MixedPrecision
 
@@ -52,9 +50,10 @@ MetricFunction = Callable[[Any, Any], Tensor]
 _SCALE_SEARCH = 16  # fp16: overflows in a row that only mean that the scale is still being found
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What one call did. `loss` is this rank's mean, detached, on the device; counts are this rank's.
+
+    `value` is the loss as a number, where that is known without waiting.
 
     `updated`: an optimizer step was due (the last of the accumulated batches). `skipped`: it was due, but left out because
     something was not finite; False where only the device knows. `grad_norm` is known when it was needed.
@@ -66,6 +65,7 @@ class StepResult:
     updated: bool
     skipped: bool
     grad_norm: Tensor | None
+    value: float | None = None
 
 
 class MultiGPUTrainer(ABC):
@@ -105,6 +105,8 @@ class MultiGPUTrainer(ABC):
         """
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
+        if self.place.device.type == "cpu":
+            keep_freed_memory()
         self.loss_fn = loss_fn
         self.module = prepare_model(model, self.config, self.place, float8=self.precision.name == "fp8")
         self.model = self.wrap(self.module)
@@ -181,7 +183,8 @@ class MultiGPUTrainer(ABC):
         self._passes = 0 if last else self._passes + 1
         good, norm = self._update() if last else (True, None)
         self.clock.end()
-        return StepResult(loss, count_samples(batch), count_tokens(batch), last, not good, norm)
+        samples, tokens = count(batch)
+        return StepResult(loss, samples, tokens, last, not good, norm)
 
     def update(self, batches: Sequence[Any]) -> StepResult:
         """One optimizer step over `batches`, each weighed by its samples. Call `clock.begin` before fetching them.
@@ -199,19 +202,22 @@ class MultiGPUTrainer(ABC):
                 raise shortage from cause
 
     def _attempt(self, batches: Sequence[Any]) -> StepResult:
-        counts = [count_samples(batch) for batch in batches]
-        tokens = sum(count_tokens(batch) for batch in batches)
-        samples, final = sum(counts), len(batches) - 1
         self.guard.begin()
-        loss: Tensor | None = None
-        for number, batch in enumerate(batches):
-            weight = counts[number] / samples
-            part = self._pass(batch, weight, last=number == final)
-            loss = part if final == 0 else part * weight + (0.0 if loss is None else loss)
-        assert loss is not None
+        if len(batches) == 1:
+            samples, tokens = count(batches[0])
+            loss = self._pass(batches[0], 1.0, last=True)
+            value = self.guard.value if self.pieces == 1 else None
+        else:
+            counts = [count(batch) for batch in batches]
+            samples, tokens = sum(size for size, _ in counts), sum(more for _, more in counts)
+            parts = [
+                self._pass(batch, size / samples, last=number == len(batches)) * (size / samples)
+                for number, (batch, (size, _)) in enumerate(zip(batches, counts, strict=True), start=1)
+            ]
+            loss, value = torch.stack(parts).sum(), None
         good, norm = self._update()
         self.clock.end()
-        return StepResult(loss, samples, tokens, updated=True, skipped=not good, grad_norm=norm)
+        return StepResult(loss, samples, tokens, True, not good, norm, value)
 
     def _pass(self, batch: Any, weight: float, *, last: bool) -> Tensor:
         """Forward and backward over one batch, in as many parts as memory needs; its mean loss."""
@@ -255,12 +261,13 @@ class MultiGPUTrainer(ABC):
         norm: Tensor | None = None
         if scaler is not None and (limit is not None or self.measure_norm):
             scaler.unscale_(self.optimizer)
+        decides = limit is not None or self.guard.needs_norm  # alike on all ranks, which `measure_norm` is not
         if limit is not None:
             norm = _whole(clip_grad_norm_(self.parameters, limit))
-        elif self.measure_norm or (scaler is None and self.guard.needs_norm):
+        elif self.measure_norm or (scaler is None and decides):
             norm = _whole(get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
         self.measure_norm = False
-        good = self._step(norm) if scaler is None else self._scaled_step(scaler)
+        good = self._step(norm if decides else None) if scaler is None else self._scaled_step(scaler)
         self.optimizer.zero_grad(set_to_none=True)
         if good and self.scheduler is not None:
             self.scheduler.step()
@@ -315,7 +322,7 @@ class MultiGPUTrainer(ABC):
         Not possible once ranks have begun to exchange gradients: the others cannot take that back.
         """
         parts = self.pieces * 2
-        if not self.config.oom_retry or self._exchanging or any(count_samples(batch) % parts for batch in batches):
+        if not self.config.oom_retry or self._exchanging or any(count(batch)[0] % parts for batch in batches):
             return False
         self.pieces = parts
         self._passes = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ from torch import nn
 from orchestrator.gpu.reader import Detail, GpuLostError, ReaderOptions
 from orchestrator.gpu.sample import GpuInfo, Sample, Vendor
 from orchestrator.train import energy
-from orchestrator.train.batches import compute_loss, count_samples, count_tokens, map_tensors, split
+from orchestrator.train.batches import compute_loss, count, map_tensors, split
 from orchestrator.train.clock import CpuClock, Part
 from orchestrator.train.comparison import comparison_report
 from orchestrator.train.config import MultiGPUConfig
 from orchestrator.train.errors import DataError
 from orchestrator.train.flops import count_flops, device_peak
+from orchestrator.train.memory import keep_freed_memory
 from orchestrator.train.metrics import LateNumber, MetricsCollector
 from orchestrator.train.monitor import PerformanceMonitor
 from orchestrator.train.peaks import peak_flops
@@ -193,7 +196,7 @@ def wait_until(condition: Any) -> None:
 
 def test_batches_of_any_nesting() -> None:
     batch = {"a": torch.ones(4, 3), "b": [torch.zeros(4), "text"], "c": (1, torch.ones(()))}
-    assert count_samples(batch) == 4
+    assert count(batch)[0] == 4
     doubled = map_tensors(batch, lambda tensor: tensor * 2)
     assert doubled["a"].sum() == 24
     assert doubled["b"][1] == "text"
@@ -205,9 +208,9 @@ def test_batches_of_any_nesting() -> None:
 
 
 def test_tokens_are_whole_numbers_in_a_matrix() -> None:
-    assert count_tokens({"mask": torch.ones(2, 9), "input_ids": torch.ones(2, 5, dtype=torch.long)}) == 10
-    assert count_tokens((torch.ones(2, 5), torch.ones(2, dtype=torch.long))) == 0
-    assert count_tokens(torch.ones(2, 5, dtype=torch.bool)) == 0
+    assert count({"mask": torch.ones(2, 9), "input_ids": torch.ones(2, 5, dtype=torch.long)}) == (2, 10)
+    assert count((torch.ones(2, 5), torch.ones(2, dtype=torch.long))) == (2, 0)
+    assert count(torch.ones(2, 5, dtype=torch.bool)) == (2, 0)
 
 
 # Statistics, monitor, comparison
@@ -289,3 +292,18 @@ def test_a_comparison_says_what_the_numbers_can_show() -> None:
     assert "same and one: no difference that these runs could show" in text
     assert "short against one: too few steps" in text
     assert "unknown" in text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's own")
+def test_freed_memory_is_kept_for_the_next_step() -> None:
+    """Pages of a tensor that is made again and again are not asked of the kernel each time."""
+    assert keep_freed_memory()
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            torch.ones(1_000_000)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    assert faults() < 2 * 977, "4 MB are 977 pages"
