@@ -65,10 +65,12 @@ def test_clipping_is_of_the_whole_gradient(found: list[dict[str, Any]]) -> None:
     assert min(found[0]["clipped"]["norms"]) > 0.05, "else nothing would have been clipped"
 
 
-def test_accumulation_equals_the_large_batch_and_sends_once(found: list[dict[str, Any]]) -> None:
-    assert_states_close(found[0]["accumulated"]["state"], found[0]["whole_batch"], rtol=1e-5, atol=1e-6)
-    sent = found[0]["accumulated"]["sent"]
-    assert [count > 0 for count in sent] == [False, False, False, True] * STEPS
+@pytest.mark.parametrize("grouped", [False, True])
+def test_accumulation_equals_the_large_batch_and_sends_once(found: list[dict[str, Any]], grouped: bool) -> None:
+    accumulated = found[0]["accumulated"]
+    assert_states_close(accumulated[grouped]["state"], found[0]["whole_batch"], rtol=1e-5, atol=1e-6)
+    assert [count > 0 for count in accumulated[False]["sent"]] == [False, False, False, True] * STEPS
+    assert accumulated[True]["sent"] == accumulated[False]["sent"][3::4], "no more in a group than one by one"
 
 
 def test_compression_sends_halves(found: list[dict[str, Any]]) -> None:

@@ -84,8 +84,28 @@ def clipped(place: Place) -> Any:
 
 @scenario
 def accumulated(place: Place) -> Any:
-    """Each rank's batch in four parts; a hook counts what is sent."""
-    trainer = prepared(place, linear_model(), gradient_accumulation_steps=4)
+    """Each rank's batch in four parts, one by one and as a group; a hook counts what is sent."""
+    found = {}
+    for grouped in (False, True):
+        trainer = prepared(place, linear_model(), gradient_accumulation_steps=4)
+        sent = counted(trainer)
+        for batch in global_batches():
+            inputs, targets = mine(place, batch)
+            parts = [(inputs[start : start + 2], targets[start : start + 2]) for start in range(0, RANK_BATCH, 2)]
+            if grouped:
+                sent.append(0)
+                trainer.clock.begin()
+                trainer.update(parts)
+                continue
+            for part in parts:
+                sent.append(0)
+                trainer.train_step(part)
+        found[grouped] = {"state": state_of(trainer.module), "sent": sent}
+    return found
+
+
+def counted(trainer: MultiGPUTrainer) -> list[int]:
+    """Counts the buckets that are sent, in the last entry of a list."""
     sent: list[int] = []
 
     def count(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -98,12 +118,7 @@ def accumulated(place: Place) -> Any:
     ddp: Any = trainer.model
     count.__annotations__.clear()  # torch checks them, and wants types, not their names
     ddp.register_comm_hook(None, count)
-    for batch in global_batches():
-        inputs, targets = mine(place, batch)
-        for start in range(0, RANK_BATCH, 2):
-            sent.append(0)
-            trainer.train_step((inputs[start : start + 2], targets[start : start + 2]))
-    return {"state": state_of(trainer.module), "sent": sent}
+    return sent
 
 
 def gradients_at_step(trainer: MultiGPUTrainer) -> list[Tensor]:
