@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks import contenders
@@ -86,7 +87,7 @@ def _actor(client: Client) -> Callable[[contenders.Run], int]:
 def main() -> None:
     """Measure and report."""
     options = parser(__doc__ or "", pairs=10)
-    options.add_argument("--ours-only", action="store_true", help="leave the peers out")
+    options.add_argument("--peers", default="torchrun,ray_train", help="which peers, by comma; empty for none")
     arguments = options.parse_args()
     random.seed(20_261_121)
     orch = contenders.Orch()
@@ -96,9 +97,9 @@ def main() -> None:
         return orch.submit(STEPS, SECONDS_PER_STEP)
 
     victims = {"ours": Victim(submit, _any_rank)}
-    if not arguments.ours_only:
-        victims["torchrun"] = Victim(lambda: contenders.torchrun(STEPS, SECONDS_PER_STEP), _any_rank)
-        victims["ray_train"] = Victim(lambda: contenders.ray_train(STEPS, SECONDS_PER_STEP), _any_rank)
+    starts = {"torchrun": contenders.torchrun, "ray_train": contenders.ray_train}
+    for name in filter(None, arguments.peers.split(",")):
+        victims[name] = Victim(partial(starts[name], STEPS, SECONDS_PER_STEP), _any_rank)
     try:
         # One job at a time on the machine: each arm's job ends before the next arm's begins.
         found = interleave({name: _alone(v) for name, v in victims.items()}, arguments.pairs)

@@ -19,7 +19,7 @@ def main() -> None:
     """Measure and report."""
     options = parser(__doc__ or "", pairs=10)
     options.add_argument("--cold", type=int, default=3, help="cold starts of ours, beside the pairs")
-    options.add_argument("--ours-only", action="store_true", help="leave the peers out")
+    options.add_argument("--peers", default="torchrun,ray_train", help="which peers, by comma; empty for none")
     arguments = options.parse_args()
     orch = contenders.Orch()
     orch.up()
@@ -38,9 +38,8 @@ def main() -> None:
             with contenders.ray_train(STEPS, 0.01) as run:
                 return run.first_step_seconds()
 
-        arms = (
-            {"ours": ours} if arguments.ours_only else {"ours": ours, "torchrun": peer_torchrun, "ray_train": peer_ray}
-        )
+        every = {"torchrun": peer_torchrun, "ray_train": peer_ray}
+        arms = {"ours": ours} | {name: every[name] for name in arguments.peers.split(",") if name}
         found = interleave(arms, arguments.pairs)
     finally:
         orch.close()
