@@ -18,16 +18,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.reader import Checkpoint
+    from orchestrator.train.config import MultiGPUConfig, TrainingMode
+    from orchestrator.train.manager import MultiGPUTrainingManager
+    from orchestrator.train.monitor import PerformanceMonitor
     from orchestrator.train.progress import ProgressPage, ProgressSnapshot
     from orchestrator.train.saving import CheckpointWarning
     from orchestrator.train.training_context import Context
 
-__all__ = ["Checkpoint", "CheckpointWarning", "Context", "ProgressPage", "ProgressSnapshot", "context"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointWarning",
+    "Context",
+    "MultiGPUConfig",
+    "MultiGPUTrainingManager",
+    "PerformanceMonitor",
+    "ProgressPage",
+    "ProgressSnapshot",
+    "TrainingMode",
+    "context",
+]
 
 _HOMES = {
     "Checkpoint": "orchestrator.checkpoint.reader",
     "CheckpointWarning": "orchestrator.train.saving",
     "Context": "orchestrator.train.training_context",
+    "MultiGPUConfig": "orchestrator.train.config",
+    "MultiGPUTrainingManager": "orchestrator.train.manager",
+    "PerformanceMonitor": "orchestrator.train.monitor",
+    "TrainingMode": "orchestrator.train.config",
     "ProgressPage": "orchestrator.train.progress",
     "ProgressSnapshot": "orchestrator.train.progress",
 }
