@@ -52,6 +52,13 @@ SIGNATURES: tuple[Signature, ...] = (
         "free space under the job's working or checkpoint directory",
     ),
     _signature(
+        "resume_mismatch",
+        _INFRA,
+        r"ResumeMismatchError",
+        "it could not load the checkpoint that the other ranks resume from",
+        "nothing: the next attempt chooses again",
+    ),
+    _signature(
         "import_error",
         _USER,
         r"ModuleNotFoundError|ImportError: cannot import name",

@@ -279,6 +279,8 @@ class Daemon:
     def _head_lost(self) -> None:
         self.log.error("ray.head_lost", address=self.cluster.address)
         self._problems["ray"] = "Ray's head died and is being started again"
+        self._have_nodes.clear()
+        self.loop.set_nodes({})  # nothing is placed on what is not there
         self.gangs.forget_all()
         self.exporters.forget_all()
         self._head_gone.set()

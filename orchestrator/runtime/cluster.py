@@ -35,6 +35,7 @@ HEAD_SECONDS: Final = 60.0
 CALL_SECONDS: Final = 30.0
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's minimum is 75 MB; nothing large travels through it
 LOOPBACK: Final = "127.0.0.1"
+RAYLET_PID: Final = "RAY_RAYLET_PID"
 SYSTEM_CONFIG: Final = {
     # Idle workers have imported what a rank actor needs before one is asked of them: 60 ms less for every start.
     "preload_python_modules": ["orchestrator.runtime.rank_actor"],
@@ -85,6 +86,7 @@ class Cluster:
         self.reports: dict[str, NodeReport] = {}
         self._home_token = ""
         self._connection = asyncio.Event()
+        self.epoch = 0  # heads that have died: what was begun under one must not go on under the next
 
     async def call(self, function: Callable[..., Any], *args: Any, seconds: float = CALL_SECONDS, **kwargs: Any) -> Any:
         """Run a blocking call of Ray in a thread. Raises TimeoutError; the thread is left to finish."""
@@ -97,6 +99,9 @@ class Cluster:
         self._paths.ray.mkdir(parents=True, exist_ok=True)
         self._paths.run.mkdir(parents=True, exist_ok=True)
         self._home_token = self._keep_home_token()
+        # Ray ends a driver whose raylet has died when its parent is init, as a daemon's is; told of a process to watch
+        # in place of the parent, it watches that. This one lives as long as it lives.
+        os.environ[RAYLET_PID] = str(os.getpid())
         address = self._options.address
         if address is None:
             self._prepare_environment()
@@ -177,6 +182,7 @@ class Cluster:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
             cwd="/",
+            env={name: value for name, value in os.environ.items() if name != RAYLET_PID},
         )
         try:
             async with asyncio.timeout(HEAD_SECONDS):
@@ -237,6 +243,7 @@ class Cluster:
     def _head_died(self) -> None:
         self._unwatch_head()
         self._connection.clear()
+        self.epoch += 1
         self._on_lost()
 
     async def restart(self) -> None:

@@ -85,7 +85,7 @@ def _create(cluster: Cluster, job: Job, found: list[Any]) -> list[Any]:
 
     from orchestrator.runtime.rank_actor import RankActor
 
-    bundle = _bundle(job)
+    bundle, epoch = _bundle(job), cluster.epoch
     group = _placement_group(job, bundle)
     # Actors that are asked for before their bundles are reserved are queued, and looked at again only later.
     group.wait(timeout_seconds=PLACEMENT_SECONDS)
@@ -95,6 +95,8 @@ def _create(cluster: Cluster, job: Job, found: list[Any]) -> list[Any]:
         if found[rank] is not None:
             actors.append(found[rank])
             continue
+        if cluster.epoch != epoch:
+            raise GangLostError(None, "Ray's head died")
         actors.append(
             actor_class.options(
                 name=rank_actor_name(job.id, job.gang, rank),

@@ -113,6 +113,7 @@ class Gangs:
         for work in self._work.values():
             work.task.cancel()  # it waits for actors that will never answer; the loop orders it again
         self._work.clear()
+        self._calls.clear()
         for job_id, gang in list(self._gangs.items()):
             self._drop(job_id, gang)
             words = self._last_words(job_id, gang.watching, len(gang.actors)) if gang.watching else []

@@ -24,12 +24,17 @@ def dice() -> random.Random:
     return random.Random(random.getrandbits(64))
 
 
-@pytest.fixture(scope="module")
-def breakable() -> Iterator[Stack]:
-    """A daemon of this module's own, which its tests may kill, and must leave running."""
+@pytest.fixture(scope="session")
+def shared_breakable() -> Iterator[Stack]:
     made = Stack()
     try:
-        made.up()
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def breakable(shared_breakable: Stack) -> Stack:
+    """A daemon with a Ray that tests may kill; what one test has left broken is started again for the next."""
+    shared_breakable.up()
+    return shared_breakable

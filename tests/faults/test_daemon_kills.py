@@ -23,8 +23,9 @@ def test_no_kill_of_the_daemon_loses_repeats_or_leaves_anything(
     breakable.kill_daemon()
     with campaign:
         try:
-            kill_daemon_at_random(campaign, KILLS)
+            seen = kill_daemon_at_random(campaign, KILLS)
         finally:
             breakable.up()
     campaign.verify()
+    print(f"{len(campaign.outcomes)} jobs; states at the kills: {seen}")
     assert len(campaign.outcomes) >= KILLS // 5, "there was something to lose"

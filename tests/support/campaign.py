@@ -66,6 +66,7 @@ class Campaign:
     steps: int = 40
     seconds: float = 0.02
     outcomes: list[Outcome] = field(default_factory=list)
+    began_at: float = field(default_factory=time.time)
     _over: threading.Event = field(default_factory=threading.Event)
     _pool: ThreadPoolExecutor | None = None
     _futures: list[Future[None]] = field(default_factory=list)
@@ -175,7 +176,7 @@ class Campaign:
         self.check_drivers()
         problems = [outcome.problem for outcome in self.outcomes if outcome.problem]
         accepted = {outcome.job.id for outcome in self.outcomes}
-        known = {job.id for job in self.stack.client.jobs(limit=100_000).jobs}
+        known = {job.id for job in self.stack.client.jobs(since=self.began_at, limit=10_000).jobs}
         problems += [f"{job_id} was accepted and is lost" for job_id in accepted - known]
         problems += [f"{job_id} is there and nobody submitted it" for job_id in known - accepted]
         problems += [

@@ -64,6 +64,11 @@ class Ledger:
         """Every rank came to the end of its script."""
         return len({line.rank for line in self.lines(job) if line.what == "end"}) == ranks
 
+    def resumed(self, job: str, attempt: int, rank: int = 0) -> int:
+        """The step that an attempt began from."""
+        key = (attempt, rank, "resume")
+        return next(line.step for line in self.lines(job) if (line.attempt, line.rank, line.what) == key)
+
     def pids(self, job: str, attempt: int) -> dict[int, int]:
         """Process ids by rank."""
         return {line.rank: line.pid for line in self.lines(job) if line.attempt == attempt}

@@ -58,6 +58,7 @@ class Job:
         checkpoint = self.ctx.load()
         step = 0 if checkpoint is None else checkpoint.step
         self.write("resume", step)
+        self.meet()
         while not self.is_over(step):
             time.sleep(self.options.get("seconds", 0.02))
             self.one_step(step + 1)
@@ -67,6 +68,23 @@ class Job:
                 self.write("stopped", step)
                 return
         self.write("end", step)
+
+    def meet(self) -> None:
+        """Wait until every rank has loaded, as ranks do that train together."""
+        while True:
+            lines = [
+                json.loads(line)
+                for line in Path(self.options["ledger"]).read_bytes().splitlines(keepends=True)
+                if line.endswith(b"\n")
+            ]
+            here = {
+                x["rank"]
+                for x in lines
+                if (x["job"], x["attempt"], x["what"]) == (self.ctx.job_id, self.ctx.attempt, "resume")
+            }
+            if len(here) == self.ctx.world_size:
+                return
+            time.sleep(0.01)
 
     def is_over(self, step: int) -> bool:
         """As many steps as asked for are done, or the file that ends the job is there."""

@@ -1,0 +1,135 @@
+"""Ray's head dies, or everything does: it is started again, and every accepted job runs on from its checkpoint."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.campaign import left_in_ray
+from tests.support.ledger import SCRIPT, Ledger, job_spec
+from tests.support.processes import all_gone, of_cwd, tree
+from tests.support.stack import Stack, wait_until
+
+
+def submit(stack: Stack, ledger: Ledger, directory: Path, **options: object) -> str:
+    return stack.submit(job_spec(ledger, **options), directory / "work", train=SCRIPT)  # type: ignore[arg-type]
+
+
+def stepping(ledger: Ledger, job_id: str, attempt: int, ranks: int = 1) -> Callable[[], bool]:
+    def steps() -> bool:
+        done = {line.rank for line in ledger.lines(job_id) if line.attempt == attempt and line.what == "step"}
+        return len(done) == ranks
+
+    return steps
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+def test_a_dead_head_is_started_again_and_jobs_resume(
+    breakable: Stack, ledger: Ledger, tmp_path: Path, part: str
+) -> None:
+    stack, done = breakable, tmp_path / "done"
+    jobs = [submit(stack, ledger, tmp_path, name=f"j{i}", ranks=2, until=str(done)) for i in range(2)]
+    paused = submit(stack, ledger, tmp_path, name="paused", until=str(done))
+    for job_id in (*jobs, paused):
+        wait_until(f"{job_id} saves", lambda job_id=job_id: ledger.last_step(job_id) >= 6)
+    stack.client.pause(paused)
+    stack.wait_state(paused, "SUSPENDED")
+    pid, head = stack.daemon_pid(), stack.head_pids()
+    ranks = tree(*(p for job_id in jobs for p in ledger.pids(job_id, 1).values()))
+    kill(head[part])
+    starting = submit(stack, ledger, tmp_path, name="new", ranks=2, until=str(done))
+    for job_id in jobs:
+        wait_until(f"{job_id} resumes", stepping(ledger, job_id, attempt=2, ranks=2), 60)
+    all_gone("the first attempts", ranks)
+    assert stack.daemon_pid() == pid, "the daemon lives on"
+    assert set(stack.head_pids().values()).isdisjoint(head.values())
+    stack.client.resume(paused)
+    wait_until("it starts", lambda: ledger.last_step(starting) > 0, 60)
+    wait_until("it resumes", stepping(ledger, paused, attempt=2))
+    done.touch()
+    for job_id in jobs:
+        job = stack.wait(job_id)
+        assert (job.state, job.attempt, job.restarts_by_class) == ("SUCCEEDED", 2, {"infra": 1}), job.failure
+    for job_id in (paused, starting):
+        assert stack.wait(job_id).state == "SUCCEEDED"
+    ledger.check()
+    assert left_in_ray(stack) == []
+
+
+def test_a_head_that_dies_again_while_it_comes_back(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
+    stack, done = breakable, tmp_path / "done"
+    job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
+    wait_until("it saves", lambda: ledger.last_step(job_id) >= 6)
+    pid, first = stack.daemon_pid(), stack.head_pids()
+    kill(first["gcs_server"])
+    second = wait_until("there is another head", lambda: another_head(stack, first), 60, interval=0.002)
+    kill(second["raylet"])
+    wait_until("there is a third head", lambda: another_head(stack, second), 60)
+    wait_until("the job steps", stepping(ledger, job_id, attempt=2, ranks=2), 60)
+    done.touch()
+    assert stack.wait(job_id).state == "SUCCEEDED"
+    assert stack.daemon_pid() == pid, "the daemon lives on"
+    assert stack.client.health().problems == ()
+    ledger.check(job_id)
+
+
+def another_head(stack: Stack, than: dict[str, int]) -> dict[str, int] | None:
+    try:
+        found = stack.head_pids()
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if found != than else None
+
+
+@pytest.mark.parametrize("moment", ["at work", "starting"])
+def test_a_power_cut_loses_no_job(
+    breakable: Stack, ledger: Ledger, tmp_path: Path, dice: random.Random, moment: str
+) -> None:
+    stack, done = breakable, tmp_path / "done"
+    whole = {"resources": {"num_workers": 1, "resources_per_worker": {"gpu": 0, "cpu": os.cpu_count()}}}
+    jobs = [submit(stack, ledger, tmp_path, name=f"j{i}", ranks=2, until=str(done)) for i in range(2)]
+    waiting = submit(stack, ledger, tmp_path, name="waiting", steps=2, spec=whole)
+    paused = submit(stack, ledger, tmp_path, name="paused", until=str(done))
+    if moment == "at work":
+        for job_id in jobs:
+            wait_until(f"{job_id} saves", lambda job_id=job_id: ledger.last_step(job_id, 1) >= 6)
+        stack.client.pause(paused)
+        draining = submit(stack, ledger, tmp_path, name="draining", until=str(done), deaf=True)
+        stack.wait_state(draining, "RUNNING")
+        stack.client.cancel(draining)
+    else:
+        wait_until("some have begun to start", lambda: dice.random() < 0.02 or ledger.jobs())
+    stack.kill_everything()
+    if moment == "at work":
+        before = {job_id: ledger.last_step(job_id) for job_id in jobs}
+    stack.up()
+    for job_id in jobs:
+        wait_until(
+            f"{job_id} steps",
+            lambda job_id=job_id: (
+                ledger.last_step(job_id) > 0
+                and stepping(ledger, job_id, attempt=ledger.attempts(job_id)[-1], ranks=2)()
+            ),
+            60,
+        )
+    if moment == "at work":
+        assert stack.job(jobs[0]).attempt == 2
+        assert stack.wait(draining).state == "CANCELLED"
+        assert all(ledger.resumed(job_id, 2) >= 5 for job_id in before), "from a checkpoint, not from the beginning"
+        stack.client.resume(paused)
+    done.touch()
+    for job_id in (*jobs, waiting, paused):
+        job = stack.wait(job_id, 90)
+        assert job.state == "SUCCEEDED", (job.name, job.failure)
+    ledger.check()
+    assert left_in_ray(stack) == []
+    assert of_cwd(stack.settings.paths.jobs) == []
