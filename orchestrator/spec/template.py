@@ -16,7 +16,6 @@ version: 1
 {name}
 {entrypoint}
 working_dir: .                      # copied at submission, so that a restart runs what was submitted
-#outputs: ["out/**"]                # brought back from other nodes when the job ends
 #env: {{TOKENIZERS_PARALLELISM: "false"}}
 #secrets: [HF_TOKEN]                # names only; values come from your environment, masked in logs
 
@@ -31,7 +30,6 @@ resources:
 #queue: default
 #priority: 50                       # 0-100, higher first
 #preemptible: true
-#min_runtime: 10m                   # not preempted before
 #max_duration: 24h                  # stopped after
 #stop_duration: 5m                  # from SIGTERM to SIGKILL: time to save
 
@@ -45,7 +43,6 @@ resources:
 #health:
 #  startup_timeout: 10m
 #  heartbeat_timeout: auto          # learned from the job's own step times
-#  on_hang: restart                 # or notify
 
 #checkpoint:
 #  keep: 3

@@ -15,7 +15,6 @@ def test_the_template_is_the_smallest_job_for_the_script() -> None:
 def test_every_commented_key_can_be_switched_on() -> None:
     text = re.sub(r"(?m)^( *)#(?! \S)", r"\1", init_text("train.py"))
     spec = parse_job(text)
-    assert spec.min_runtime is not None
     assert spec.checkpoint.score_attribute == "loss"
     assert spec.labels == {"team": "vision"}
     assert spec.retry.log_policies
