@@ -37,6 +37,8 @@ def start_head(options: dict[str, Any]) -> dict[str, Any]:
         gcs_server_port=options["port"],
         temp_dir=options["temp_dir"],
         include_dashboard=False,
+        # Ray's own choice is one fixed port: every further head on the machine tries for seconds to get it.
+        dashboard_agent_listen_port=0,
         include_log_monitor=False,
         no_monitor=True,
         env_vars={},

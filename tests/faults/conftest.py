@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from orchestrator.api.errors import OrchError
 from tests.support.ledger import Ledger
 from tests.support.stack import Stack
 
@@ -34,7 +36,11 @@ def shared_breakable() -> Iterator[Stack]:
 
 
 @pytest.fixture
-def breakable(shared_breakable: Stack) -> Stack:
-    """A daemon with a Ray that tests may kill; what one test has left broken is started again for the next."""
+def breakable(shared_breakable: Stack) -> Iterator[Stack]:
+    """A daemon with a Ray that tests may kill; what one test has left broken or running is no matter of the next."""
     shared_breakable.up()
-    return shared_breakable
+    yield shared_breakable
+    with contextlib.suppress(OrchError):
+        for job in shared_breakable.client.jobs().jobs:
+            if not job.is_terminal:
+                shared_breakable.client.cancel(job.id)

@@ -96,6 +96,12 @@ def verdict(job: Job, now: float = NOW) -> Verdict:
             "rank 0: the disk is full",
         ),
         (
+            {"error_type": "orchestrator.checkpoint.errors.ResumeMismatchError", "error_message": "rank 1 cannot load"},
+            INFRA,
+            "resume_mismatch",
+            "rank 0: it could not load the checkpoint that the other ranks resume from (rank 1 cannot load)",
+        ),
+        (
             {"error_type": "ModuleNotFoundError", "error_message": "No module named 'x'"},
             USER,
             "import_error",
