@@ -111,14 +111,13 @@ def test_a_power_cut_loses_no_job(
     else:
         wait_until("some have begun to start", lambda: dice.random() < 0.02 or ledger.jobs())
     stack.kill_everything()
-    if moment == "at work":
-        before = {job_id: ledger.last_step(job_id) for job_id in jobs}
+    begun = {job_id: len(ledger.attempts(job_id)) for job_id in jobs}
     stack.up()
     for job_id in jobs:
         wait_until(
-            f"{job_id} steps",
+            f"{job_id} steps again",
             lambda job_id=job_id: (
-                ledger.last_step(job_id) > 0
+                len(ledger.attempts(job_id)) > begun[job_id]
                 and stepping(ledger, job_id, attempt=ledger.attempts(job_id)[-1], ranks=2)()
             ),
             60,
@@ -126,7 +125,7 @@ def test_a_power_cut_loses_no_job(
     if moment == "at work":
         assert stack.job(jobs[0]).attempt == 2
         assert stack.wait(draining).state == "CANCELLED"
-        assert all(ledger.resumed(job_id, 2) >= 5 for job_id in before), "from a checkpoint, not from the beginning"
+        assert all(ledger.resumed(job_id, 2) >= 5 for job_id in jobs), "from a checkpoint, not from the beginning"
         stack.client.resume(paused)
     done.touch()
     for job_id in (*jobs, waiting, paused):
