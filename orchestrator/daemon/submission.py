@@ -23,6 +23,7 @@ from orchestrator.daemon import snapshot
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import JobSpec, parse_job, to_dict
 from orchestrator.spec.problems import SpecError
+from orchestrator.train.config_check import trainer_findings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +46,7 @@ class Checked:
 def check(request: SubmitRequest) -> Checked:
     """Parse and check everything that needs no cluster. Raises InvalidSpecError with every error at once."""
     try:
-        spec = parse_job(request.yaml, source=request.source, overrides=request.overrides)
+        spec = parse_job(request.yaml, source=request.source, overrides=request.overrides, rules=(trainer_findings,))
     except SpecError as error:
         raise invalid_spec(error) from error
     entry = parse_entrypoint(spec.entrypoint)

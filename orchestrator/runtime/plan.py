@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from orchestrator.runtime.node_dir import fork_socket, snapshot_directory
 from orchestrator.runtime.rank_env import rank_environment
 from orchestrator.runtime.rank_host import RankPlan, SnapshotPlan
 from orchestrator.spec.entrypoint import Entrypoint, cold_start_variables, parse_entrypoint
+from orchestrator.train.config_sources import TRAINER_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +86,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         progress_path=str(page),
         previous_step=places.previous_step,
         working_dir=job.work_dir,
-        extra=_checkpoint_settings(job, snapshots),
+        extra=_checkpoint_settings(job, snapshots) | _trainer_settings(job),
     )
     threads = env.get("OMP_NUM_THREADS", "")
     mode, target, args = _what_to_run(entry, python)
@@ -154,6 +156,11 @@ def _checkpoint_settings(job: Job, snapshots: SnapshotPlan | None) -> dict[str, 
         settings["ORCH_CHECKPOINT_SCORE_ATTRIBUTE"] = checkpoint.score_attribute
         settings["ORCH_CHECKPOINT_SCORE_ORDER"] = checkpoint.score_order or "min"
     return settings
+
+
+def _trainer_settings(job: Job) -> dict[str, str]:
+    trainer = job.spec.trainer
+    return {TRAINER_VARIABLE: json.dumps(trainer)} if trainer else {}
 
 
 def _interpreter(job: Job, entry: Entrypoint) -> str:

@@ -36,6 +36,8 @@ _FOREIGN = frozenset(
         "ORCH_PROGRESS_PATH",
         "ORCH_RESUME_FROM",
         "ORCH_SNAPSHOT_DIR",
+        "ORCH_TRAINER",
+        "ORCH_TRAINING_METADATA",
         "PWD",
         "RANK",
         "ROLE_NAME",

@@ -40,7 +40,6 @@ NOT_YET: dict[str, str] = {
     "checkpoint.watch": "files that the script saves by itself; save with orchestrator.train.context()",
     "trackers": "experiment trackers; call them in the script",
     "report": "reports; leave the key out",
-    "trainer": "trainer settings; pass them to the script in entrypoint",
     "notify": "web hooks; alert on orch's metrics instead",
 }
 """Keys whose feature is not built yet, with the reason and what to do meanwhile.

@@ -39,7 +39,7 @@ from orchestrator.spec.shapes import is_null, plain_node
 from orchestrator.spec.template import init_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = [
     "NOT_YET",
@@ -71,8 +71,16 @@ __all__ = [
 ]
 
 
-def parse_job(text: str, *, source: str = "job.yaml", overrides: Sequence[str] = ()) -> JobSpec:
+def parse_job(
+    text: str,
+    *,
+    source: str = "job.yaml",
+    overrides: Sequence[str] = (),
+    rules: Sequence[Callable[[JobSpec], Iterable[Finding]]] = (),
+) -> JobSpec:
     """Read a job file. `source` names it in messages; `overrides` are the arguments of `--set`, such as `a.b=c`.
+
+    `rules` find what else is wrong: those of packages that this one knows nothing of.
 
     Raises:
         SpecError: with every problem, each with its line and column, in the order of the file.
@@ -83,6 +91,7 @@ def parse_job(text: str, *, source: str = "job.yaml", overrides: Sequence[str] =
     root = apply_overrides(root, overrides, problems)
     spec = JOB.read(root, (), problems)
     findings = [*cross_checks(spec), *not_yet(to_dict(spec), _defaults())]
+    findings += [finding for rule in rules for finding in rule(spec)]
     seen = {problem.path for problem in problems}
     problems += [
         _placed(finding, root)

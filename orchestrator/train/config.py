@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -125,13 +126,21 @@ class MultiGPUConfig:
         None, "FLOP/s", "one GPU's peak in the precision used, for MFU; from a table of known GPUs"
     )
 
+    heard_job: bool = field(default=False, init=False, repr=False, compare=False)
+    """Whether job.yaml's `trainer:` is in here already: no setting; the manager adds it where it is not."""
+
     def __post_init__(self) -> None:
-        problems = [*config_rules.wrong_values(self), *config_rules.disagreeing_aliases(self)]
-        if not problems:
-            self._fill_in()
-            problems = [*config_rules.conflicts(self)]
+        wrong = dict(config_rules.wrong_values(self))
+        problems = [*wrong.values(), *config_rules.disagreeing_aliases(self)]
+        asked_rank = self.rank
+        # What is wrong by itself is put aside, so that all the rest is checked, too.
+        for each in dataclasses.fields(self):
+            if each.name in wrong:
+                object.__setattr__(self, each.name, each.default)
+        self._fill_in()
+        problems += config_rules.not_about(wrong, config_rules.conflicts(self))
         if problems:
-            raise fail_once(ConfigError(*problems), rank=self.rank)
+            raise fail_once(ConfigError(*problems), rank=asked_rank if isinstance(asked_rank, int) else None)
 
     def _fill_in(self) -> None:
         compressed = bool(self.fp16_compression or self.use_fp16_allreduce)
@@ -163,7 +172,28 @@ class MultiGPUConfig:
             changes.setdefault("use_mixed_precision", None)
         elif "use_mixed_precision" in changes:
             changes["precision"] = None
-        return dataclasses.replace(self, **changes)
+        changed = dataclasses.replace(self, **changes)
+        object.__setattr__(changed, "heard_job", self.heard_job)
+        return changed
+
+    def with_job(self) -> Self:
+        """The configuration with job.yaml's `trainer:` over it; itself outside of orch, or when it is in there already.
+
+        Raises ConfigError for what the two contradict each other in.
+        """
+        from orchestrator.train.config_sources import job_settings, read_mapping
+
+        settings = {} if self.heard_job else job_settings(os.environ)
+        if not settings:
+            return self
+        changed = self.replace(**read_mapping(type(self), settings))
+        object.__setattr__(changed, "heard_job", True)
+        return changed
+
+    @classmethod
+    def from_job(cls, **defaults: Any) -> Self:
+        """Read job.yaml's `trainer:`, over `defaults`. Raises ConfigError for all that is wrong at once."""
+        return cls(**defaults).with_job()
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
@@ -177,7 +207,9 @@ class MultiGPUConfig:
         """Read `--batch-size 64 --use-mixed-precision ...` from the command line, over job.yaml's `trainer:`, over `defaults`."""
         from orchestrator.train.config_sources import read_everything
 
-        return cls(**read_everything(cls, arguments, defaults))
+        config = cls(**read_everything(cls, arguments, defaults))
+        object.__setattr__(config, "heard_job", True)
+        return config
 
     @classmethod
     def development(cls, **changes: Any) -> Self:

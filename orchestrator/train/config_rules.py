@@ -6,12 +6,13 @@ also what the process found around it: device, number of ranks, what the hardwar
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from orchestrator.train.config import MultiGPUConfig
 
@@ -19,6 +20,7 @@ MODES = ("data_parallel", "distributed_data_parallel", "fully_sharded")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp8")
 BACKENDS = ("nccl", "gloo", "mpi", "cpu:gloo,cuda:nccl")
 _MIB = 1024 * 1024
+_WORD = re.compile(r"[a-z0-9_]+")
 
 _POSITIVE_INTEGERS = ("batch_size", "gradient_accumulation_steps")
 _OPTIONAL_POSITIVE_INTEGERS = (
@@ -83,27 +85,27 @@ class Surroundings:
     computes_fp8: bool
 
 
-def wrong_values(config: MultiGPUConfig) -> Iterator[str]:
-    """Every field that holds the wrong type or is out of range."""
+def wrong_values(config: MultiGPUConfig) -> Iterator[tuple[str, str]]:
+    """Every field that holds the wrong type or is out of range, with what is wrong."""
     yield from _choices(config)
     for names, optional, fits, advice in _RANGES:
         for name in names:
             value = getattr(config, name)
             if not (fits(value) or (value is None and optional)):
-                yield f"{name} is {value!r}: {advice}{', or leave it out' if optional else ''}"
+                yield name, f"{name} is {value!r}: {advice}{', or leave it out' if optional else ''}"
 
 
-def _choices(config: MultiGPUConfig) -> Iterator[str]:
+def _choices(config: MultiGPUConfig) -> Iterator[tuple[str, str]]:
     if config.training_mode not in MODES:
-        yield f"training_mode is {config.training_mode!r}: write one of {', '.join(MODES)}"
+        yield "training_mode", f"training_mode is {config.training_mode!r}: write one of {', '.join(MODES)}"
     if config.precision is not None and config.precision not in PRECISIONS:
-        yield f"precision is {config.precision!r}: write one of {', '.join(PRECISIONS)}"
+        yield "precision", f"precision is {config.precision!r}: write one of {', '.join(PRECISIONS)}"
     if config.backend is not None and config.backend not in BACKENDS:
-        yield f"backend is {config.backend!r}: write one of {', '.join(BACKENDS)}, or leave it out"
+        yield "backend", f"backend is {config.backend!r}: write one of {', '.join(BACKENDS)}, or leave it out"
     for name in _OPTIONAL_TEXTS[1:]:
         value = getattr(config, name)
         if value is not None and not (isinstance(value, str) and value):
-            yield f"{name} is {value!r}: write a name that torch.compile knows, or leave it out"
+            yield name, f"{name} is {value!r}: write a name that torch.compile knows, or leave it out"
     ids = config.device_ids
     if ids is not None:
         numbers = list(ids) if isinstance(ids, list | tuple) else []
@@ -112,7 +114,8 @@ def _choices(config: MultiGPUConfig) -> Iterator[str]:
             or not all(_is_int(number, at_least=0) for number in numbers)
             or len(set(numbers)) < len(numbers)
         ):
-            yield f"device_ids is {ids!r}: write the indices of different GPUs, such as [0, 1], or leave it out"
+            advice = "write the indices of different GPUs, such as [0, 1], or leave it out"
+            yield "device_ids", f"device_ids is {ids!r}: {advice}"
 
 
 def disagreeing_aliases(config: MultiGPUConfig) -> Iterator[str]:
@@ -127,6 +130,11 @@ def disagreeing_aliases(config: MultiGPUConfig) -> Iterator[str]:
             f"bucket_cap_mb is {megabytes} (MiB) and reduce_bucket_size is {size} (bytes, {(size or 0) / _MIB:g} MiB), "
             "but they are one setting: keep one"
         )
+
+
+def not_about(names: Collection[str], problems: Iterable[str]) -> Iterator[str]:
+    """The problems that mention none of these fields: what follows from a wrong value is no news."""
+    return (problem for problem in problems if not set(_WORD.findall(problem)) & set(names))
 
 
 def conflicts(config: MultiGPUConfig) -> Iterator[str]:

@@ -62,7 +62,7 @@ def job_settings(environ: Mapping[str, str]) -> dict[str, Any]:
 def add_arguments(parser: argparse.ArgumentParser, config: type[MultiGPUConfig]) -> None:
     """Add `--batch-size` and the like, one for each field, with unit and default in the help."""
     group = parser.add_argument_group("training system")
-    for field in dataclasses.fields(config):
+    for field in settings_of(config):
         unit, help_text = field.metadata["unit"], field.metadata["help"]
         shown = "" if field.default is None else f" [{show_value(field.default)}]"
         switch = {"nargs": "?", "const": "true"} if unit == "yes/no" else {}
@@ -77,22 +77,33 @@ def add_arguments(parser: argparse.ArgumentParser, config: type[MultiGPUConfig])
 
 def read_mapping(config: type[MultiGPUConfig], settings: Mapping[str, Any]) -> dict[str, Any]:
     """`settings` as constructor arguments. Raises ConfigError with every unknown name and every bad text."""
+    values, problems = sort_out(config, settings)
+    if problems:
+        raise fail_once(ConfigError(*problems.values()))
+    return values
+
+
+def settings_of(config: type[MultiGPUConfig]) -> list[dataclasses.Field[Any]]:
+    """The fields that somebody can set."""
+    return [field for field in dataclasses.fields(config) if field.init]
+
+
+def sort_out(config: type[MultiGPUConfig], settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """`settings` as constructor arguments, as far as they can be read; what is wrong with the others, by name."""
     types = typing.get_type_hints(config)
-    fields = {field.name for field in dataclasses.fields(config)}
-    problems, values = [], {}
+    fields = [field.name for field in settings_of(config)]
+    values, problems = {}, {}
     for name, value in settings.items():
         if name not in fields:
             near = difflib.get_close_matches(str(name), fields, n=1)
             hint = f"did you mean {near[0]}?" if near else "docs/training.md lists the settings"
-            problems.append(f"there is no setting {name!r}: {hint}")
+            problems[str(name)] = f"there is no setting {name!r}: {hint}"
             continue
         try:
             values[name] = _convert(value, types[name])
         except (_BadTextError, BadValueError) as error:
-            problems.append(f"{name} is {value!r}: {error}")
-    if problems:
-        raise fail_once(ConfigError(*problems))
-    return values
+            problems[name] = f"{name} is {value!r}: {error}"
+    return values, problems
 
 
 def _convert(value: Any, wanted: Any) -> Any:

@@ -116,6 +116,8 @@ def _token(environ: Mapping[str, str], job_id: str, attempt: int | None, *, one_
     elif one_node:  # all ranks have one parent: the launcher, which restarts them under a growing number
         parent = os.getppid()
         facts = [str(parent), _started(parent), environ.get("TORCHELASTIC_RESTART_COUNT", "0")]
+        # A shell may start one run after another: these differ when the runs meet at different places.
+        facts += [environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
     else:
         return None
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]

@@ -58,9 +58,11 @@ class MultiGPUTrainingManager:
     def __init__(self, config: MultiGPUConfig | None = None, *, ctx: Context | None = None) -> None:
         """Find the rank's place and join the others. Raises ConfigError for what does not fit here.
 
+        job.yaml's `trainer:` goes over `config`, unless `from_args` or `from_job` has put it there already.
+
         `ctx` stands in for `orchestrator.train.context()`, which is right everywhere but in tests.
         """
-        self.config = MultiGPUConfig() if config is None else config
+        self.config = (config or MultiGPUConfig()).with_job()
         self.place = take_place(self.config, ctx)
         self._ctx = context() if ctx is None else ctx
         seed_everything(self.config.seed, self.place.rank)

@@ -64,6 +64,7 @@ def test_the_token_is_equal_on_all_ranks_and_differs_between_runs():
     alone = read_environment({**plain, "RANK": "0"}).token
     assert alone == read_environment({**plain, "RANK": "1"}).token
     assert alone != read_environment({**plain, "RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"}).token
+    assert alone != read_environment({**plain, "RANK": "0", "MASTER_PORT": "29501"}).token
 
 
 def test_there_is_no_token_where_ranks_have_nothing_in_common():

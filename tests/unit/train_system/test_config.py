@@ -14,7 +14,7 @@ import pytest
 from orchestrator.train import config_rules
 from orchestrator.train.config import MultiGPUConfig, TrainingMode
 from orchestrator.train.config_rules import Surroundings
-from orchestrator.train.config_sources import TRAINER_VARIABLE, add_arguments, show_value
+from orchestrator.train.config_sources import TRAINER_VARIABLE, add_arguments, settings_of, show_value
 from orchestrator.train.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -309,7 +309,7 @@ def test_every_field_is_documented() -> None:
     """docs/training.md has the table that the fields' own metadata gives."""
     rows = [
         f"| `{field.name}` | {field.metadata['unit']} | {'' if field.default is None else f'`{show_value(field.default)}`'} | {field.metadata['help']} |"
-        for field in dataclasses.fields(MultiGPUConfig)
+        for field in settings_of(MultiGPUConfig)
     ]
     text = (ROOT / "docs" / "training.md").read_text()
     missing = [row for row in rows if row not in text]
@@ -320,5 +320,5 @@ def test_help_names_every_field() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser, MultiGPUConfig)
     text = parser.format_help()
-    for field in dataclasses.fields(MultiGPUConfig):
+    for field in settings_of(MultiGPUConfig):
         assert f"--{field.name.replace('_', '-')}" in text
