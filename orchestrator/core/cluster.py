@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node. Totals are what it has; ``other_*`` is what users outside orch hold of it. Memory in bytes."""
+    """One node. Totals are what it has; ``other_*`` is what users outside orch hold of it. Memory in bytes.
+
+    A node that is alive but not ``reachable`` may still run what it ran: nothing new goes there.
+    """
 
     id: str
     name: str
     alive: bool = True
     cordoned: bool = False
+    reachable: bool = True
     cpus: float = 0.0
     gpus: float = 0.0
     memory_bytes: int = 0
@@ -26,7 +30,7 @@ class Node:
     @property
     def schedulable(self) -> bool:
         """New ranks may be placed here."""
-        return self.alive and not self.cordoned
+        return self.alive and self.reachable and not self.cordoned
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ from orchestrator.runtime.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.exporters import Exporters
 from orchestrator.runtime.gangs import Gangs
 from orchestrator.runtime.logs import LogLimits
+from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.node_dir import page_directory, snapshot_directory
 from orchestrator.runtime.plan import checkpoint_dir
 from orchestrator.store.sqlite import SqliteStore
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from orchestrator.train.progress import ProgressSnapshot
 
 REFRESH_SECONDS: Final = 10.0
+SHARED_REFRESH_SECONDS: Final = 2.0  # on somebody's cluster nodes come and go, and others take what was free
 FORK_SERVER_SECONDS: Final = 60.0
 HEAD_RETRY_SECONDS: Final = 2.0
 DRAIN_WAIT_SECONDS: Final = 1.0
@@ -88,12 +90,14 @@ class Daemon:
             on_end=self._ended,
             on_event=self.metering.observe,
             on_decision=self.metering.decided,
+            on_write_failed=self.metering.commit_failed,
             log=self.log,
         )
         self.cluster = Cluster(
             settings.paths,
             ClusterOptions(address=options.ray_address or None, simulate_gpus=options.simulate_gpus),
             on_lost=self._head_lost,
+            own_groups=lambda: {placement_group_name(j.id, j.gang) for j in self.loop.jobs.values() if j.gang_open},
         )
         self.exporters = Exporters(self.cluster)
         self.gpus = GpuWatch(self.cluster, self.exporters, settings.paths, self.loop.jobs.values, self.log)
@@ -122,6 +126,7 @@ class Daemon:
         self._supervise(self._keep_refreshing(), "nodes")
         self._supervise(self._keep_head(), "head")
         self._supervise(self.gpus.run(), "gpus")
+        self._supervise(self.metering.watch_lag(), "lag")
         await self._warm_fork_servers()
         self.ready.set()
         self._spawn(self.exporters.refresh())
@@ -166,6 +171,8 @@ class Daemon:
                 idle = "cordoned" if node_id in self._cordoned else "idle"
                 state = "broken" if broken else "busy" if gpu.uuid in held else idle
                 counts[report.hostname, state] += 1
+        for node, _ in self.exporters.missing():
+            counts[node, "broken"] += 1
         return counts
 
     def _supervise(self, coroutine: Any, name: str) -> None:
@@ -236,7 +243,7 @@ class Daemon:
 
     async def _keep_refreshing(self) -> None:
         while True:
-            await asyncio.sleep(REFRESH_SECONDS)
+            await asyncio.sleep(REFRESH_SECONDS if self.cluster.embedded else SHARED_REFRESH_SECONDS)
             if self.cluster.connected:
                 try:
                     await self._refresh()
@@ -247,6 +254,7 @@ class Daemon:
     async def _refresh(self) -> None:
         nodes = await self.cluster.refresh()
         self._set_nodes(nodes)
+        self.gangs.note_reach(self.loop.jobs.values())
         if self.ready.is_set():
             await self.exporters.refresh()
 
@@ -274,7 +282,9 @@ class Daemon:
                 async with asyncio.timeout(FORK_SERVER_SECONDS):
                     await agent.fork_server.remote(sys.executable)
 
-        await asyncio.gather(*(warm(agent) for agent in self.cluster.agents.values()))
+        # A head that only coordinates has no CPUs: no rank ever goes there.
+        takes_ranks = {node.id for node in self.loop.nodes.values() if node.cpus > 0}
+        await asyncio.gather(*(warm(a) for node_id, a in self.cluster.agents.items() if node_id in takes_ranks))
 
     def _head_lost(self) -> None:
         self.log.error("ray.head_lost", address=self.cluster.address)

@@ -35,12 +35,12 @@ def node_view(node: Node, report: NodeReport | None, jobs: Collection[Job], node
         )
         for gpu in (report.gpus if report else ())
     )
-    state = "UNREACHABLE" if not node.alive else "CORDONED" if node.cordoned else "READY"
+    state = "UNREACHABLE" if not (node.alive and node.reachable) else "CORDONED" if node.cordoned else "READY"
     return v.NodeView(
         id=node.id,
         name=node.name,
         state=state,
-        reason=" ".join(report.problems) if report else "its agent does not answer",
+        reason=_reason(node, report),
         cpus_total=node.cpus,
         cpus_free=max(0.0, free.cpus) if free else 0.0,
         gpus_total=node.gpus,
@@ -50,3 +50,11 @@ def node_view(node: Node, report: NodeReport | None, jobs: Collection[Job], node
         gpus=gpus,
         jobs=tuple(sorted({job.id for job in jobs if node.id in job.nodes})),
     )
+
+
+def _reason(node: Node, report: NodeReport | None) -> str:
+    if report is None:
+        return "its agent does not answer"
+    if not node.reachable:
+        return "its raylet does not answer; Ray has not declared it dead yet"
+    return " ".join(report.problems)

@@ -13,6 +13,7 @@ import secrets
 import shutil
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -20,20 +21,25 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from orchestrator.core.cluster import Node
-from orchestrator.runtime.names import agent_name, namespace
+from orchestrator.runtime.names import SERVICES, agent_name, namespace
 from orchestrator.runtime.node_dir import node_directory, page_directory
 from orchestrator.runtime.prestart import prestart_workers
+from orchestrator.runtime.rank_actor import FENCE_SECONDS
+from orchestrator.runtime.ray_nodes import NOTHING, Held, answers, held_by_others, list_nodes, token_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from orchestrator.runtime.node_agent import NodeReport
+    from orchestrator.runtime.ray_nodes import RayNode
     from orchestrator.spec.paths import Paths
 
 HEAD_SECONDS: Final = 60.0
 CALL_SECONDS: Final = 30.0
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's minimum is 75 MB; nothing large travels through it
+MEET_SECONDS: Final = 10.0  # how long a round waits for the agents of new nodes; those that take longer are met later
+SETTLE_SECONDS: Final = 0.3  # Ray's own numbers trail what happened by less
 LOOPBACK: Final = "127.0.0.1"
 RAYLET_PID: Final = "RAY_RAYLET_PID"
 SYSTEM_CONFIG: Final = {
@@ -71,12 +77,23 @@ class Head:
 
 
 class Cluster:
-    """See the module. ``on_lost`` is called, in the loop's thread, when the embedded head has died."""
+    """See the module. ``on_lost`` is called, in the loop's thread, when the embedded head has died.
 
-    def __init__(self, paths: Paths, options: ClusterOptions, *, on_lost: Callable[[], None]) -> None:
+    ``own_groups`` names the placement groups that this daemon's jobs hold: whatever else is in use is other people's.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        options: ClusterOptions,
+        *,
+        on_lost: Callable[[], None],
+        own_groups: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self._paths = paths
         self._options = options
         self._on_lost = on_lost
+        self._own_groups = own_groups
         self.namespace = namespace(paths.home)
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="ray")
         self._token: str | None = None
@@ -84,6 +101,10 @@ class Cluster:
         self._watch: list[int] = []
         self.agents: dict[str, Any] = {}
         self.reports: dict[str, NodeReport] = {}
+        self.silent: dict[str, str] = {}  # nodes that do not answer though Ray counts them as alive, and what is wrong
+        self._meetings: dict[str, asyncio.Task[None]] = {}
+        self._others: dict[str, Held] = {}
+        self._dead_since: dict[str, float] = {}
         self._home_token = ""
         self._connection = asyncio.Event()
         self.epoch = 0  # heads that have died: what was begun under one must not go on under the next
@@ -108,6 +129,8 @@ class Cluster:
             self._head = await self._find_head() or await self._start_head()
             address = self._head.gcs_address
             self._watch_head(self._head)
+        else:
+            self._token = token_from(os.environ)
         try:
             await self.call(self._connect, address, seconds=HEAD_SECONDS)
         except Exception as error:
@@ -250,6 +273,9 @@ class Cluster:
         """After the head's death: clear away what is left of it, start another, connect."""
         self._unwatch_head()
         self.agents, self.reports = {}, {}
+        for task in self._meetings.values():
+            task.cancel()
+        self._meetings.clear()
         head, self._head = self._head, None
         if head is not None:
             await asyncio.to_thread(kill_session, head)
@@ -272,12 +298,17 @@ class Cluster:
         return node_directory(self.namespace, node_id if self._options.address is not None else "local")
 
     async def stop(self, *, stop_head: bool) -> None:
-        """Disconnect; with ``stop_head`` the embedded head and everything in it ends too."""
+        """Disconnect; with ``stop_head`` the embedded head ends too, or, on somebody's cluster, whatever orch has there."""
         self._unwatch_head()
+        for task in self._meetings.values():
+            task.cancel()
+        await asyncio.gather(*self._meetings.values(), return_exceptions=True)
+        self._meetings.clear()
         if stop_head:
-            for agent in self.agents.values():
+            await asyncio.gather(*(self._shut_down(agent) for agent in self.agents.values()))
+            if not self.embedded:
                 with contextlib.suppress(Exception):
-                    await asyncio.wait_for(agent.shut_down.remote(), CALL_SECONDS)
+                    await self.call(_remove_services, self.namespace)
         with contextlib.suppress(Exception):
             await self.call(_disconnect)
         self._connection.clear()
@@ -287,6 +318,10 @@ class Cluster:
             self._head = None
             await asyncio.to_thread(self._remove_node_state)
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _shut_down(self, agent: Any) -> None:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(agent.shut_down.remote(remove=not self.embedded), CALL_SECONDS)
 
     def agent_for(self, node_id: str) -> Any | None:
         """The agent that can answer for a node; an embedded head's node is the same machine under every id."""
@@ -316,32 +351,88 @@ class Cluster:
         return self._head.gcs_address if self._head else ""
 
     async def refresh(self) -> dict[str, Node]:
-        """The nodes as they are now; agents are put on new ones and dropped with dead ones."""
-        alive, raw = await self.call(_list_nodes)
-        for node_id in set(self.agents) - set(alive):
-            del self.agents[node_id]
-            self.reports.pop(node_id, None)
-        new = [node_id for node_id in alive if node_id not in self.agents]
-        for node_id in new:
-            self.agents[node_id] = await self.call(self._ensure_agent, node_id)
-        for node_id, agent in self.agents.items():
-            if node_id not in self.reports:
-                self.reports[node_id] = await asyncio.wait_for(agent.report.remote(), CALL_SECONDS)
-        return {node_id: self._node(node_id, raw[node_id]) for node_id in raw}
+        """The nodes as they are now; agents are put on new ones and dropped with dead ones.
 
-    def _node(self, node_id: str, raw: Mapping[str, Any]) -> Node:
-        report = self.reports.get(node_id)
-        total = raw["total"]
+        On somebody's cluster a node whose agent or raylet does not answer holds nobody else up.
+        """
+        raw = await self.call(list_nodes)
+        alive = {node_id for node_id, node in raw.items() if node.alive}
+        self._bury(set(raw) - alive)
+        await self._meet(alive)
+        if not self.embedded:
+            self._others = await self._look_at_others(raw)
+            self.silent = await self._find_silent(raw, alive)
+        return {node_id: self._node(node) for node_id, node in raw.items()}
+
+    def _bury(self, dead: set[str]) -> None:
+        for node_id in dead:
+            self._dead_since.setdefault(node_id, time.monotonic())
+        for node_id in (set(self.agents) | set(self._meetings)) & dead:
+            self.agents.pop(node_id, None)
+            self.reports.pop(node_id, None)
+            if node_id in self._meetings:
+                self._meetings.pop(node_id).cancel()
+
+    async def _meet(self, alive: set[str]) -> None:
+        """Have the report of every node that is new. Raises what went wrong on an embedded head: there is no other node."""
+        for node_id in alive - set(self.reports) - set(self._meetings):
+            self._meetings[node_id] = asyncio.create_task(self._greet(node_id), name=f"meet-{node_id[:8]}")
+        if not self._meetings:
+            return
+        limit = CALL_SECONDS * 2 if self.embedded else MEET_SECONDS
+        done, _ = await asyncio.wait(self._meetings.values(), timeout=limit)
+        for node_id in [n for n, task in self._meetings.items() if task in done]:
+            error = self._meetings.pop(node_id).exception()
+            if error is not None and self.embedded:
+                raise error
+
+    async def _greet(self, node_id: str) -> None:
+        try:
+            self.agents[node_id] = await self.call(self._ensure_agent, node_id)
+            self.reports[node_id] = await asyncio.wait_for(self.agents[node_id].report.remote(), CALL_SECONDS)
+        except BaseException:
+            self.agents.pop(node_id, None)
+            raise
+
+    async def _look_at_others(self, raw: Mapping[str, RayNode]) -> dict[str, Held]:
+        """What others hold. A change is believed when it is there again a moment later."""
+        others: dict[str, Held] = await self.call(held_by_others, raw, self._own_groups())
+        if others == self._others:
+            return others
+        await asyncio.sleep(SETTLE_SECONDS)
+        again: dict[str, Held] = await self.call(held_by_others, raw, self._own_groups())
+        return {node_id: held.least(again.get(node_id, NOTHING)) for node_id, held in others.items()}
+
+    async def _find_silent(self, raw: Mapping[str, RayNode], alive: set[str]) -> dict[str, str]:
+        wanted = sorted(alive & set(self.agents))
+        well = await asyncio.gather(*(self.call(answers, raw[node_id], self._token) for node_id in wanted))
+        return {
+            node_id: "its raylet does not answer; Ray has not declared it dead yet"
+            for node_id, answered in zip(wanted, well, strict=True)
+            if not answered
+        }
+
+    def _node(self, raw: RayNode) -> Node:
+        report, held = self.reports.get(raw.id), self._others.get(raw.id, NOTHING)
         return Node(
-            id=node_id,
-            name=report.hostname if report else raw["hostname"],
-            alive=raw["alive"] and report is not None,
-            cpus=total.get("CPU", 0.0),
-            gpus=total.get("GPU", 0.0),
-            memory_bytes=int(total.get("memory", 0)),
+            id=raw.id,
+            name=report.hostname if report else raw.hostname,
+            alive=raw.alive and report is not None,
+            reachable=raw.id not in self.silent,
+            cpus=raw.total.get("CPU", 0.0),
+            gpus=raw.total.get("GPU", 0.0),
+            memory_bytes=int(raw.total.get("memory", 0)),
+            other_cpus=held.cpus,
+            other_gpus=held.gpus,
+            other_memory_bytes=held.memory_bytes,
             gpu_models=tuple(sorted({g.model for g in report.gpus})) if report else (),
             simulated=bool(report and any(g.simulated for g in report.gpus)),
         )
+
+    async def until_fenced(self, node_id: str) -> None:
+        """Return once nothing can be left of what ran on a node that Ray has given up: its leases have run out."""
+        since = self._dead_since.setdefault(node_id, time.monotonic())
+        await asyncio.sleep(max(0.0, since + FENCE_SECONDS - time.monotonic()))
 
     def _ensure_agent(self, node_id: str) -> Any:
         import ray
@@ -378,11 +469,9 @@ class Cluster:
                 await self.call(self._prestart, wanted)
 
     def _prestart(self, count: int) -> None:
-        import ray
-
-        for node in ray.nodes():
-            if node["Alive"]:
-                prestart_workers(node["NodeManagerAddress"], node["NodeManagerPort"], count, self._token)
+        for node in list_nodes().values():
+            if node.alive:
+                prestart_workers(node.address, node.port, count, self._token)
 
 
 def ray_environment(token: Path) -> dict[str, str]:
@@ -452,14 +541,15 @@ def _disconnect() -> None:
     ray.shutdown()
 
 
-def _list_nodes() -> tuple[list[str], dict[str, dict[str, Any]]]:
+def _remove_services(space: str) -> None:
+    """End the daemon's own agents and exporters; they are named, and nobody else's are in its namespace."""
     import ray
+    from ray.util import list_named_actors
 
-    raw = {
-        n["NodeID"]: {"alive": n["Alive"], "total": n["Resources"], "hostname": n["NodeManagerHostname"]}
-        for n in ray.nodes()
-    }
-    return [node_id for node_id, node in raw.items() if node["alive"]], raw
+    for name in list_named_actors():
+        if name.startswith(SERVICES):
+            with contextlib.suppress(ValueError):
+                ray.kill(ray.get_actor(name, namespace=space), no_restart=True)
 
 
 def _write(path: Path, value: Any) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster import Cluster
 
 PLACEMENT_SECONDS: Final = 1.0
+SHARED_PLACEMENT_SECONDS: Final = 10.0
 
 
 class GangLostError(Exception):
@@ -88,7 +89,8 @@ def _create(cluster: Cluster, job: Job, found: list[Any]) -> list[Any]:
     bundle, epoch = _bundle(job), cluster.epoch
     group = _placement_group(job, bundle)
     # Actors that are asked for before their bundles are reserved are queued, and looked at again only later.
-    group.wait(timeout_seconds=PLACEMENT_SECONDS)
+    if not group.wait(timeout_seconds=PLACEMENT_SECONDS if cluster.embedded else SHARED_PLACEMENT_SECONDS):
+        _refuse_on_shared(cluster)
     actor_class = ray.remote(RankActor)
     actors = []
     for rank, node_id in enumerate(job.nodes):
@@ -114,6 +116,12 @@ def _create(cluster: Cluster, job: Job, found: list[Any]) -> list[Any]:
             ).remote(job_id=job.id, gang=job.gang, rank=rank, node_dir=str(cluster.node_dir(node_id)))
         )
     return actors
+
+
+def _refuse_on_shared(cluster: Cluster) -> None:
+    """On somebody's cluster what was free may be taken meanwhile: the job goes back to the queue, where it can go elsewhere."""
+    if not cluster.embedded:
+        raise GangLostError(None, "other users of the Ray cluster hold what its gang was to get")
 
 
 def _placement_group(job: Job, bundle: dict[str, float]) -> Any:

@@ -19,11 +19,11 @@ from orchestrator.runtime.forkclient import ExitRecord, read_exit_record
 from orchestrator.runtime.gang_actors import GangLostError, find_or_create, remove
 from orchestrator.runtime.node_dir import page_directory
 from orchestrator.runtime.plan import Places, rank_plan
-from orchestrator.runtime.rank_actor import LEASE_SECONDS, RankGreeting
+from orchestrator.runtime.rank_actor import FENCE_SECONDS, RankGreeting
 from orchestrator.runtime.rank_host import PollCursor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -55,6 +55,7 @@ class _Gang:
     watchers: list[asyncio.Task[None]] = field(default_factory=list)
     started: dict[int, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
+    unreached: set[int] = field(default_factory=set)
     newest: dict[int, ProgressSnapshot] = field(default_factory=dict)
 
 
@@ -157,7 +158,7 @@ class Gangs:
     def _lost(self, job_id: JobId, gang: int, error: GangLostError, last_words: Sequence[ev.Event]) -> None:
         now = time.time()
         # A node that is out of reach may still run its ranks until their lease ends.
-        not_before = now + LEASE_SECONDS if error.node_lost else 0.0
+        not_before = now + FENCE_SECONDS if error.node_lost else 0.0
         lost = ev.GangLost(
             job_id=job_id, at=now, gang=gang, rank=error.rank, reason=error.reason, not_before=not_before
         )
@@ -281,6 +282,7 @@ class Gangs:
         for node_id, ranks in by_node.items():
             agent = self._cluster.agent_for(node_id)
             if agent is None:
+                await self._cluster.until_fenced(node_id)
                 continue
             left = await asyncio.wait_for(
                 agent.ranks_gone.remote(job.id, ranks, deadline - time.monotonic()), RPC_SECONDS
@@ -374,7 +376,7 @@ class Gangs:
         for task in gang.watchers:
             task.cancel()
         gang.watching = attempt
-        gang.started, gang.gone, gang.newest = {}, set(), {}
+        gang.started, gang.gone, gang.newest, gang.unreached = {}, set(), {}, set()
         gang.watchers = [
             asyncio.create_task(self._follow(job, gang, attempt, rank), name=f"watch-{job.id}-{rank}")
             for rank in range(job.num_workers)
@@ -388,7 +390,7 @@ class Gangs:
 
     async def _follow(self, job: Job, gang: _Gang, attempt: int, rank: int) -> None:
         """One rank's story, from its first event to its last; an actor that dies loses the gang."""
-        cursor, degraded = PollCursor(), False
+        cursor = PollCursor()
         while rank not in gang.gone:
             try:
                 reply: PollReply = await asyncio.wait_for(
@@ -401,14 +403,14 @@ class Gangs:
                 if lost is not None:
                     self._lost(job.id, gang.number, lost, self._last_words(job.id, attempt, job.num_workers))
                     return
-                if not degraded:
-                    degraded = True
+                if rank not in gang.unreached:
+                    gang.unreached.add(rank)
                     self._note(job.id, "unreachable", f"rank {rank} is out of reach: {error}", degraded=True)
                 await asyncio.sleep(_UNREACHABLE_RETRY_SECONDS)
                 continue
-            if degraded:
-                degraded = False
-                self._note(job.id, "reachable", f"rank {rank} is within reach again", degraded=False)
+            if rank in gang.unreached:
+                gang.unreached.discard(rank)
+                self._note(job.id, "reachable", f"rank {rank} is within reach again", degraded=bool(gang.unreached))
             cursor = reply.cursor
             if reply.progress is not None:
                 gang.newest[rank] = reply.progress
@@ -444,6 +446,19 @@ class Gangs:
             return []
         at = newest.snapshot_at or time.time()
         return [ev.CheckpointSaved(job_id=job_id, at=at, attempt=attempt, step=newest.snapshot_step, path="")]
+
+    def note_reach(self, jobs: Iterable[Job]) -> None:
+        """Say which jobs have ranks on nodes that do not answer, and which have none any more."""
+        for job in jobs:
+            if not (job.gang_open and job.seats) or job.gang_lost:
+                continue
+            silent = [rank for rank, node_id in enumerate(job.nodes) if node_id in self._cluster.silent]
+            gang = self._gangs.get(job.id)
+            if silent and not job.degraded:
+                why = self._cluster.silent[job.nodes[silent[0]]]
+                self._note(job.id, "unreachable", f"the node of rank {silent[0]}: {why}", degraded=True)
+            elif job.degraded and not silent and not (gang and gang.unreached):
+                self._note(job.id, "reachable", "every rank's node answers again", degraded=False)
 
     def _note(self, job_id: JobId, code: str, message: str, *, degraded: bool) -> None:
         self._post([ev.JobNoted(job_id=job_id, at=time.time(), code=code, message=message, degraded=degraded)])
@@ -492,7 +507,7 @@ def _as_lost(rank: int, error: BaseException) -> GangLostError | None:
         return None
     if isinstance(error, ActorDiedError):
         text = str(error)
-        node_lost = "node" in text.lower() and "died" in text.lower() and "worker" not in text.lower()
+        node_lost = "its node has died" in text
         what = "its node died" if node_lost else "its actor died"
         return GangLostError(rank, f"rank {rank}: {what}", node_lost=node_lost)
     if isinstance(error, ActorUnschedulableError):

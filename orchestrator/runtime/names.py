@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+SERVICES: Final = ("agent-", "exporter-")  # how the names begin of what serves all jobs
 
 
 def namespace(home: Path) -> str:

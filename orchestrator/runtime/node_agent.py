@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import sys
 import time
@@ -156,13 +157,15 @@ class NodeAgent:
                 return left
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def shut_down(self) -> None:
-        """End the node's fork servers; for the end of an embedded cluster."""
+    async def shut_down(self, *, remove: bool) -> None:
+        """End the node's fork servers, when no job is left; with ``remove`` the node's directories go too."""
         for task in (self._adopting, *self._watched.values()):
             task.cancel()
         for path in (self._node_dir / "fork").glob("*.sock"):
             with contextlib.suppress(ForkServerError):
                 await ForkServerClient(path).shutdown()
+        if remove:
+            await asyncio.to_thread(shutil.rmtree, self._node_dir, ignore_errors=True)
 
 
 async def _death_of(pid: int) -> None:

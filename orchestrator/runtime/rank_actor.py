@@ -1,7 +1,7 @@
 """The Ray actor around a rank's host: what Ray knows (GPU ids, the node), and the lease on the cluster.
 
-The lease: an actor that has not reached Ray's control plane for a while ends its rank before a replacement may start, so
-that a node cut off from the cluster never runs a rank twice.
+The lease: an actor that has not reached Ray's control plane for a while, or learns there that its node counts as dead,
+ends its rank before a replacement may start, so that a node cut off from the cluster never runs a rank twice.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.runtime.forkclient import start_fork_server
 from orchestrator.runtime.node_agent import PRELOAD
 from orchestrator.runtime.rank_host import PollCursor, PollReply, RankHost, RankPlan
+from orchestrator.runtime.ray_nodes import is_alive
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.persister import PersisterStatus
 
 LEASE_SECONDS: Final = 10.0
-_LEASE_CHECK_SECONDS: Final = 2.5
+FENCE_SECONDS: Final = LEASE_SECONDS + 4.0  # the lease, and the longest that a check and its call take
+_LEASE_CHECK_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,22 +94,21 @@ class RankActor:
         return await self._host.flush(seconds)
 
     async def _keep_lease(self) -> None:
-        reached = time.monotonic()
+        import ray
+
+        node_id, reached = ray.get_runtime_context().get_node_id(), time.monotonic()
         while True:
             await asyncio.sleep(_LEASE_CHECK_SECONDS)
             try:
                 async with asyncio.timeout(_LEASE_CHECK_SECONDS):
-                    await asyncio.to_thread(_reach_control_plane)
-                reached = time.monotonic()
+                    alive = await asyncio.to_thread(is_alive, node_id)
             except Exception:
                 if time.monotonic() - reached > LEASE_SECONDS:
                     os._exit(1)  # the lifeline closes, the keeper kills the rank
-
-
-def _reach_control_plane() -> None:
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    _internal_kv_get(b"orch-lease")
+            else:
+                if not alive:
+                    os._exit(1)
+                reached = time.monotonic()
 
 
 async def _start_fork_server(plan: RankPlan) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,20 @@ def wait_until(what: str, condition: Any, seconds: float = 30.0, interval: float
 class Stack:
     """One home. ``up`` starts the daemon; ``close`` ends everything that belongs to the home, whatever state it is in."""
 
-    def __init__(self, *, simulate_gpus: int = 0, extra: tuple[str, ...] = (), home: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        simulate_gpus: int = 0,
+        extra: tuple[str, ...] = (),
+        home: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self.home = home or Path(tempfile.mkdtemp(prefix="orch-t-"))
         self.environ = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("ORCH_", "RAY_"))},
             "ORCH_HOME": str(self.home),
             "PATH": f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}",
+            **(environ or {}),
         }
         self.settings = Settings.from_environ(self.environ)
         self.client = Client(Endpoint(socket_path=str(self.settings.socket)), environ=self.environ)

@@ -1,0 +1,151 @@
+"""What Ray says of its nodes: which there are, what users other than orch hold of them, and whether they answer.
+
+Blocking calls; cluster.py runs them in threads. Must not remember anything, nor decide what follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+HEALTH_SECONDS: Final = 1.5
+_HEALTH_TRIES: Final = 2
+_HEALTH_METHOD: Final = "/grpc.health.v1.Health/Check"
+_SERVING: Final = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
+_EPSILON: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """A node as Ray's control plane knows it. ``total`` is by Ray's resource names, memory in bytes."""
+
+    id: str
+    alive: bool
+    hostname: str
+    address: str
+    port: int
+    total: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What others hold of a node. Memory in bytes."""
+
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory_bytes: int = 0
+
+    def least(self, other: Held) -> Held:
+        """What both say is held."""
+        return Held(
+            cpus=min(self.cpus, other.cpus),
+            gpus=min(self.gpus, other.gpus),
+            memory_bytes=min(self.memory_bytes, other.memory_bytes),
+        )
+
+
+NOTHING: Final = Held()
+
+
+def list_nodes() -> dict[str, RayNode]:
+    """Every node that Ray remembers, dead ones too."""
+    import ray
+
+    return {
+        raw["NodeID"]: RayNode(
+            id=raw["NodeID"],
+            alive=raw["Alive"],
+            hostname=raw["NodeManagerHostname"],
+            address=raw["NodeManagerAddress"],
+            port=raw["NodeManagerPort"],
+            total=raw["Resources"],
+        )
+        for raw in ray.nodes()
+    }
+
+
+def held_by_others(nodes: Mapping[str, RayNode], own_groups: Collection[str]) -> dict[str, Held]:
+    """What is in use on each live node beyond the placement groups named in ``own_groups``.
+
+    Ray's numbers of what is free trail what happens by a tenth of a second: take the least of two readings.
+    """
+    from ray._private.state import available_resources_per_node
+
+    own = _reserved(own_groups)
+    found = {}
+    for node_id, available in available_resources_per_node().items():
+        node = nodes.get(node_id)
+        if node is None or not node.alive:
+            continue
+        mine = own.get(node_id, {})
+        left = {
+            name: max(0.0, node.total.get(name, 0.0) - available.get(name, 0.0) - mine.get(name, 0.0))
+            for name in ("CPU", "GPU", "memory")
+        }
+        held = Held(cpus=_clean(left["CPU"]), gpus=_clean(left["GPU"]), memory_bytes=int(left["memory"]))
+        if held != NOTHING:
+            found[node_id] = held
+    return found
+
+
+def _reserved(names: Collection[str]) -> dict[str, dict[str, float]]:
+    """What placement groups reserve, by node and resource."""
+    from ray.util.placement_group import placement_group_table
+
+    reserved: dict[str, dict[str, float]] = {}
+    table: dict[str, dict[str, Any]] = placement_group_table()
+    for group in table.values():
+        if group["name"] not in names or group["state"] == "REMOVED":
+            continue
+        for index, bundle in group["bundles"].items():
+            node = reserved.setdefault(group["bundles_to_node_id"].get(index, ""), {})
+            for name, amount in bundle.items():
+                node[name] = node.get(name, 0.0) + amount
+    return reserved
+
+
+def _clean(amount: float) -> float:
+    return round(amount, 4) if amount > _EPSILON else 0.0
+
+
+def answers(node: RayNode, token: str | None) -> bool:
+    """The node's raylet answers gRPC's standard health check, which Ray's own control plane asks it too."""
+    import grpc
+
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    for _ in range(_HEALTH_TRIES):
+        try:
+            with grpc.insecure_channel(f"{node.address}:{node.port}") as channel:
+                check = channel.unary_unary(_HEALTH_METHOD)
+                if check(b"", timeout=HEALTH_SECONDS, metadata=metadata) == _SERVING:
+                    return True
+        except grpc.RpcError:
+            continue
+    return False
+
+
+def is_alive(node_id: str) -> bool:
+    """Ray's control plane counts the node as alive. Raises what Ray raises when it is out of reach."""
+    import ray
+    from ray._private.worker import global_worker
+
+    # The typed id matters: given plain bytes, Ray 2.60 dies of a segmentation fault.
+    (alive,) = global_worker.gcs_client.check_alive([ray.NodeID.from_hex(node_id)], timeout=HEALTH_SECONDS)
+    return bool(alive)
+
+
+def token_from(environ: Mapping[str, str]) -> str | None:
+    """The token that Ray's own clients would use, or None where authentication is off or Ray would fail anyway."""
+    if environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        return None
+    if environ.get("RAY_AUTH_TOKEN"):
+        return environ["RAY_AUTH_TOKEN"]
+    path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

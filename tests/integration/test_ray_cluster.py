@@ -1,0 +1,262 @@
+"""A daemon on somebody's Ray cluster of several nodes: placed by its rules, alive through lost nodes, a good guest.
+
+The nodes are real raylets on this machine (``tests/support/cluster.py``); they are killed and frozen for real.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import RayCluster
+from tests.support.ledger import SCRIPT, Ledger, job_spec
+from tests.support.processes import all_gone, tree
+from tests.support.stack import Stack, wait_until
+
+SHOW = """
+import json, os, time
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+print("ENV " + json.dumps({name: os.environ[name] for name in names}))
+"""
+
+
+def spread(ranks: int, strategy: str = "STRICT_SPREAD", cpu: float = 0.1) -> dict[str, Any]:
+    return {
+        "resources": {
+            "num_workers": ranks,
+            "resources_per_worker": {"gpu": 0, "cpu": cpu},
+            "placement_strategy": strategy,
+        }
+    }
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    made = RayCluster(workers=3)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def guest(cluster: RayCluster) -> Iterator[Stack]:
+    """A daemon of its own on the cluster."""
+    made = Stack(extra=("--ray-address", cluster.address), environ=cluster.environ)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+@pytest.fixture
+def whole(cluster: RayCluster, guest: Stack) -> RayCluster:
+    """The cluster with its three workers, all of them known to the daemon."""
+    cluster.keep(3)
+    guest.up()
+    ready(guest, {node.id for node in cluster.workers})
+    return cluster
+
+
+def ready(stack: Stack, wanted: set[str]) -> None:
+    def known() -> bool:
+        return wanted <= {node.id for node in stack.client.nodes() if node.state == "READY"}
+
+    wait_until("the daemon knows the nodes", known, 60)
+
+
+def submit(stack: Stack, ledger: Ledger, directory: Path, **options: Any) -> str:
+    return stack.submit(job_spec(ledger, **options), directory / "work", train=SCRIPT)
+
+
+def seats(stack: Stack, job_id: str) -> list[str]:
+    """The nodes of the newest gang, by rank."""
+    placed = [event for event in stack.client.events(job_id) if event.kind == "gang_placed"]
+    return [seat["node_id"] for seat in placed[-1].body["seats"]]
+
+
+def environments(stack: Stack, job_id: str) -> dict[int, dict[str, str]]:
+    lines = [line.text for line in stack.client.logs(job_id) if line.text.startswith("ENV ")]
+    found = [json.loads(line.removeprefix("ENV ")) for line in lines]
+    return {int(env["RANK"]): env for env in found}
+
+
+def degraded(stack: Stack, job_id: str, *, expected: bool) -> Callable[[], bool]:
+    return lambda: stack.job(job_id).degraded is expected
+
+
+def stepping(ledger: Ledger, job_id: str, attempt: int, ranks: int) -> Callable[[], bool]:
+    def steps() -> bool:
+        done = {line.rank for line in ledger.lines(job_id) if line.attempt == attempt and line.what == "step"}
+        return len(done) == ranks
+
+    return steps
+
+
+def test_ranks_are_told_where_they_are(whole: RayCluster, guest: Stack, tmp_path: Path) -> None:
+    def spec(name: str, strategy: str) -> str:
+        return json.dumps({"version": 1, "name": name, "entrypoint": "python train.py", **spread(3, strategy)})
+
+    apart = guest.submit(spec("apart", "STRICT_SPREAD"), tmp_path / "a", train=SHOW)
+    together = guest.submit(spec("together", "PACK"), tmp_path / "b", train=SHOW)
+    for job_id in (apart, together):
+        job = guest.wait(job_id, 60)
+        assert job.state == "SUCCEEDED", job.failure
+    found = environments(guest, apart)
+    assert sorted(found) == [0, 1, 2]
+    for rank, env in found.items():
+        assert (env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"], env["WORLD_SIZE"]) == ("0", "1", "3")
+        assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == (str(rank), "3")
+        assert env["MASTER_ADDR"] == "127.0.0.1"
+    assert len({env["MASTER_PORT"] for env in found.values()}) == 1
+    assert set(seats(guest, apart)) == {node.id for node in whole.workers}
+    for rank, env in environments(guest, together).items():
+        assert (env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"]) == (str(rank), "3")
+        assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("0", "1")
+
+
+def test_lost_nodes_are_survived_and_nodes_that_join_are_used(
+    whole: RayCluster, guest: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    killed = submit(guest, ledger, tmp_path, name="killed", ranks=2, until=str(done), spec=spread(2, cpu=1.5))
+    guest.wait_state(killed, "RUNNING")
+    frozen = submit(guest, ledger, tmp_path, name="frozen", ranks=1, until=str(done), spec=spread(1, cpu=1.5))
+    for job_id in (killed, frozen):
+        wait_until(f"{job_id} saves", lambda job_id=job_id: ledger.last_step(job_id) >= 6)
+    victim, silent = whole.node(seats(guest, killed)[0]), whole.node(seats(guest, frozen)[0])
+    first = tree(*ledger.pids(frozen, 1).values())
+    silent.freeze()
+    victim.kill()
+    guest.wait_state(killed, "RECOVERING")
+    wait_until("the job on the frozen node is degraded", degraded(guest, frozen, expected=True), 15)
+    job = guest.job(frozen)
+    assert (job.state, job.attempt, job.restarts) == ("RUNNING", 1, 0), "not failed while Ray has hopes for its node"
+    assert {n.id: n.state for n in guest.client.nodes()}[silent.id] == "UNREACHABLE"
+    whole.add_node()
+    whole.add_node()
+    for job_id, ranks in ((killed, 2), (frozen, 1)):
+        wait_until(f"{job_id} goes on elsewhere", stepping(ledger, job_id, attempt=2, ranks=ranks), 60)
+        assert ledger.resumed(job_id, 2) >= 5, "from its checkpoint"
+        assert {victim.id, silent.id}.isdisjoint(seats(guest, job_id))
+    all_gone("the ranks that were cut off", first, 1)
+    done.touch()
+    for job_id in (killed, frozen):
+        job = guest.wait(job_id)
+        assert (job.state, job.attempt, job.restarts_by_class) == ("SUCCEEDED", 2, {"infra": 1}), job.failure
+    ledger.check()
+    silent.kill()
+
+
+def test_a_restarted_daemon_adopts_and_a_node_may_be_away_for_a_moment(
+    whole: RayCluster, guest: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    job_id = submit(guest, ledger, tmp_path, ranks=3, until=str(done), spec=spread(3))
+    wait_until("it steps", stepping(ledger, job_id, attempt=1, ranks=3))
+    guest.kill_daemon()
+    before = ledger.last_step(job_id)
+    guest.up()
+    assert ledger.last_step(job_id) > before, "it stepped on without a daemon"
+    guest.wait_state(job_id, "RUNNING")
+    away = whole.node(seats(guest, job_id)[1])
+    away.freeze()
+    try:
+        wait_until("it is degraded", degraded(guest, job_id, expected=True), 15)
+    finally:
+        away.thaw()
+    wait_until("it is degraded no more", degraded(guest, job_id, expected=False), 15)
+    done.touch()
+    job = guest.wait(job_id)
+    assert (job.state, job.attempt, job.restarts) == ("SUCCEEDED", 1, 0)
+    ledger.check(job_id)
+
+
+HOLD = """
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+@ray.remote(num_cpus=2)
+class Holder:
+    def here(self):
+        return 1
+
+for number, node in enumerate({nodes}):
+    there = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    actor = Holder.options(name=f"holder-{{number}}", lifetime="detached", scheduling_strategy=there).remote()
+    assert ray.get(actor.here.remote()) == 1
+"""
+ASK = """
+import json
+from ray.util import list_named_actors
+from ray.util.placement_group import placement_group_table
+holders = [actor["name"] for actor in list_named_actors(all_namespaces=True)]
+groups = [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
+answers = [ray.get(ray.get_actor(name).here.remote()) for name in holders if name.startswith("holder")]
+print(json.dumps([sorted(holders), groups, answers]))
+"""
+LET_GO = "for number in range(2): ray.kill(ray.get_actor(f'holder-{number}'))"
+
+
+def test_other_users_of_the_cluster_are_respected_and_left_alone(
+    whole: RayCluster, guest: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    held = [node.id for node in whole.workers[:2]]
+    whole.run(HOLD.format(nodes=held))
+
+    def seen() -> bool:
+        return all(n.cpus_free == 0 for n in guest.client.nodes() if n.id in held)
+
+    wait_until("what others hold is seen", seen, 15)
+    fits = submit(guest, ledger, tmp_path, name="fits", ranks=2, steps=3, spec=spread(2, "SPREAD", cpu=1))
+    waits = submit(guest, ledger, tmp_path, name="waits", ranks=2, steps=3, spec=spread(2, cpu=1))
+    assert guest.wait(fits, 30).state == "SUCCEEDED"
+    assert set(seats(guest, fits)) == {whole.workers[2].id}, "the one node that nobody holds"
+    job = guest.job(waits)
+    assert (job.state, job.attempt) == ("PENDING", 0)
+    assert guest.orch("down").returncode == 0
+    assert json.loads(whole.run(ASK).splitlines()[-1]) == [["holder-0", "holder-1"], [], [1, 1]]
+    whole.run(LET_GO)
+    guest.up()
+    assert guest.wait(waits, 60).state == "SUCCEEDED", "what was given back is used"
+    ledger.check()
+
+
+def test_nodes_and_logs_from_everywhere(whole: RayCluster, guest: Stack, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    script = f"""
+import os, time
+from pathlib import Path
+print("hello from", os.environ["RANK"], flush=True)
+while not Path({str(done)!r}).exists():
+    time.sleep(0.02)
+print("goodbye from", os.environ["RANK"], flush=True)
+"""
+    spec = json.dumps({"version": 1, "name": "talks", "entrypoint": "python train.py", **spread(3)})
+    job_id = guest.submit(spec, tmp_path / "work", train=script)
+
+    def said(word: str) -> set[str]:
+        return {line for line in guest.log(job_id).splitlines() if line.startswith(word)}
+
+    wait_until("every rank's words arrive while it runs", lambda: len(said("hello")) == 3, 30)
+    listed = json.loads(guest.orch("nodes", "--json").stdout)
+    ours = [n for n in listed["nodes"] if n["jobs"] == [job_id]]
+    assert {n["id"] for n in ours} == {node.id for node in whole.workers}
+    done.touch()
+    assert guest.wait(job_id).state == "SUCCEEDED"
+    assert said("hello") | said("goodbye") == {f"{word} from {r}" for word in ("hello", "goodbye") for r in range(3)}
+    shown = guest.orch("logs", job_id, "--rank", "2").stdout
+    assert "goodbye from 2" in shown
+    assert "from 1" not in shown

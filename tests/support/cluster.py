@@ -1,0 +1,215 @@
+"""A real Ray cluster of several nodes on this machine: a head without CPUs, and workers, each a raylet of its own.
+
+All nodes share one host name and one address, so nothing but the node id tells them apart; everything listens on the
+loopback address alone. ``python -m tests.support.cluster '{json}'`` starts one worker node and exits; the node lives on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orchestrator.runtime.cluster import LOOPBACK, OBJECT_STORE_BYTES, clear_sessions, ray_environment
+from tests.support.stack import process_gone, wait_until
+
+START_SECONDS = 60.0
+# A dead node is noticed within three seconds, a frozen one within nine, instead of a minute.
+SYSTEM_CONFIG = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 6,
+    "enable_metrics_collection": False,
+    "event_stats": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """One node: its id, and the process id of its raylet."""
+
+    id: str
+    raylet: int
+
+    def kill(self) -> None:
+        """SIGKILL to the raylet: what ran there ends with it."""
+        os.kill(self.raylet, signal.SIGKILL)
+        wait_until("the raylet is dead", lambda: process_gone(self.raylet))
+
+    def freeze(self) -> None:
+        """The raylet stops answering while everything else on the node runs on."""
+        os.kill(self.raylet, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """The raylet answers again."""
+        os.kill(self.raylet, signal.SIGCONT)
+
+
+class RayCluster:
+    """See the module. ``close`` leaves no process and no file."""
+
+    def __init__(self, *, workers: int, cpus: float = 2, gpus: float = 0) -> None:
+        self._cpus, self._gpus = cpus, gpus
+        self.directory = Path(tempfile.mkdtemp(prefix="orch-r-"))
+        token = self.directory / "token"
+        token.write_text(secrets.token_hex(32))
+        token.chmod(0o600)
+        self.environ = ray_environment(token)
+        try:
+            head = self._start("orchestrator.runtime.head", self._options(0, 0))
+            self.address: str = head["gcs_address"]
+            self.head = RayNode(id=head["node_id"], raylet=head["pids"]["raylet"][0])
+            self.workers = self._add(workers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _options(self, cpus: float, gpus: float, **more: Any) -> dict[str, Any]:
+        return {
+            "num_cpus": cpus,
+            "num_gpus": gpus,
+            "resources": {},
+            "labels": {},
+            "object_store_bytes": OBJECT_STORE_BYTES,
+            "address": LOOPBACK,
+            "port": 0,
+            "temp_dir": str(self.directory),
+            "system_config": SYSTEM_CONFIG,
+            **more,
+        }
+
+    def _start(self, module: str, options: dict[str, Any]) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-m", module, json.dumps(options)],
+            env=self.clean_environ(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            start_new_session=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return told
+
+    def clean_environ(self) -> dict[str, str]:
+        """This process's environment with the cluster's settings and no others of Ray."""
+        return {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "ORCH_"))} | self.environ
+
+    def _add(self, count: int) -> list[RayNode]:
+        added: list[RayNode] = []
+
+        def start() -> None:
+            options = self._options(self._cpus, self._gpus, gcs_address=self.address)
+            told = self._start("tests.support.cluster", options)
+            added.append(RayNode(id=told["node_id"], raylet=told["pids"]["raylet"][0]))
+
+        threads = [threading.Thread(target=start) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(added) == count, "a node did not start"
+        return added
+
+    def add_node(self) -> RayNode:
+        """One more worker."""
+        (node,) = self._add(1)
+        self.workers.append(node)
+        return node
+
+    def keep(self, count: int) -> None:
+        """Have ``count`` workers: dead ones are forgotten, missing ones started."""
+        self.workers = [node for node in self.workers if not process_gone(node.raylet)]
+        self.workers += self._add(count - len(self.workers))
+
+    def node(self, node_id: str) -> RayNode:
+        """The worker with that id."""
+        return next(node for node in self.workers if node.id == node_id)
+
+    def run(self, program: str, seconds: float = 30.0) -> str:
+        """What a program of another user of the cluster prints; it finds ``ray`` connected, in its own namespace."""
+        connect = (
+            f"import ray\nray.init(address={self.address!r}, namespace='somebody', log_to_driver=False,"
+            " configure_logging=False)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", connect + program],
+            env=self.clean_environ(),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def close(self) -> None:
+        """Kill every process of the cluster, and remove its files."""
+        for node in getattr(self, "workers", []):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(node.raylet, signal.SIGCONT)
+        marker = str(self.directory)
+        while victims := [p for p in _mentioning(marker) if not process_gone(p.pid)]:
+            for process in victims:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(victims, timeout=5)
+        clear_sessions(self.directory)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _mentioning(marker: str) -> list[psutil.Process]:
+    """Processes that name ``marker`` on their command line, with all that they have started."""
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(marker in part for part in process.cmdline()):
+                found.update({p.pid: p for p in (process, *process.children(recursive=True))})
+    found.pop(os.getpid(), None)
+    return list(found.values())
+
+
+def start_worker(options: dict[str, Any]) -> dict[str, Any]:
+    """Start one worker node; its id, and process ids by name."""
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    name = secrets.token_hex(4)
+    params = RayParams(
+        gcs_address=options["gcs_address"],
+        num_cpus=options["num_cpus"],
+        num_gpus=options["num_gpus"],
+        object_store_memory=options["object_store_bytes"],
+        node_ip_address=options["address"],
+        temp_dir=options["temp_dir"],
+        dashboard_agent_listen_port=0,
+        # Of the names that Ray thinks up, nodes that start at the same moment choose the same one.
+        raylet_socket_name=str(Path(options["temp_dir"]) / f"{name}.raylet"),
+        plasma_store_socket_name=str(Path(options["temp_dir"]) / f"{name}.store"),
+        include_log_monitor=False,
+        env_vars={},
+    )
+    node = Node(params, head=False, shutdown_at_exit=False, spawn_reaper=False)
+    return {
+        "node_id": node.node_id,
+        "pids": {name: [p.process.pid for p in group] for name, group in node.all_processes.items()},
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(start_worker(json.loads(sys.argv[1]))), flush=True)
