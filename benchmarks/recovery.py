@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 STEPS = 1_000_000
 SECONDS_PER_STEP = 0.01
-STEADY_STEPS = 25  # new steps between a recovery and the next kill
+STEADY_SECONDS = (
+    3.0  # of training between a start or a recovery and the next kill: a start's aftermath is another measure
+)
 RECOVER_SECONDS = 120.0
 
 
@@ -41,9 +43,9 @@ class Victim:
             self._run.first_step_seconds()
         run = self._run
         try:
-            begun = contenders.read_ledger(run.ledger)[-1].number
-            wait_for("steady steps", lambda: contenders.read_ledger(run.ledger)[-1].number > begun + STEADY_STEPS)
-            time.sleep(random.uniform(0.0, 20 * SECONDS_PER_STEP))
+            begun = contenders.read_ledger(run.ledger)[-1]
+            steady = begun.at_seconds + STEADY_SECONDS + random.uniform(0.0, 20 * SECONDS_PER_STEP)
+            wait_for("steady steps", lambda: contenders.read_ledger(run.ledger)[-1].at_seconds > steady)
             pid = self._choose(run)
             killed_at = time.monotonic()
             os.kill(pid, signal.SIGKILL)

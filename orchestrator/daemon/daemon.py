@@ -129,8 +129,13 @@ class Daemon:
         self._supervise(self.metering.watch_lag(), "lag")
         await self._warm_fork_servers()
         self.ready.set()
-        self._spawn(self.exporters.refresh())
+        self._spawn(self._settle())
         self.log.info("daemon.ready", seconds=round(time.time() - self.started_at, 3), ray=self.cluster.address)
+
+    async def _settle(self) -> None:
+        """The exporters take what idle workers there are: the first job is to find some, too."""
+        await self.exporters.refresh()
+        await self.cluster.warm()
 
     async def _replay_ledger(self) -> None:
         """What live jobs' GPUs did before this daemon: their events tell it again."""

@@ -24,6 +24,7 @@ from orchestrator.core.cluster import Node
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
 from orchestrator.runtime.node_dir import node_directory, page_directory
 from orchestrator.runtime.prestart import prestart_workers
+from orchestrator.runtime.serializers import forgo_foreign_serializers
 from orchestrator.runtime.rank_actor import FENCE_SECONDS
 from orchestrator.runtime.ray_nodes import NOTHING, Held, answers, held_by_others, list_nodes, token_from
 
@@ -43,8 +44,8 @@ SETTLE_SECONDS: Final = 0.3  # Ray's own numbers trail what happened by less
 LOOPBACK: Final = "127.0.0.1"
 RAYLET_PID: Final = "RAY_RAYLET_PID"
 SYSTEM_CONFIG: Final = {
-    # Idle workers have imported what a rank actor needs before one is asked of them: 60 ms less for every start.
-    "preload_python_modules": ["orchestrator.runtime.rank_actor"],
+    # Idle workers have imported what a rank actor needs, and no more, before one is asked of them.
+    "preload_python_modules": ["orchestrator.runtime.worker_preload"],
     # Rank actors watch and restart; on a busy machine they must not wait behind what they watch.
     "worker_niceness": 0,
     # Nobody reads Ray's own metrics here; collecting them costs every process a little, all the time.
@@ -159,6 +160,7 @@ class Cluster:
     def _connect(self, address: str) -> None:
         import ray
 
+        forgo_foreign_serializers()
         ray.init(
             address=address,
             namespace=self.namespace,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster import Cluster
 
 PLACEMENT_SECONDS: Final = 1.0
+ROOM_SECONDS: Final = 1.0
+_ROOM_POLL_SECONDS: Final = 0.005
 SHARED_PLACEMENT_SECONDS: Final = 10.0
 
 
@@ -87,6 +89,7 @@ def _create(cluster: Cluster, job: Job, found: list[Any]) -> list[Any]:
     from orchestrator.runtime.rank_actor import RankActor
 
     bundle, epoch = _bundle(job), cluster.epoch
+    _wait_for_room(job, bundle)
     group = _placement_group(job, bundle)
     # Actors that are asked for before their bundles are reserved are queued, and looked at again only later.
     if not group.wait(timeout_seconds=PLACEMENT_SECONDS if cluster.embedded else SHARED_PLACEMENT_SECONDS):
@@ -122,6 +125,28 @@ def _refuse_on_shared(cluster: Cluster) -> None:
     """On somebody's cluster what was free may be taken meanwhile: the job goes back to the queue, where it can go elsewhere."""
     if not cluster.embedded:
         raise GangLostError(None, "other users of the Ray cluster hold what its gang was to get")
+
+
+def _wait_for_room(job: Job, bundle: dict[str, float]) -> None:
+    """Until Ray's control plane has heard that a gang released a moment ago holds nothing any more, or ROOM_SECONDS.
+
+    A placement group that does not fit when it is asked for is looked at again once a second only. Where Ray does not
+    tell (the call is internal to it), or others hold what is wanted, the group is asked for as it is.
+    """
+    try:
+        from ray._private.state import available_resources_per_node
+    except ImportError:
+        return
+    deadline = time.monotonic() + ROOM_SECONDS
+    while time.monotonic() < deadline:
+        free = available_resources_per_node()
+        if all(
+            free.get(node_id, {}).get(name, 0.0) >= amount * job.nodes.count(node_id) - 1e-6
+            for node_id in set(job.nodes)
+            for name, amount in bundle.items()
+        ):
+            return
+        time.sleep(_ROOM_POLL_SECONDS)
 
 
 def _placement_group(job: Job, bundle: dict[str, float]) -> Any:

@@ -54,3 +54,29 @@ def test_the_loopback_switch_still_exists() -> None:
 
     assert ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR == "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     assert "ENABLE_RAY_CLUSTER" in inspect.getsource(services.get_node_ip_address)
+
+
+def test_actors_import_nothing_to_copy_objects_that_nobody_sends(stack: Stack) -> None:
+    """A node agent has answered calls, and so has the daemon asked: neither has pyarrow in its memory for that."""
+    from ray.util import serialization_addons
+
+    from orchestrator.runtime.serializers import forgo_foreign_serializers
+
+    assert callable(serialization_addons.apply)
+    before = serialization_addons.apply
+    try:
+        assert forgo_foreign_serializers()
+    finally:
+        serialization_addons.apply = before
+    wait_until("there is a node", lambda: stack.client.nodes())
+    raylet = psutil.Process(stack.head_pids()["raylet"])
+    agents = [child for child in raylet.children() if "ray::NodeAgent" in " ".join(child.cmdline())]
+    assert agents
+    for process in (*agents, psutil.Process(stack.daemon_pid())):
+        assert not [m.path for m in process.memory_maps() if "pyarrow" in m.path]
+
+
+def test_what_is_free_on_each_node_can_be_asked() -> None:
+    from ray._private import state
+
+    assert not inspect.signature(state.available_resources_per_node).parameters
