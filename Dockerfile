@@ -26,9 +26,8 @@ RUN wanted="$(sed -n 's/^\(torch==.*\)$/\1/p' constraints.txt)" \
         ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} torch
 COPY pyproject.toml README.md LICENSE ./
 COPY orchestrator/ orchestrator/
-RUN /opt/orch/bin/pip install --no-cache-dir --constraint constraints.txt '.[demo,runtime-env,stacks]' \
-    && find /opt/orch -name __pycache__ -prune -exec rm -rf {} + \
-    && /opt/orch/bin/python -m compileall -q /opt/orch/lib
+# pip compiles what it installs: the container's user could not, and would compile anew at every start.
+RUN /opt/orch/bin/pip install --no-cache-dir --constraint constraints.txt '.[demo,runtime-env,stacks]'
 
 # --------------------------------------------------------------------------------------------------------------- run
 FROM ${BASE} AS run

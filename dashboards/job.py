@@ -178,7 +178,7 @@ def _training() -> Section:
             ),
             lines(
                 "Step time by rank",
-                "A rank's own time for a step, waiting for the others left out: who holds the others up.",
+                "Median time of a rank's newest steps. Ranks in lockstep all show the slowest one's: then see the balance of power.",
                 Query(expr=times, legend="{{job_id}} rank {{rank}}"),
                 missing=words.NOT_REPORTED,
                 look=SECONDS,

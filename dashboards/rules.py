@@ -192,8 +192,8 @@ def _balance_alerts() -> tuple[Alert, ...]:
             component="job",
             labels=("job_id", "rank"),
             summary='Job {{ $labels.job_id }}: rank {{ $labels.rank }} takes {{ $value | printf "%.1f" }} times as long for a step as the others',
-            description="Every other rank waits for it at every step. Waiting is left out of these times, so it is this "
-            "rank's own work: its data, its processor, its GPU.",
+            description="It is this rank's own work: its data, its processor, its GPU. Ranks that meet at every step all "
+            "take as long as the slowest and never show here; the balance of their GPUs' power tells.",
         ),
     )
 

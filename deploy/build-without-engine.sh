@@ -94,7 +94,9 @@ say "build"
 mounts=()
 [[ -n ${PIP_SETTINGS:-} ]] && mounts+=(--volume "$PIP_SETTINGS:/etc/pip.conf:ro")
 [[ -n ${CA_BUNDLE:-} ]] && mounts+=(--volume "$CA_BUNDLE:/etc/ssl/certs/ca-certificates.crt:ro")
-buildah bud --format docker --network host --build-arg "BASE=$base" --build-arg VARIANT=cpu "${mounts[@]}" \
+layers=()
+[[ $keep == yes ]] && layers=(--layers)  # so that the next try begins where this one stopped
+buildah bud --format docker --pull-never "${layers[@]}" --network host --build-arg "BASE=$base" --build-arg VARIANT=cpu "${mounts[@]}" \
   --tag "$image" "$scratch/context" > "$scratch/build.log" 2>&1 || { tail -30 "$scratch/build.log" >&2; die "the build failed"; }
 buildah inspect --type image --format '{{.OCIv1.Config.User}} {{.OCIv1.Config.Entrypoint}} {{.OCIv1.Config.StopSignal}}' "$image" >&2
 

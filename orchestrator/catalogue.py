@@ -224,7 +224,7 @@ JOB_RANK_STEP: Final = _gauge(
     ("job_id", "rank"),
     "seconds",
     "job",
-    "A rank's own time for a step, waiting for other ranks left out; the median of the newest steps.",
+    "Median time of a rank's newest steps, as it reports them; in lockstep every rank shows the slowest one's.",
 )
 JOB_HEARTBEAT_TIMESTAMP: Final = _gauge(
     "orch_job_heartbeat_timestamp_seconds",
@@ -338,7 +338,7 @@ DAEMON_START_TIMESTAMP: Final = _gauge(
     "orch_daemon_start_timestamp_seconds", (), "seconds", "daemon", "Unix time at which the daemon started."
 )
 DAEMON_LOOP_LAG: Final = _gauge(
-    "orch_daemon_loop_lag_seconds", (), "seconds", "daemon", "How late the daemon's event loop woke up last."
+    "orch_daemon_loop_lag_seconds", (), "seconds", "daemon", "How late the daemon's event loop woke up at most, in the last 15 seconds."
 )
 STORE_COMMIT_FAILURES: Final = _counter(
     "orch_store_commit_failures_total", (), "", "daemon", "Transactions that the store could not commit."

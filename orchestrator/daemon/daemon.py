@@ -100,7 +100,7 @@ class Daemon:
             own_groups=lambda: {placement_group_name(j.id, j.gang) for j in self.loop.jobs.values() if j.gang_open},
         )
         self.exporters = Exporters(self.cluster)
-        self.gpus = GpuWatch(self.cluster, self.exporters, settings.paths, self.loop.jobs.values, self.log)
+        self.gpus = GpuWatch(self.cluster, self.exporters, settings.paths, lambda: self.loop.jobs.values(), self.log)
         self.gangs = Gangs(
             cluster=self.cluster,
             paths=settings.paths,

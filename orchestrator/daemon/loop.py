@@ -38,6 +38,10 @@ def _ignore_seconds(_seconds: float) -> None:
     """Nobody counts."""
 
 
+def _ignore_failure() -> None:
+    """Nobody counts."""
+
+
 class Runtime(Protocol):
     """What carries effects out. ``apply`` returns at once and is idempotent."""
 
@@ -58,6 +62,7 @@ class Loop:
         on_end: Callable[[Job], None],
         on_event: Callable[[Job, Event], None] = _ignore,
         on_decision: Callable[[float], None] = _ignore_seconds,
+        on_write_failed: Callable[[], None] = _ignore_failure,
         log: FilteringBoundLogger,
     ) -> None:
         self._store = store
@@ -66,6 +71,7 @@ class Loop:
         self._on_end = on_end
         self._on_event = on_event
         self._on_decision = on_decision
+        self._on_write_failed = on_write_failed
         self._log = log
         self.jobs: dict[JobId, Job] = {}
         self.nodes: dict[str, Node] = {}
@@ -184,6 +190,7 @@ class Loop:
             except CoreError:
                 raise  # memory and store disagree: stop loudly, and start again from the store
             except Exception as error:
+                self._on_write_failed()
                 if self.blocked_by_disk is None:
                     self._log.exception("store.write_failed", events=len(batch))
                 self.blocked_by_disk = str(error)

@@ -5,10 +5,13 @@ Fed by the loop with every event and by the ranks' progress; reads no clock of i
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
+from datetime import timedelta
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from orchestrator import __version__, catalogue
@@ -18,6 +21,7 @@ from orchestrator.core.states import JobState
 from orchestrator.telemetry.histogram import Histogram
 from orchestrator.telemetry.marks import mark_of
 from orchestrator.telemetry.snapshot import DaemonFacts, Disk, JobSeries, Snapshot
+from orchestrator.telemetry.stillness import still_for_too_long
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
     from orchestrator.train.progress import ProgressSnapshot
 
 REMEMBERED_ENDED: Final = 2000
+LAG_SECONDS: Final = 1.0
+LAGS_KEPT: Final = 15
+"""The worst of so many is shown: Prometheus asks every 15 seconds, and must not miss it."""
 
 
 class Metering:
@@ -47,7 +54,7 @@ class Metering:
         self._ended: dict[JobId, Job] = {}
         self._events: dict[JobId, dict[str, float]] = {}
         self.commit_failures = 0
-        self.loop_lag_seconds: float | None = None
+        self._lags: deque[float] = deque(maxlen=LAGS_KEPT)
 
     def observe(self, job: Job, event: ev.Event) -> None:
         """An event was written; ``job`` is the record after it."""
@@ -82,6 +89,18 @@ class Metering:
         """One decision of the scheduler took that long."""
         self._scheduling.observe(seconds)
 
+    def commit_failed(self) -> None:
+        """The store could not commit a transaction."""
+        self.commit_failures += 1
+
+    async def watch_lag(self) -> None:
+        """Measure, for as long as the daemon lives, how late its event loop wakes up."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            due = clock() + LAG_SECONDS
+            await asyncio.sleep(LAG_SECONDS)
+            self._lags.append(max(0.0, clock() - due))
+
     def submitted(self, seconds: float) -> None:
         """One submission took that long, from its arrival to its durable acknowledgement."""
         self._submission.observe(seconds)
@@ -105,7 +124,9 @@ class Metering:
         return Snapshot(
             at=now,
             daemon=self._facts(nodes),
-            series=[self._series(j, progress.get(j.id), balances.get(j.id), reading.jobs.get(j.id, {})) for j in jobs],
+            series=[
+                self._series(j, now, progress.get(j.id), balances.get(j.id), reading.jobs.get(j.id, {})) for j in jobs
+            ],
             queues=queues,
             jobs=Counter((j.spec.queue, j.state.value) for j in live),
             finished={(f.queue, f.state.value, f.failure_class): f.count for f in finished},
@@ -130,16 +151,23 @@ class Metering:
             version=__version__,
             node=name,
             started_at=self._started_at,
-            loop_lag_seconds=self.loop_lag_seconds,
+            loop_lag_seconds=max(self._lags, default=None),
             commit_failures=self.commit_failures,
             disks=(Disk(node=name, path=str(home), free_bytes=usage.free, size_bytes=usage.total),),
         )
 
     def _series(
-        self, job: Job, progress: JobProgress | None, balance: Balance | None, seconds: Mapping[Phase, float]
+        self,
+        job: Job,
+        now: float,
+        progress: JobProgress | None,
+        balance: Balance | None,
+        seconds: Mapping[Phase, float],
     ) -> JobSeries:
         leader = progress.leader if progress else None
         holds = job.gang_open
+        ranks = progress.ranks if progress else {}
+        heard = [s.last_report_at for s in ranks.values() if s.last_report_at is not None] if holds else []
         seats = tuple((uuid, seat.rank) for seat in job.seats for uuid in seat.gpu_uuids) if holds else ()
         spreads = balance.spreads if balance else ()
         return JobSeries(
@@ -159,9 +187,10 @@ class Metering:
             mfu=leader.metrics.get("mfu") if leader else None,
             metrics=leader.metrics if leader else {},
             rank_step_seconds={
-                rank: s.step_seconds for rank, s in (progress.ranks if progress else {}).items() if s.step_seconds
+                rank: median(s.recent_step_seconds) for rank, s in ranks.items() if s.recent_step_seconds
             },
-            heartbeat_at=leader.last_report_at if leader and holds else None,
+            heartbeat_at=min(heard, default=None),
+            hang_suspected=still_for_too_long(ranks.values(), now) if job.state is JobState.RUNNING else None,
             restarts=job.restarts,
             balance_cv={s.quantity.value: s.cv for s in spreads},
             balance_min_per_median={
@@ -170,8 +199,18 @@ class Metering:
             silent_gpus=len(balance.silent) if balance else None,
             gpu_seconds={phase.value: value for phase, value in seconds.items()},
             checkpoint_at=job.checkpoint_at,
+            checkpoint_interval_seconds=_save_interval(job, leader) if leader and holds else None,
             events=dict(self._events.get(job.id, {})),
         )
+
+
+def _save_interval(job: Job, leader: ProgressSnapshot) -> float | None:
+    """Seconds between two saves as the job means to make them; None where that is left to its script."""
+    wanted = job.spec.checkpoint.interval
+    if isinstance(wanted, timedelta):
+        return wanted.total_seconds()
+    steps = wanted if isinstance(wanted, int) else leader.checkpoint.interval_steps
+    return steps * leader.step_seconds if steps and leader.step_seconds else None
 
 
 def _node_states(nodes: Collection[Node]) -> Mapping[str, int]:

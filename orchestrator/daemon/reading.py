@@ -30,15 +30,15 @@ class Reading:
         return MetricsPage(*await asyncio.to_thread(render, registry(lambda: snapshot), accept))
 
     async def targets(self) -> Sequence[TargetGroup]:
-        """The exporter of every GPU that there is, with its node."""
+        """The exporter of every GPU, with its node; those that fail to answer included: that is for Prometheus to see."""
         exporters = self._daemon.exporters
+        await exporters.ask()  # one that Ray has started again serves somewhere else
         return [
             TargetGroup(
-                targets=(report.url.removeprefix("http://").partition("/")[0],),
-                labels={"__meta_orch_node": exporters.nodes[uuid].hostname, "__meta_orch_gpu_uuid": uuid},
+                targets=(place.url.removeprefix("http://").partition("/")[0],),
+                labels={"__meta_orch_node": place.node, "__meta_orch_gpu_uuid": uuid},
             )
-            for uuid, report in sorted(exporters.reports.items())
-            if uuid in exporters.nodes
+            for uuid, place in sorted(exporters.places.items())
         ]
 
     async def health(self) -> HealthView:

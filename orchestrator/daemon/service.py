@@ -78,6 +78,7 @@ class Service:
             submission.discard(daemon.settings, event.job_id)
             raise RefusedError(str(error)) from error
         except store_errors.DiskFullError as error:
+            daemon.metering.commit_failed()
             submission.discard(daemon.settings, event.job_id)
             raise DiskFullError(str(error)) from error
         if created:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.runtime.names import exporter_name
@@ -15,37 +17,74 @@ if TYPE_CHECKING:
     from orchestrator.runtime.exporter_actor import ExporterReport
     from orchestrator.runtime.node_agent import NodeGpu, NodeReport
 
+GONE_SECONDS: Final = 900.0
+"""How long the exporters of a node that is gone are still named to Prometheus: its alerts have to see them fail."""
 REPORT_SECONDS: Final = 3.0
 FIRST_REPORT_SECONDS: Final = 30.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterPlace:
+    """Where a GPU's exporter serves, as it said last, and on which node."""
+
+    url: str
+    node: str
+
+
 class Exporters:
     """See the module. ``reports`` holds what each GPU's exporter said last; one that does not answer is not in it."""
+
+    # A GPU that falls off the bus is missing from its node's inventory too, and an exporter that hangs from the reports.
+    # Both are what alerts are for, so neither ends an exporter, nor its place in ``places``.
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._actors: dict[str, Any] = {}
         self.reports: dict[str, ExporterReport] = {}
         self.nodes: dict[str, NodeReport] = {}
+        self.places: dict[str, ExporterPlace] = {}
+        self._gone_since: dict[str, float] = {}
 
     def forget_all(self) -> None:
         """Ray's head is gone, and every actor with it."""
         self._actors.clear()
         self.reports.clear()
+        self.nodes.clear()
+        self.places.clear()
+        self._gone_since.clear()
 
     async def refresh(self) -> None:
         """Make exporters for GPUs that have none; drop those of nodes that are gone."""
         wanted = {
             gpu.uuid: (node_id, gpu, report) for node_id, report in self._cluster.reports.items() for gpu in report.gpus
         }
-        self.nodes = {uuid: report for uuid, (_, _, report) in wanted.items()}
-        for uuid in self._actors.keys() - wanted.keys():
-            del self._actors[uuid]
-            self.reports.pop(uuid, None)
+        self.nodes |= {uuid: report for uuid, (_, _, report) in wanted.items()}
+        self._drop_gone()
         for uuid in wanted.keys() - self._actors.keys():
             node_id, gpu, report = wanted[uuid]
             self._actors[uuid] = await self._cluster.call(self._ensure, node_id, gpu, report)
             await self._ask(uuid, FIRST_REPORT_SECONDS)
+
+    def _drop_gone(self) -> None:
+        now = time.monotonic()
+        for uuid, report in list(self.nodes.items()):
+            if report.node_id in self._cluster.reports:
+                self._gone_since.pop(uuid, None)
+                continue
+            self._actors.pop(uuid, None)
+            self.reports.pop(uuid, None)
+            if now - self._gone_since.setdefault(uuid, now) > GONE_SECONDS:
+                del self.nodes[uuid], self._gone_since[uuid]
+                self.places.pop(uuid, None)
+
+    def missing(self) -> list[tuple[str, str]]:
+        """(node, GPU) of those that have fallen out of the inventory of a node that is there: they are broken."""
+        here = {gpu.uuid for report in self._cluster.reports.values() for gpu in report.gpus}
+        return [
+            (report.hostname, uuid)
+            for uuid, report in self.nodes.items()
+            if uuid not in here and report.node_id in self._cluster.reports
+        ]
 
     async def ask(self, uuids: Iterable[str] | None = None) -> Mapping[str, ExporterReport]:
         """The newest reports of these GPUs, or of all; side by side, each with a deadline."""
@@ -58,13 +97,18 @@ class Exporters:
         if actor is None:
             return
         try:
-            self.reports[uuid] = await asyncio.wait_for(actor.report.remote(), seconds)
+            report = await asyncio.wait_for(actor.report.remote(), seconds)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             self.reports.pop(uuid, None)
             if is_dead(error):
                 self._actors.pop(uuid, None)  # beyond Ray's own restarts: the next refresh makes another
+        else:
+            if uuid not in self.nodes:
+                return  # forgotten meanwhile
+            self.reports[uuid] = report
+            self.places[uuid] = ExporterPlace(url=report.url, node=self.nodes[uuid].hostname)
 
     async def record(self, uuid: str, job_id: str, directory: str, rate: float) -> None:
         """Have a GPU's samples appended to a job's telemetry; asking again changes nothing."""
