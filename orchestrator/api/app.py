@@ -20,6 +20,7 @@ from orchestrator.api.bodies import (
     ActionBody,
     EmptyBody,
     ProblemDocument,
+    ProfileBody,
     PruneBody,
     ShutdownBody,
     SubmitBody,
@@ -96,6 +97,7 @@ def control_routes(service: JobService, closing: asyncio.Event) -> FastAPI:
     _add_reading_routes(app, service)
     _add_waiting_routes(app, service, closing)
     _add_submission_routes(app, service)
+    _add_profile_route(app, service, closing)
     _add_job_routes(app, service)
     _add_daemon_routes(app, service)
     _document_problems(app)
@@ -281,6 +283,19 @@ def _add_submission_routes(app: FastAPI, service: JobService) -> None:
     async def plan(body: SubmitBody, request: Request) -> Response:
         """Say what a submission would do; store nothing."""
         return answer(await service.plan(body.request(), caller_of(request)))
+
+
+def _add_profile_route(app: FastAPI, service: JobService, closing: asyncio.Event) -> None:
+    @app.post(
+        f"{API_PREFIX}/jobs/{{ref}}/profile",
+        response_class=Response,
+        responses={200: {"description": "A Chrome trace, gzipped JSON", "content": {"application/gzip": {}}}},
+    )
+    async def profile(ref: Ref, body: ProfileBody, request: Request) -> Response:
+        """A torch.profiler trace of the next steps of a job of one's own."""
+        job_id, _ = await _own_job(service, ref, request, "profile")
+        data = await until_closing(service.profile(job_id, body.request()), closing, request)
+        return Response(data, media_type="application/gzip")
 
 
 def _add_job_routes(app: FastAPI, service: JobService) -> None:

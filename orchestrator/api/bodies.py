@@ -12,10 +12,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from orchestrator.api.errors import PROBLEM_CONTENT_TYPE, BadRequestError, Problem, RequestTooLargeError
 from orchestrator.api.protocol import MAX_YAML_BYTES
-from orchestrator.api.service import ActionRequest, SubmitRequest, Verb
+from orchestrator.api.service import ActionRequest, ProfileRequest, SubmitRequest, Verb
+from orchestrator.train.trace_request import DEFAULT_STEPS, MAX_STEPS
 
 MAX_OVERRIDES = 200
 MAX_SECRETS = 100
+MAX_PROFILE_SECONDS = 600.0
 
 
 def _absolute(path: str) -> str:
@@ -90,6 +92,18 @@ class ActionBody(Body):
         if self.from_checkpoint and verb is not Verb.RERUN:
             raise BadRequestError(f"{verb} takes no from_checkpoint", hint="only `rerun` takes it")
         return ActionRequest(verb=verb, priority=self.priority, from_checkpoint=self.from_checkpoint)
+
+
+class ProfileBody(Body):
+    """Which steps to trace."""
+
+    steps: int = Field(default=DEFAULT_STEPS, ge=1, le=MAX_STEPS)
+    rank: int = Field(default=0, ge=0)
+    timeout_seconds: float = Field(default=60.0, gt=0, le=MAX_PROFILE_SECONDS)
+
+    def request(self) -> ProfileRequest:
+        """The service's record."""
+        return ProfileRequest(steps=self.steps, rank=self.rank, timeout_seconds=self.timeout_seconds)
 
 
 class EmptyBody(Body):

@@ -194,6 +194,16 @@ class Client:
 
         return HealthView.from_json(self._call("GET", "/health"))
 
+    def profile(self, ref: str, *, steps: int, rank: int = 0, timeout_seconds: float = 60.0) -> bytes:
+        """A torch.profiler trace of the next ``steps`` steps of a running job: a Chrome trace, gzipped JSON."""
+        return wire.fetch(
+            self.endpoint,
+            "POST",
+            API_PREFIX + _job_path(ref, "/profile"),
+            body={"steps": steps, "rank": rank, "timeout_seconds": timeout_seconds},
+            deadline_seconds=timeout_seconds + SLOW_DEADLINE_SECONDS,
+        )
+
     # -- acting
 
     def cancel(self, ref: str) -> ActionReply:

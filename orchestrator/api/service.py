@@ -109,6 +109,15 @@ class ActionRequest:
     from_checkpoint: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """A trace of ``steps`` optimizer steps of one rank, to be had within ``timeout_seconds``."""
+
+    steps: int
+    rank: int = 0
+    timeout_seconds: float = 60.0
+
+
 class NodeVerb(StrEnum):
     """What can be done to a node."""
 
@@ -156,6 +165,13 @@ class JobService(Protocol):
         """Do something to a job; durable once this returns.
 
         An action whose goal is already reached or on its way is answered, not refused; one that the job's state rules out raises RefusedError.
+        """
+        ...
+
+    async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
+        """A torch.profiler trace of a running job's next steps: a Chrome trace, gzipped JSON.
+
+        Raises RefusedError: the job does not run, does not use the training system, or did not get there in time.
         """
         ...
 

@@ -55,7 +55,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.api.serve import ControlSocket
-    from orchestrator.api.service import ActionRequest, Caller, JobFilter, LogQuery, NodeVerb, SubmitRequest
+    from orchestrator.api.service import (
+        ActionRequest,
+        Caller,
+        JobFilter,
+        LogQuery,
+        NodeVerb,
+        ProfileRequest,
+        SubmitRequest,
+    )
 
 FIRST_TIME = 1_790_000_000.0
 OUTCOMES = {
@@ -303,6 +311,13 @@ class FakeService:
         except TimeoutError:
             pass
         return self._version
+
+    async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
+        """See JobService."""
+        self.calls.append(("profile", (job_id, request)))
+        if self._jobs[job_id].state != "RUNNING":
+            raise RefusedError(f"{job_id} does not run")
+        return b"a trace"
 
     async def health(self) -> HealthView:
         """See JobService."""

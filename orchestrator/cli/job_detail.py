@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 LABEL_WIDTH = 14
 MAX_METRICS = 12
+_SPEED = {
+    "samples_per_second": "samples/s",
+    "tokens_per_second": "tokens/s",
+    "joules_per_sample": "J/sample",
+    "mfu": "",
+}
 MAX_ATTEMPTS = 10
 MAX_RANKS = 16
 
@@ -42,6 +48,7 @@ def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
     wants = ", ".join(f"{name} {_value(value)}" for name, value in per_worker(job).items() if value is not None)
     return [
         ("progress", _progress(console, job)),
+        ("speed", _speed(job)),
         ("metrics", _metrics(job)),
         ("ranks", f"{workers}, each {wants}" if wants else workers),
         ("queue", f"{job.queue}, priority {job.priority}, {clean(job.user)}"),
@@ -56,6 +63,7 @@ def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
         ("labels", ", ".join(f"{clean(key)}={clean(value)}" for key, value in job.labels.items())),
         ("works in", clean(job.working_dir)),
         ("logs", clean(job.log_dir)),
+        ("outputs", clean(job.outputs_dir)),
     ]
 
 
@@ -79,10 +87,20 @@ def _progress(console: Console, job: JobView) -> str:
     return "  ".join(part for part in parts if part)
 
 
+def _speed(job: JobView) -> str:
+    """What the training system measures; empty for a job that does not use it."""
+    found = job.progress.metrics if job.progress else {}
+    if found.get("samples_per_second") is None:
+        return ""
+    parts = [f"{value:.4g} {unit}" for name, unit in _SPEED.items() if unit and (value := found.get(name)) is not None]
+    mfu = found.get("mfu")
+    return "  ".join([*parts, "MFU unknown" if mfu is None else f"MFU {100 * mfu:.1f} %"])
+
+
 def _metrics(job: JobView) -> str:
     if job.progress is None:
         return ""
-    items = list(job.progress.metrics.items())
+    items = [item for item in job.progress.metrics.items() if item[0] not in _SPEED]
     shown = [f"{clean(name)} {'nan' if value is None else f'{value:.4g}'}" for name, value in items[:MAX_METRICS]]
     if len(items) > MAX_METRICS:
         shown.append(f"and {len(items) - MAX_METRICS} more")

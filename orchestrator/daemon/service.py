@@ -20,7 +20,16 @@ from orchestrator.api.errors import (
     RefusedError,
 )
 from orchestrator.api.protocol import PROTOCOL_VERSION
-from orchestrator.api.service import ActionRequest, Caller, JobFilter, LogQuery, NodeVerb, SubmitRequest, Verb
+from orchestrator.api.service import (
+    ActionRequest,
+    Caller,
+    JobFilter,
+    LogQuery,
+    NodeVerb,
+    ProfileRequest,
+    SubmitRequest,
+    Verb,
+)
 from orchestrator.core import events as ev
 from orchestrator.core.placement import free_on, place
 from orchestrator.core.scheduler import queue_order, request_stop
@@ -30,6 +39,7 @@ from orchestrator.daemon.log_stream import LogStream
 from orchestrator.daemon.views import event_view, job_view
 from orchestrator.store import errors as store_errors
 from orchestrator.store.port import JobFilter as StoreFilter
+from orchestrator.train.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -209,6 +219,19 @@ class Service:
         return await asyncio.to_thread(self._daemon.list_checkpoints, job, verify=verify)
 
     async def nodes(self) -> Sequence[v.NodeView]:
+    async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
+        """A torch.profiler trace of a running job's next steps."""
+        job = await self._record(job_id)
+        if job.state is not JobState.RUNNING:
+            raise RefusedError(f"{job.id} is {job.state.value}; only a running job can be traced")
+        if request.rank >= job.num_workers:
+            raise BadRequestError(f"{job.id} has no rank {request.rank}", hint=f"0 to {job.num_workers - 1}")
+        try:
+            return await self._daemon.gangs.trace(job, request.rank, request.steps, request.timeout_seconds)
+        except TraceRefusedError as error:
+            message, _, hint = str(error).partition(": ")
+            raise RefusedError(message, hint=hint) from error
+
         """Every node of the cluster."""
         return self._daemon.node_views()
 

@@ -21,6 +21,8 @@ from orchestrator.runtime.node_dir import page_directory
 from orchestrator.runtime.plan import Places, rank_plan
 from orchestrator.runtime.rank_actor import FENCE_SECONDS, RankGreeting
 from orchestrator.runtime.rank_host import PollCursor
+from orchestrator.spec.paths import Paths
+from orchestrator.train.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -393,6 +395,21 @@ class Gangs:
         cursor = PollCursor()
         while rank not in gang.gone:
             try:
+    async def trace(self, job: Job, rank: int, steps: int, seconds: float) -> bytes:
+        """A torch.profiler trace of a rank's next ``steps`` steps. Raises TraceRefusedError, with what to do."""
+        gang = self._gangs.get(job.id)
+        if gang is None or gang.number != job.gang or gang.watching != job.attempt_number:
+            raise TraceRefusedError(f"the ranks of {job.id} are not up: ask again when it runs")
+        call = gang.actors[rank].trace.remote(job.attempt_number, steps, seconds)
+        try:
+            data: bytes = await asyncio.wait_for(call, seconds + RPC_SECONDS)
+        except TraceRefusedError as error:
+            raise TraceRefusedError(str(getattr(error, "cause", error))) from None  # without the actor's traceback
+        except Exception as error:
+            what = "is out of reach" if _as_lost(rank, error) is None else "is gone"
+            raise TraceRefusedError(f"rank {rank} of {job.id} {what}; `orch status` says more") from error
+        return data
+
                 reply: PollReply = await asyncio.wait_for(
                     gang.actors[rank].poll.remote(attempt, cursor, POLL_SECONDS), POLL_SECONDS + RPC_SECONDS
                 )

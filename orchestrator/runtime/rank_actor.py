@@ -93,6 +93,10 @@ class RankActor:
         """See RankHost.flush."""
         return await self._host.flush(seconds)
 
+    async def trace(self, attempt: int, steps: int, seconds: float) -> bytes:
+        """See RankHost.trace."""
+        return await self._host.trace(attempt, steps, seconds)
+
     async def _keep_lease(self) -> None:
         import ray
 

@@ -36,7 +36,9 @@ from orchestrator.runtime.forkclient import (
 from orchestrator.runtime.logs import LogLimits, LogWriter, log_path
 from orchestrator.runtime.node_dir import make_private
 from orchestrator.runtime.rendezvous import bind_rendezvous
+from orchestrator.runtime.tracing import take_trace
 from orchestrator.train.progress import ProgressPage, ProgressSnapshot
+from orchestrator.train.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
     import socket
@@ -288,6 +290,18 @@ class RankHost:
             return None
         await asyncio.to_thread(persister.flush, seconds)
         return persister.status
+
+    async def trace(self, attempt: int, steps: int, seconds: float) -> bytes:
+        """A torch.profiler trace of the next ``steps`` steps, gzipped JSON. Raises TraceRefusedError."""
+        self._refuse_older(attempt)
+        page = self._page
+
+        def over() -> bool:
+            return page is None or page is not self._page or any(event.kind != "started" for event in self._events)
+
+        if page is None or attempt != self.attempt or over():
+            raise TraceRefusedError(f"rank {self.rank} does not run: ask again when it does")
+        return await take_trace(page, self.rank, steps, seconds, over)
 
     def _keep_snapshots(self, plan: RankPlan) -> None:
         if plan.snapshots is None or self._persister is not None:

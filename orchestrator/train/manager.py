@@ -32,6 +32,7 @@ from orchestrator.train.trainers import make_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
     from types import TracebackType
 
     from torch import nn
@@ -153,6 +154,7 @@ class MultiGPUTrainingManager:
             for feed in validate:
                 self.validate_epoch(feed.loader)
             epoch += 1
+        self._traced(self._tracer.finish())
         with self._one_voice():
             self._save()
         return FitResult(history=tuple(self.progress.history), summary=self.summary())
@@ -193,8 +195,8 @@ class MultiGPUTrainingManager:
             result = trainer.update(group)
             now = metrics.step_done(result)
             self._advance(result, len(group))
-            if self._tracer.active and (path := self._tracer.step_done()) is not None:
-                reporter.event("train.trace", path=str(path), step=progress.step)
+            if self._tracer.active:
+                self._traced(self._tracer.step_done())
             if reporter.after_step(now, progress):
                 self._between_steps(group)
             elif trainer.guard.streak:
@@ -247,6 +249,13 @@ class MultiGPUTrainingManager:
         self._tracer.look()
         self.fault_tolerance.check(self.progress, group, metrics.late_streak())
 
+    def _traced(self, path: Path | None) -> None:
+        """Say that a trace is there, if one is; writing it took time that is no step's."""
+        if path is not None:
+            reporter, metrics = self._ready()
+            reporter.event("train.trace", step=self.progress.step, megabytes=path.stat().st_size / 1e6)
+            metrics.pause()
+
     def _finish_epoch(self, first_step: int) -> dict[str, float]:
         reporter, metrics = self._ready()
         progress = self.progress
@@ -268,6 +277,8 @@ class MultiGPUTrainingManager:
         if result.updated:
             now = metrics.step_done(result)
             self._advance(result, self.trainer.accumulate)
+            if self._tracer.active:
+                self._traced(self._tracer.step_done())
             if reporter.after_step(now, self.progress):
                 self._between_steps([batch])
             elif self.trainer.guard.streak:
@@ -344,6 +355,7 @@ class MultiGPUTrainingManager:
 
     def close(self) -> None:
         """Let go of everything and leave the other ranks. A second call does nothing."""
+        self._tracer.close()
         if self._reporter is not None:
             self._reporter.close()
         if self._energy is not None:

@@ -7,24 +7,18 @@ reports, which costs a microsecond. The trace lies beside the request when it is
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.train import trace_request as files
 from orchestrator.train.environment import read_environment
+from orchestrator.train.trace_request import DEFAULT_STEPS
 
 if TYPE_CHECKING:
     import torch
     from torch.profiler import profile
-
-REQUEST_SUFFIX = ".trace-request.json"
-"""Holds {"steps": N}. Removed when the trace is there."""
-TRACE_SUFFIX = ".trace.json.gz"
-"""A Chrome trace (chrome://tracing, Perfetto), complete once it has this name."""
-DEFAULT_STEPS = 5
-MAX_STEPS = 100
 
 
 class Tracer:
@@ -33,9 +27,12 @@ class Tracer:
     def __init__(self, base: Path | None, device: torch.device) -> None:
         self._base = base
         self._device = device
-        self._request = None if base is None else str(base) + REQUEST_SUFFIX
+        self._request = None if base is None else files.beside(base, files.REQUEST_SUFFIX)
         self._profile: profile | None = None
         self._left = 0
+        if base is not None:
+            files.withdraw(base)  # of an earlier process
+            files.beside(base, files.READY_SUFFIX).write_text(str(os.getpid()), encoding="ascii")
 
     @property
     def active(self) -> bool:
@@ -43,19 +40,16 @@ class Tracer:
         return self._profile is not None
 
     def ask(self, steps: int = DEFAULT_STEPS) -> Path:
-        """Request a trace of `steps` steps; where it will be."""
-        if self._base is None or self._request is None:
+        """Request a trace of `steps` steps; where it will be. Raises TraceRefusedError while one is being taken."""
+        if self._base is None:
             raise RuntimeError("nobody said where traces go: make the Tracer with a path")
-        temporary = Path(f"{self._request}.part")
-        temporary.write_text(json.dumps({"steps": steps}), encoding="utf-8")
-        temporary.replace(self._request)
-        return Path(str(self._base) + TRACE_SUFFIX)
+        return files.request(self._base, steps)
 
     def look(self) -> None:
         """Begin to trace if somebody asked for it. Call it between steps, now and then."""
         if self._request is None or self.active or not os.path.exists(self._request):  # noqa: PTH110  (twice as fast)
             return
-        self._left = _steps(Path(self._request))
+        self._left = files.steps_asked(self._request)
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]
@@ -66,35 +60,41 @@ class Tracer:
 
     def step_done(self) -> Path | None:
         """Count a step; the trace's path when this was the last one. Call it after every step while `active`."""
-        if self._profile is None:
-            return None
         self._left -= 1
-        if self._left > 0:
+        return self.finish() if self._left <= 0 else None
+
+    def finish(self) -> Path | None:
+        """End the trace that is being taken, with the steps it has; its path, None when there is none."""
+        if self._profile is None:
             return None
         finished, self._profile = self._profile, None
         finished.stop()
         return self._write(finished)
 
-    def _write(self, finished: profile) -> Path:
-        raw, target = Path(f"{self._base}.trace.part"), Path(str(self._base) + TRACE_SUFFIX)
-        packed = Path(f"{target}.part")
-        finished.export_chrome_trace(str(raw))
-        with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as file:
-            shutil.copyfileobj(source, file)
-        raw.unlink()
-        packed.replace(target)
+    def close(self) -> None:
+        """Listen no longer; what is being traced is written."""
+        self.finish()
+        if self._base is not None:
+            files.beside(self._base, files.READY_SUFFIX).unlink(missing_ok=True)
+            self._request = None
+
+    def _write(self, finished: profile) -> Path | None:
+        assert self._base is not None
         assert self._request is not None
-        Path(self._request).unlink(missing_ok=True)
+        raw, target = files.beside(self._base, ".trace.part"), files.beside(self._base, files.TRACE_SUFFIX)
+        packed = files.beside(self._base, f"{files.TRACE_SUFFIX}.part")
+        try:
+            finished.export_chrome_trace(str(raw))
+            with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as file:
+                shutil.copyfileobj(source, file)
+            packed.replace(target)
+        except OSError:  # memory for shared files is full: no trace, but training goes on
+            packed.unlink(missing_ok=True)
+            return None
+        finally:
+            raw.unlink(missing_ok=True)
+            self._request.unlink(missing_ok=True)
         return target
-
-
-def _steps(request: Path) -> int:
-    """The number of steps asked for; what makes no sense is the default."""
-    try:
-        steps = int(json.loads(request.read_text(encoding="utf-8"))["steps"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return DEFAULT_STEPS
-    return min(max(steps, 1), MAX_STEPS)
 
 
 def tracer_of_this_rank(device: torch.device) -> Tracer:

@@ -11,6 +11,7 @@ from orchestrator.api.views import CheckpointView, FailureView, GpuView, Progres
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from orchestrator.api.testing import ServedFake
     from orchestrator.api.views import JobView
@@ -188,6 +189,27 @@ def test_queue(orch: Orch, served: ServedFake, job: JobView) -> None:
     same = served.do(lambda service: service.add("same", priority=99))
     assert [item["id"] for item in orch("queue", "--json").json["jobs"]] == [high.id, same.id, low.id]
     assert [line.split()[0] for line in orch("queue").out.splitlines()] == ["JOB", high.id, same.id, low.id]
+
+
+def test_profile(orch: Orch, served: ServedFake, job: JobView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = orch("profile", job.id, "--steps", "3")
+    assert (done.code, done.err) == (0, "")
+    assert (tmp_path / f"{job.id}-rank0.trace.json.gz").read_bytes() == b"a trace"
+    asked = served.do(lambda service: [call for call in service.calls if call[0] == "profile"])[-1][1][1]
+    assert (asked.steps, asked.rank) == (3, 0)
+    there = orch("profile", job.id, "--rank", "1", "--output", "t.gz", "--json").json
+    assert there == {"job_id": job.id, "rank": 1, "path": "t.gz", "bytes": 7}
+
+
+def test_profile_says_why_not(orch: Orch, served: ServedFake, job: JobView, tmp_path: Path) -> None:
+    assert orch("profile", job.id, "--output", str(tmp_path / "no" / "t.gz")).code == 2
+    assert orch("profile", job.id, "--output", str(tmp_path)).code == 2
+    assert orch("profile", job.id, "--steps", "101").code == 2
+    served.do(lambda service: service.set(job.id, state="PENDING"))
+    refused = orch("profile", job.id)
+    assert (refused.code, refused.out) == (5, "")
+    assert "does not run" in refused.err
 
 
 def test_checkpoints(orch: Orch, served: ServedFake, job: JobView) -> None:

@@ -192,6 +192,15 @@ def test_a_failed_job_shows_the_end_of_its_log_and_what_to_do() -> None:
     assert facts(lines)["ended"].endswith("after 4m50s, exit code 137")
 
 
+def test_the_training_system_s_speed_has_a_line_of_its_own() -> None:
+    told = {"loss": 1.0, "samples_per_second": 1234.5, "tokens_per_second": 98765.0, "joules_per_sample": 0.25}
+    found = facts(detail_lines(console(), full_job(progress=ProgressView(metrics=told)), NOW))
+    assert found["speed"] == "1234 samples/s  9.876e+04 tokens/s  0.25 J/sample  MFU unknown"
+    assert found["metrics"] == "loss 1"
+    known = facts(detail_lines(console(), full_job(progress=ProgressView(metrics={**told, "mfu": 0.4321})), NOW))
+    assert known["speed"].endswith("MFU 43.2 %")
+
+
 def test_many_metrics_and_ranks_are_counted_not_spilled() -> None:
     many = full_job(
         progress=ProgressView(metrics={f"m{i}": 1.0 for i in range(30)}),

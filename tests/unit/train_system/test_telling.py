@@ -20,9 +20,10 @@ from orchestrator.train.config import MultiGPUConfig
 from orchestrator.train.environment import RankEnvironment
 from orchestrator.train.errors import DataError, only_on_main
 from orchestrator.train.manager import MultiGPUTrainingManager
-from orchestrator.train.profiling import REQUEST_SUFFIX, Tracer, tracer_of_this_rank
+from orchestrator.train.profiling import Tracer, tracer_of_this_rank
 from orchestrator.train.progress import ProgressPage
 from orchestrator.train.reporting import ProgressBar, log_event
+from orchestrator.train.trace_request import REQUEST_SUFFIX, TraceRefusedError, collect, listens
 from orchestrator.train.training_context import Context
 from tests.unit.train_system.builders import a_dataset, a_model, alone, cross_entropy, sgd
 
@@ -120,7 +121,44 @@ def test_a_trace_of_a_running_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     manager.fit(1)
     names = [event.get("name", "") for event in json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]]
     assert names.count("Optimizer.step#SGD.step") == 3
+    assert listens(tmp_path / "page", os.getpid())
+    manager.close()
+    assert not listens(tmp_path / "page", os.getpid())
     assert sorted(path.name for path in tmp_path.glob("page*")) == [target.name]
+
+
+def test_a_trace_of_a_loop_of_the_user_s_own_that_ends_early(tmp_path: Path) -> None:
+    """`train_step` counts the steps, too; what was traced when training ends is written."""
+    ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"))
+    with MultiGPUTrainingManager(MultiGPUConfig(batch_size=8, progress_bar=False), ctx=ctx) as manager:
+        manager._tracer = Tracer(tmp_path / "page", torch.device("cpu"))
+        _, loader, _ = manager.setup_training(a_model(), a_dataset(), loss_fn=cross_entropy, optimizer=sgd)
+        manager._tracer.ask(100)
+        batches = list(loader)
+        for _ in range(3):
+            manager.train_step(batches[0])
+        with pytest.raises(TraceRefusedError, match="being taken already"):
+            manager._tracer.ask()
+    trace = collect(tmp_path / "page")
+    assert trace is not None
+    names = [event.get("name", "") for event in json.loads(gzip.decompress(trace))["traceEvents"]]
+    assert names.count("Optimizer.step#SGD.step") == 2, "the first step looks, the others are traced"
+    assert not list(tmp_path.glob("page*"))
+
+
+def test_a_trace_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer = Tracer(tmp_path / "page", torch.device("cpu"))
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gzip, "open", full)
+    tracer.ask(1)
+    tracer.look()
+    assert tracer.step_done() is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.trace-ready"], (
+        "the request is gone: who asked hears of it"
+    )
 
 
 @pytest.mark.parametrize(("text", "steps"), [("{}", 5), ("no json", 5), ('{"steps": 0}', 1), ('{"steps": 1e9}', 100)])
@@ -139,7 +177,7 @@ def test_nobody_can_ask_for_a_trace_outside_of_orch(monkeypatch: pytest.MonkeyPa
     tracer = tracer_of_this_rank(torch.device("cpu"))
     tracer.look()
     assert not tracer.active
-    assert tracer.step_done() is None
+    assert tracer.finish() is None
     with pytest.raises(RuntimeError, match="with a path"):
         tracer.ask()
 

@@ -1,0 +1,51 @@
+"""`orch profile`: a torch.profiler trace of a running job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.api.errors import EXIT_OK, BadRequestError
+from orchestrator.cli.commands.shared import Job, Json  # noqa: TC001 - typer reads them
+from orchestrator.cli.session import Session
+from orchestrator.cli.status_view import note_which
+from orchestrator.cli.submitting import print_json
+from orchestrator.cli.units import size
+
+
+def profile(
+    job: Job,
+    *,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, max=100, help="Optimizer steps to trace.")] = 5,
+    rank: Annotated[int, typer.Option("--rank", metavar="N", min=0, help="The rank to trace.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: JOB-rankN.trace.json.gz here.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, max=600, help="How long the steps may take.")
+    ] = 60.0,
+    json: Json = False,
+) -> int:
+    """Trace the next steps of a running job that trains with orchestrator.train.
+
+    The trace opens in https://ui.perfetto.dev and in chrome://tracing.
+    """
+    session = Session()
+    client = session.client()
+    found = client.job(job)
+    note_which(session, job, found)
+    target = output or Path(f"{found.id}-rank{rank}.trace.json.gz")
+    if not target.parent.is_dir():
+        raise BadRequestError(f"{target.parent} is not a directory", hint="make it, or name another --output")
+    data = client.profile(found.id, steps=steps, rank=rank, timeout_seconds=timeout)
+    try:
+        target.write_bytes(data)
+    except OSError as error:
+        raise BadRequestError(f"{target} cannot be written: {error.strerror}", hint="name another --output") from error
+    if json:
+        print_json(session, {"job_id": found.id, "rank": rank, "path": str(target), "bytes": len(data)})
+    else:
+        session.console.print(f"{target} ({size(len(data))}): open it in https://ui.perfetto.dev")
+    return EXIT_OK

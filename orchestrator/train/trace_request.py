@@ -1,0 +1,78 @@
+"""Asking a training process for a trace, from beside it: the rank's host does, for `orch profile`.
+
+Owns the names of the files that the two talk through; the training process's side is profiling.py. Standard library
+only: the rank's host must not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+REQUEST_SUFFIX = ".trace-request.json"
+"""Holds {"steps": N}. Removed when the trace is there."""
+TRACE_SUFFIX = ".trace.json.gz"
+"""A Chrome trace (chrome://tracing, Perfetto), complete once it has this name."""
+READY_SUFFIX = ".trace-ready"
+"""Holds the process id of a training loop that looks for requests."""
+DEFAULT_STEPS = 5
+MAX_STEPS = 100
+
+
+class TraceRefusedError(Exception):
+    """No trace can be had now; the message says why and what to do."""
+
+
+def beside(base: str | os.PathLike[str], suffix: str) -> Path:
+    """The file of this kind beside a progress page."""
+    return Path(f"{os.fspath(base)}{suffix}")
+
+
+def listens(base: str | os.PathLike[str], pid: int | None) -> bool:
+    """Whether process `pid` runs a training loop that looks for requests."""
+    try:
+        return int(beside(base, READY_SUFFIX).read_text(encoding="ascii")) == pid
+    except (OSError, ValueError):
+        return False
+
+
+def request(base: str | os.PathLike[str], steps: int) -> Path:
+    """Ask for a trace of the next `steps` steps; where it will be. Raises TraceRefusedError while one is being taken."""
+    target, trace = beside(base, REQUEST_SUFFIX), beside(base, TRACE_SUFFIX)
+    draft = beside(base, f"{REQUEST_SUFFIX}.part")
+    draft.write_text(json.dumps({"steps": steps}), encoding="utf-8")
+    try:
+        os.link(draft, target)  # unlike a rename, fails where there is one
+    except FileExistsError:
+        raise TraceRefusedError("a trace of this rank is being taken already: wait for it, then ask again") from None
+    finally:
+        draft.unlink()
+    trace.unlink(missing_ok=True)
+    return trace
+
+
+def collect(base: str | os.PathLike[str]) -> bytes | None:
+    """The finished trace, which is removed; None while there is none."""
+    trace = beside(base, TRACE_SUFFIX)
+    try:
+        data = trace.read_bytes()
+    except FileNotFoundError:
+        return None
+    trace.unlink()
+    return data
+
+
+def withdraw(base: str | os.PathLike[str]) -> None:
+    """Nobody waits for a trace any more. Also clears what an earlier process has left."""
+    for suffix in (REQUEST_SUFFIX, TRACE_SUFFIX):
+        beside(base, suffix).unlink(missing_ok=True)
+
+
+def steps_asked(request_path: Path) -> int:
+    """The number of steps that a request is for; what makes no sense is the default."""
+    try:
+        steps = int(json.loads(request_path.read_text(encoding="utf-8"))["steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return DEFAULT_STEPS
+    return min(max(steps, 1), MAX_STEPS)
