@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.interval import DEFAULT_RECOVERY_SECONDS, PRIOR_FAILURE_SECONDS
+from orchestrator.train.run_metadata import VARIABLE as METADATA_VARIABLE
 from orchestrator.train.schedule import AUTO, IntervalSetting, IntervalSettingError, parse_interval
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class RankEnvironment:
     interval: IntervalSetting = AUTO
     recovery_seconds: float = DEFAULT_RECOVERY_SECONDS
     failure_seconds: float = PRIOR_FAILURE_SECONDS
+    metadata_path: str | None = None
 
     @property
     def on_one_node(self) -> bool:
@@ -89,6 +91,7 @@ def read_environment(environ: Mapping[str, str]) -> RankEnvironment:
         interval=_interval(environ),
         recovery_seconds=_seconds(environ, "ORCH_RECOVERY_SECONDS", DEFAULT_RECOVERY_SECONDS),
         failure_seconds=_seconds(environ, "ORCH_FAILURE_SECONDS", PRIOR_FAILURE_SECONDS),
+        metadata_path=environ.get(METADATA_VARIABLE) or None,
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 from orchestrator.train.board import Board
 from orchestrator.train.environment import RankEnvironment, read_environment
 from orchestrator.train.progress import ProgressPage, ProgressPageError
+from orchestrator.train.run_metadata import RunMetadata
 from orchestrator.train.saving import CheckpointWarning, Saver
 from orchestrator.train.schedule import SaveSchedule
 from orchestrator.train.stopping import StopAgreement, StopSignal
@@ -39,6 +40,8 @@ class Context:
     def __init__(self, environment: RankEnvironment, page: ProgressPage | None = None) -> None:
         self._environment = environment
         self._page = page
+        path = environment.metadata_path
+        self._metadata = RunMetadata(path) if path is not None and environment.rank == 0 else None
         self._saver = Saver(environment, page)
         self._stop = StopSignal()
         self._agreement: StopAgreement | None = None
@@ -118,6 +121,8 @@ class Context:
             raise TypeError(f"report(phase={phase!r}): a phase is a short text such as 'train' or 'evaluate'")
         if self._page is not None:
             self._page.write(epoch=epoch, phase=phase, metrics=known, **counts)
+        if self._metadata is not None:
+            self._metadata.note(epoch=epoch, step=counts.get("step"), phase=phase)
 
     def save(
         self, state: Any, *, step: int, rank_state: Any = None, metrics: Mapping[str, SupportsFloat] | None = None
@@ -187,7 +192,7 @@ class Context:
 
     def leave_page(self) -> None:
         """Report to nobody from now on."""
-        self._page = self._saver.page = None
+        self._page = self._saver.page = self._metadata = None
 
     def _make_schedule(self) -> SaveSchedule:
         here = self._environment

@@ -14,6 +14,7 @@ import torch
 
 from orchestrator.checkpoint import StaleAttemptError, UnsupportedStateError
 from orchestrator.checkpoint.store import CheckpointStore
+from orchestrator.gpu.recorder import TrainingFile
 from orchestrator.train.environment import read_environment
 from orchestrator.train.progress import ProgressPage
 from orchestrator.train.training_context import CheckpointWarning, Context
@@ -124,6 +125,32 @@ def test_a_report_of_nonsense_is_refused_and_changes_nothing(make, page, report,
 
 def test_reports_work_without_a_page():
     Context(read_environment({})).report(step=1, loss=0.5)
+
+
+def test_a_recording_is_told_epoch_batch_and_phase(make, tmp_path):
+    """As `orch record` reads it (gpu.recorder.TrainingFile), by rank 0 alone."""
+    path = tmp_path / "training.json"
+    told = TrainingFile(path)
+    ctx = make(ORCH_TRAINING_METADATA=str(path))
+    assert told() == {}
+    ctx.report(step=3, epoch=1, phase="train", loss=0.5)
+    assert told() == {"epoch": 1, "batch": 3, "phase": "train"}
+    ctx.report(step=4, phase="validate")
+    assert told() == {"epoch": 1, "batch": 4, "phase": "validate"}
+    ctx.report(step=5)
+    assert told()["batch"] == 4, "not more often than somebody reads it"
+    make(ORCH_TRAINING_METADATA=str(path), RANK="1", WORLD_SIZE="2").report(step=9, epoch=9)
+    assert told()["epoch"] == 1
+
+
+def test_a_recording_that_cannot_be_told_is_warned_of_once(make, tmp_path):
+    ctx = make(ORCH_TRAINING_METADATA=str(tmp_path / "no" / "training.json"))
+    with pytest.warns(RuntimeWarning, match="lacks epoch and phase"):
+        ctx.report(step=1, epoch=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ctx.report(step=2, epoch=2)
+        make(ORCH_TRAINING_METADATA=str(tmp_path / "no" / "training.json")).report(step=1, epoch=1)
 
 
 def test_save_and_load_tell_the_page(make, page):
