@@ -171,6 +171,7 @@ class JobView(View):
     working_dir: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     log_dir: str = ""
+    outputs_dir: str = ""
     balance: dict[str, Any] | None = None
     version: int = 0
 
@@ -244,7 +245,11 @@ class LogLine(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointView(View):
-    """A checkpoint. ``valid`` is None unless it was asked to verify; ``problem`` says what is broken."""
+    """A checkpoint. ``valid`` is None unless it was asked to verify; ``problem`` says what is broken.
+
+    ``location`` is ``disk``, or ``incomplete`` for one that is being written. ``score`` is the metric that the job's
+    ``checkpoint.score_attribute`` names; ``is_best`` says that no other has a better one. ``at`` is 0 where unknown.
+    """
 
     step: int
     at: float
@@ -253,6 +258,8 @@ class CheckpointView(View):
     location: str = "disk"
     size_bytes: int | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
+    score: float | None = None
+    is_best: bool = False
     valid: bool | None = None
     problem: str = ""
 

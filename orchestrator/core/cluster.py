@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 class Node:
     """One node. Totals are what it has; ``other_*`` is what users outside orch hold of it. Memory in bytes.
 
-    A node that is alive but not ``reachable`` may still run what it ran: nothing new goes there.
+    A node that is alive but not ``reachable`` may still run what it ran: nothing new goes there. One that does not share
+    the daemon's home takes only jobs whose checkpoints go to a place of their own, which outlives it.
     """
 
     id: str
@@ -17,6 +18,7 @@ class Node:
     alive: bool = True
     cordoned: bool = False
     reachable: bool = True
+    shares_home: bool = True
     cpus: float = 0.0
     gpus: float = 0.0
     memory_bytes: int = 0

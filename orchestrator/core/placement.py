@@ -40,11 +40,32 @@ def rank_size(job: Job) -> tuple[float, float, int]:
     return worker.cpu, worker.gpu, worker.memory_bytes or 0
 
 
-def place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...] | None:
-    """A node for every rank, in rank order and grouped by node, or None when the gang does not fit now."""
+def place(
+    job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], *, ranks: int | None = None
+) -> tuple[str, ...] | None:
+    """A node for every rank, in rank order and grouped by node, or None when the gang does not fit now.
+
+    ``ranks`` is the fewest that the job runs with, unless told.
+    """
+    wanted = job.least_workers if ranks is None else ranks
+    return _by_strategy(job.spec.resources.placement_strategy, wanted, _room(job, free, nodes)) if wanted else None
+
+
+def capacity(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> int:
+    """The most ranks of the job that ``place`` finds a place for."""
+    slots = _room(job, free, nodes)
+    match job.spec.resources.placement_strategy:
+        case "STRICT_PACK":
+            return max(slots.values(), default=0)
+        case "STRICT_SPREAD":
+            return len(slots)
+        case _:
+            return sum(slots.values())
+
+
+def _room(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> dict[str, int]:
     slots = {node_id: _slots(job, left) for node_id, left in free.items() if _suits(job, nodes[node_id])}
-    slots = {node_id: count for node_id, count in slots.items() if count > 0}
-    return _by_strategy(job.spec.resources.placement_strategy, job.num_workers, slots)
+    return {node_id: count for node_id, count in slots.items() if count > 0}
 
 
 def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
@@ -56,7 +77,7 @@ def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
 def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> None:
     """Set aside what is free for a gang that does not fit yet, so that nothing behind it takes it away."""
     size = rank_size(job)
-    left = job.num_workers
+    left = job.least_workers
     for node_id in sorted(free, key=lambda n: -_slots(job, free[n])):
         if not _suits(job, nodes[node_id]):
             continue
@@ -70,6 +91,8 @@ def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> None
 
 
 def _suits(job: Job, node: Node) -> bool:
+    if not node.shares_home and job.spec.checkpoint.storage_path is None:
+        return False
     model = job.spec.resources.resources_per_worker.gpu_model
     if model is None:
         return True
@@ -77,7 +100,7 @@ def _suits(job: Job, node: Node) -> bool:
 
 
 def _slots(job: Job, left: Free) -> int:
-    """How many of the job's ranks fit; as many as it has when they need nothing."""
+    """How many of the job's ranks fit; as many as it may have when they need nothing."""
     cpus, gpus, memory = rank_size(job)
     limits = []
     if cpus > 0:
@@ -86,7 +109,7 @@ def _slots(job: Job, left: Free) -> int:
         limits.append(_gpu_slots(gpus, left.gpus))
     if memory > 0:
         limits.append(left.memory_bytes // memory)
-    return max(0, min(limits, default=job.num_workers))
+    return max(0, min(limits, default=job.most_workers))
 
 
 def _gpu_slots(gpus: float, left: float) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import sys
 import time
@@ -28,10 +27,10 @@ from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.exporters import Exporters
 from orchestrator.runtime.gangs import Gangs
+from orchestrator.runtime.job_files import JobFiles
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.node_dir import page_directory, snapshot_directory
-from orchestrator.runtime.plan import checkpoint_dir
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry.logging import get_logger
 
@@ -51,6 +50,7 @@ REFRESH_SECONDS: Final = 10.0
 SHARED_REFRESH_SECONDS: Final = 2.0  # on somebody's cluster nodes come and go, and others take what was free
 FORK_SERVER_SECONDS: Final = 60.0
 HEAD_RETRY_SECONDS: Final = 2.0
+TIDY_SECONDS: Final = 60.0
 DRAIN_WAIT_SECONDS: Final = 1.0
 WARM_LATER_SECONDS: Final = 0.3
 MAX_WARM_WORKERS: Final = 8
@@ -101,12 +101,14 @@ class Daemon:
         )
         self.exporters = Exporters(self.cluster)
         self.gpus = GpuWatch(self.cluster, self.exporters, settings.paths, lambda: self.loop.jobs.values(), self.log)
+        limits = LogLimits(max_bytes=settings.log_max_bytes, keep_files=settings.log_keep_files)
         self.gangs = Gangs(
             cluster=self.cluster,
             paths=settings.paths,
             base_env=dict(environ),
             secrets_of=lambda job: read_secrets(settings, job.id),
-            log_limits=LogLimits(max_bytes=settings.log_max_bytes, keep_files=settings.log_keep_files),
+            log_limits=limits,
+            files=JobFiles(self.cluster, settings.paths, limits, outputs_max_bytes=settings.outputs_max_bytes),
             post=self.loop.post,
             progress=self._take_progress,
             previous_step=self._progress.previous_step,
@@ -247,8 +249,12 @@ class Daemon:
     # -- the cluster
 
     async def _keep_refreshing(self) -> None:
+        tidied = 0.0
         while True:
             await asyncio.sleep(REFRESH_SECONDS if self.cluster.embedded else SHARED_REFRESH_SECONDS)
+            if not self.cluster.embedded and time.monotonic() - tidied > TIDY_SECONDS:
+                tidied = time.monotonic()
+                self._spawn(self.gangs.files.tidy(set(self.loop.jobs)))
             if self.cluster.connected:
                 try:
                     await self._refresh()
@@ -317,6 +323,12 @@ class Daemon:
             if not self._head_gone.is_set():
                 self._problems.pop("ray", None)
                 self.loop.wake()
+
+    async def blind_nodes(self, storage_path: str) -> list[str]:
+        """Names of nodes that share neither the home nor this directory. Raises OSError: this machine cannot write it."""
+        apart = [node_id for node_id, report in self.cluster.reports.items() if not report.home_shared]
+        blind = await self.gangs.files.blind(storage_path, apart) if apart else []
+        return [f"{self.cluster.reports[node_id].hostname} ({node_id[:12]})" for node_id in blind]
 
     def simulated_gpus(self) -> int:
         """How many of the cluster's GPUs are simulated."""
@@ -402,30 +414,3 @@ class Daemon:
         task: asyncio.Task[Any] = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def list_checkpoints(self, job: Job, *, verify: bool) -> list[v.CheckpointView]:
-        """The job's checkpoints, newest first; blocking."""
-        from orchestrator.checkpoint.info import CheckpointStatus
-        from orchestrator.checkpoint.store import CheckpointStore
-
-        root = checkpoint_dir(job, self.settings.paths)
-        if not os.path.isdir(root):  # noqa: PTH112
-            return []
-        store = CheckpointStore(root, attempt=job.attempt_number)
-        found = []
-        for info in sorted(store.list(), key=lambda i: (i.step, i.attempt), reverse=True):
-            checked = store.verify(info) if verify else info
-            good = checked.status is CheckpointStatus.COMPLETE
-            found.append(
-                v.CheckpointView(
-                    step=info.step,
-                    at=info.created_at or 0.0,
-                    path=info.path,
-                    attempt=info.attempt,
-                    size_bytes=info.bytes,
-                    metrics=dict(info.metrics),
-                    valid=good if verify or not good else None,
-                    problem=checked.why,
-                )
-            )
-        return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
@@ -16,6 +17,7 @@ from orchestrator.gpu.balance import Balance, Band, GpuLoad, LoadWindow
 from orchestrator.gpu.diagnosis import RankView, diagnose
 from orchestrator.gpu.sampler import Health
 from orchestrator.gpu.view import GpuHolder, GpuRow, balance_json, gpu_row
+from orchestrator.spec.paths import Paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from orchestrator.core.job import Job
     from orchestrator.runtime.cluster import Cluster
     from orchestrator.runtime.exporters import Exporters
-    from orchestrator.spec.paths import Paths
 
 WATCH_SECONDS: Final = 2.0
 POOR_SECONDS: Final = 20.0  # how long a balance must have been poor before reasons are looked for
@@ -149,8 +150,11 @@ class GpuWatch:
             uuids = tuple(uuid for seat in job.seats for uuid in seat.gpu_uuids)
             if not job.spec.telemetry.record or not uuids or job.id in self._recording:
                 continue
-            directory = str(self._paths.job(job.id) / "telemetry")
             for uuid in uuids:
+                report = self._exporters.nodes.get(uuid)
+                apart = report is not None and not report.home_shared  # then it stays on its node
+                home = Path(report.home) if report is not None and apart else self._paths.home
+                directory = str(Paths(home=home, socket=self._paths.socket).job(job.id) / "telemetry")
                 await self._exporters.record(uuid, job.id, directory, job.spec.telemetry.rate)
             self._recording[job.id] = (job.gang, uuids)
         held = {job.id: job.gang for job in holding}

@@ -34,7 +34,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.placement import free_on, place
 from orchestrator.core.scheduler import queue_order, request_stop
 from orchestrator.core.states import JobState, StopPurpose
-from orchestrator.daemon import snapshot, submission
+from orchestrator.daemon import saved, snapshot, submission
 from orchestrator.daemon.log_stream import LogStream
 from orchestrator.daemon.views import event_view, job_view
 from orchestrator.store import errors as store_errors
@@ -71,6 +71,7 @@ class Service:
         self._refuse_when_full()
         await daemon.wait_for_nodes(READY_SECONDS)
         submission.check_fits(checked, daemon.loop.nodes)
+        await self._check_storage(checked)
         resume_from = await self._resume_path(request.resume_from) if request.resume_from else None
         try:
             event = await submission.prepare(checked, request, caller, daemon.settings, resume_from)
@@ -79,6 +80,24 @@ class Service:
         reply = await self._accept(event)
         daemon.metering.submitted(time.perf_counter() - began)
         return reply
+
+    async def _check_storage(self, checked: submission.Checked) -> None:
+        """Refuse a checkpoint directory that a node would have for itself: what is saved there would be lost with it."""
+        storage = checked.spec.checkpoint.storage_path
+        if storage is None:
+            return
+        try:
+            blind = await self._daemon.blind_nodes(storage)
+        except OSError as error:
+            raise RefusedError(
+                f"checkpoint.storage_path {storage} cannot be written here: {error.strerror}",
+                hint="name a directory that the daemon's user may write",
+            ) from error
+        if blind:
+            raise RefusedError(
+                f"checkpoint.storage_path {storage} is not shared with {', '.join(blind)}",
+                hint="mount it there too, name a directory that every node shares, or `orch nodes cordon` those nodes",
+            )
 
     async def _accept(self, event: ev.JobSubmitted) -> v.SubmitReply:
         daemon = self._daemon
@@ -103,14 +122,11 @@ class Service:
             raise DiskFullError(f"only {disk.free_bytes / 1e6:.0f} MB are free under {self._daemon.settings.home}")
 
     async def _resume_path(self, reference: str) -> str:
-        ref, _, step = reference.partition("@")
-        job_id = await self.resolve(ref)
-        found = [c for c in await self.checkpoints(job_id, verify=True) if c.valid]
-        wanted = [c for c in found if not step or str(c.step) == step]
-        if not wanted:
-            steps = ", ".join(str(c.step) for c in found) or "none"
-            raise BadRequestError(f"{job_id} has no good checkpoint {step or ''}".rstrip(), hint=f"good ones: {steps}")
-        return wanted[0].path
+        ref, at, step = reference.partition("@")
+        if at and not step.isdecimal():
+            raise BadRequestError(f"{step or 'nothing'!r} is not a step", hint=f"write {ref}@100, or {ref} alone")
+        job = await self._record(await self.resolve(ref))
+        return await asyncio.to_thread(saved.choose, job, self._daemon.settings.paths, step)
 
     async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:  # noqa: ARG002 - the port's signature
         """Say what a submission would do; store nothing."""
@@ -172,6 +188,7 @@ class Service:
             daemon.loop.waiting.get(job.id),
             str(daemon.settings.paths.logs(job.id)),
             daemon.gpus.balances.get(job.id),
+            outputs_dir=str(daemon.settings.paths.outputs(job.id)) if job.spec.outputs else "",
         )
 
     async def resolve(self, ref: str) -> JobId:
@@ -202,6 +219,19 @@ class Service:
         await self._record(job_id)
         return [event_view(stored) for stored in await self._daemon.store.events(job_id, after=after)]
 
+    async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
+        """A torch.profiler trace of a running job's next steps."""
+        job = await self._record(job_id)
+        if job.state is not JobState.RUNNING:
+            raise RefusedError(f"{job.id} is {job.state.value}; only a running job can be traced")
+        if request.rank >= job.num_workers:
+            raise BadRequestError(f"{job.id} has no rank {request.rank}", hint=f"0 to {job.num_workers - 1}")
+        try:
+            return await self._daemon.gangs.trace(job, request.rank, request.steps, request.timeout_seconds)
+        except TraceRefusedError as error:
+            message, _, hint = str(error).partition(": ")
+            raise RefusedError(message, hint=hint) from error
+
     async def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[v.LogLine], None]:
         """Lines of the job's log."""
         await self._record(job_id)
@@ -216,22 +246,9 @@ class Service:
     async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[v.CheckpointView]:
         """The job's checkpoints, newest first."""
         job = await self._record(job_id)
-        return await asyncio.to_thread(self._daemon.list_checkpoints, job, verify=verify)
+        return await asyncio.to_thread(saved.list_checkpoints, job, self._daemon.settings.paths, verify=verify)
 
     async def nodes(self) -> Sequence[v.NodeView]:
-    async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
-        """A torch.profiler trace of a running job's next steps."""
-        job = await self._record(job_id)
-        if job.state is not JobState.RUNNING:
-            raise RefusedError(f"{job.id} is {job.state.value}; only a running job can be traced")
-        if request.rank >= job.num_workers:
-            raise BadRequestError(f"{job.id} has no rank {request.rank}", hint=f"0 to {job.num_workers - 1}")
-        try:
-            return await self._daemon.gangs.trace(job, request.rank, request.steps, request.timeout_seconds)
-        except TraceRefusedError as error:
-            message, _, hint = str(error).partition(": ")
-            raise RefusedError(message, hint=hint) from error
-
         """Every node of the cluster."""
         return self._daemon.node_views()
 

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import stat
 import tempfile
 from dataclasses import dataclass
@@ -20,8 +19,12 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import pathspec
 
+from orchestrator.runtime.working_copy import lay_out
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+__all__ = ["Snapshot", "SnapshotError", "lay_out", "measure", "take"]
 
 IGNORE_FILES: Final = (".gitignore", ".orchignore")
 ALWAYS_IGNORED: Final = frozenset({".git", "__pycache__", ".venv", ".orch"})
@@ -73,28 +76,6 @@ def measure(directory: Path) -> tuple[int, int]:
     """Files and bytes that a snapshot would hold. Raises SnapshotError."""
     found = list(_walk(directory))
     return len(found), sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
-
-
-def lay_out(digest: str, blob: Callable[[str], Path], target: Path) -> None:
-    """Make a writable copy of the snapshot at ``target``, whole or not at all; what is there already is kept."""
-    if target.exists():
-        return
-    manifest = json.loads(blob(digest).read_bytes())
-    draft = target.with_name(f"{target.name}.laying-out")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    for entry in manifest["entries"]:
-        path = draft / entry["path"]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        match entry["type"]:
-            case "directory":
-                path.mkdir(exist_ok=True)
-            case "link":
-                path.symlink_to(entry["target"])
-            case _:
-                shutil.copyfile(blob(entry["digest"]), path)
-                path.chmod(entry["mode"])
-    draft.replace(target)
 
 
 def _walk(root: Path) -> Iterator[_Found]:

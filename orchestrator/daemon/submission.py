@@ -10,11 +10,12 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.api.errors import InvalidSpecError, Problem, RefusedError, invalid_spec
+from orchestrator.checkpoint.pins import pin
 from orchestrator.core.events import JobSubmitted
 from orchestrator.core.ids import JobId, job_id
 from orchestrator.core.job import submitted
@@ -26,7 +27,7 @@ from orchestrator.spec.problems import SpecError
 from orchestrator.train.config_check import trainer_findings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from orchestrator.api.service import Caller, SubmitRequest
     from orchestrator.core.cluster import Node
@@ -103,11 +104,23 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
             " `orch up --simulate-gpus 2`",
         )
     if alive and not could_ever_fit(probe(checked), nodes):
+        _refuse_unshared(checked, alive)
         per_node = "; ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in alive)
         workers = checked.spec.resources.num_workers
         raise RefusedError(
             f"{workers} ranks of {worker.gpu:g} GPU and {worker.cpu:g} CPU can never fit here ({per_node})",
             hint="ask for fewer ranks, or less per rank (resources_per_worker)",
+        )
+
+
+def _refuse_unshared(checked: Checked, alive: Sequence[Node]) -> None:
+    """The job would fit, were it not for nodes that its checkpoints would be lost with."""
+    apart = [n.name for n in alive if not n.shares_home]
+    if apart and could_ever_fit(probe(checked), {n.id: replace(n, shares_home=True) for n in alive}):
+        raise RefusedError(
+            f"the job needs {', '.join(sorted(set(apart)))}, which do not share ORCH_HOME with the daemon: checkpoints"
+            " saved there would be lost with the node",
+            hint="set checkpoint.storage_path to a directory that every node shares, or share ORCH_HOME/jobs",
         )
 
 
@@ -171,10 +184,18 @@ async def prepare(
         await asyncio.to_thread(_lay_out, digest, settings, new_id)
     except snapshot.SnapshotError as error:
         raise RefusedError(str(error)) from error
+    resume_from = await _pinned(resume_from, settings, new_id)
     write_secrets(settings, new_id, request.secrets)
     path = os.pathsep.join(dict.fromkeys([str(Path(checked.python).parent), *request.path.split(os.pathsep)]))
     who = _Who(user=caller.user, uid=caller.uid, path=path, key=request.idempotency_key)
     return _event(checked, who, str(work), digest, new_id, resume_from, time.time())
+
+
+async def _pinned(resume_from: str | None, settings: Settings, new_id: str) -> str | None:
+    """The checkpoint to begin with, kept beside the new job: its own job may remove it before this one starts."""
+    if resume_from is None:
+        return None
+    return await asyncio.to_thread(pin, resume_from, settings.paths.job(new_id) / "resume")
 
 
 def _lay_out(digest: str, settings: Settings, new_id: str) -> None:
@@ -233,6 +254,7 @@ async def prepare_rerun(
     """A new job that runs what ``job`` ran, from the same snapshot."""
     new_id = job_id(job.name, random.randbits(64))
     await asyncio.to_thread(_lay_out, job.snapshot, settings, new_id)
+    resume_from = await _pinned(resume_from, settings, new_id)
     write_secrets(settings, new_id, secrets)
     checked = Checked(spec=job.spec, python=job.python, directory=None)
     who = _Who(user=caller.user, uid=caller.uid, path=job.path, key=f"rerun-{new_id}")

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 def job_view(
-    job: Job, progress: JobProgress | None, waiting: str | None, log_dir: str, balance: dict[str, Any] | None = None
+    job: Job,
+    progress: JobProgress | None,
+    waiting: str | None,
+    log_dir: str,
+    balance: dict[str, Any] | None = None,
+    *,
+    outputs_dir: str = "",
 ) -> v.JobView:
     """The whole view of a job. ``waiting`` says what a pending job waits for."""
     reason = waiting if waiting and job.state is JobState.PENDING else job.reason
@@ -51,6 +57,7 @@ def job_view(
         working_dir=job.work_dir,
         labels=dict(job.spec.labels),
         log_dir=log_dir,
+        outputs_dir=outputs_dir,
         balance=balance,
         version=job.version,
     )

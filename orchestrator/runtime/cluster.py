@@ -24,9 +24,9 @@ from orchestrator.core.cluster import Node
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
 from orchestrator.runtime.node_dir import node_directory, page_directory
 from orchestrator.runtime.prestart import prestart_workers
-from orchestrator.runtime.serializers import forgo_foreign_serializers
 from orchestrator.runtime.rank_actor import FENCE_SECONDS
 from orchestrator.runtime.ray_nodes import NOTHING, Held, answers, held_by_others, list_nodes, token_from
+from orchestrator.runtime.serializers import forgo_foreign_serializers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -421,6 +421,7 @@ class Cluster:
             name=report.hostname if report else raw.hostname,
             alive=raw.alive and report is not None,
             reachable=raw.id not in self.silent,
+            shares_home=report is None or report.home_shared,
             cpus=raw.total.get("CPU", 0.0),
             gpus=raw.total.get("GPU", 0.0),
             memory_bytes=int(raw.total.get("memory", 0)),

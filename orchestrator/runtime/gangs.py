@@ -18,7 +18,7 @@ from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, St
 from orchestrator.runtime.forkclient import ExitRecord, read_exit_record
 from orchestrator.runtime.gang_actors import GangLostError, find_or_create, remove
 from orchestrator.runtime.node_dir import page_directory
-from orchestrator.runtime.plan import Places, rank_plan
+from orchestrator.runtime.plan import Places, checkpoint_dir, rank_plan
 from orchestrator.runtime.rank_actor import FENCE_SECONDS, RankGreeting
 from orchestrator.runtime.rank_host import PollCursor
 from orchestrator.spec.paths import Paths
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.runtime.cluster import Cluster
+    from orchestrator.runtime.job_files import JobFiles
     from orchestrator.runtime.logs import LogLimits
     from orchestrator.runtime.rank_host import PollReply, RankEvent
-    from orchestrator.spec.paths import Paths
     from orchestrator.train.progress import ProgressSnapshot
 
 POLL_SECONDS: Final = 30.0
@@ -83,8 +83,10 @@ class Gangs:
         post: Callable[[Sequence[ev.Event]], None],
         progress: Callable[[JobId, int, int, ProgressSnapshot], None],
         previous_step: Callable[[JobId], int],
+        files: JobFiles,
         log: FilteringBoundLogger,
     ) -> None:
+        self.files = files
         self._cluster = cluster
         self._paths = paths
         self._base_env = base_env
@@ -130,6 +132,7 @@ class Gangs:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.files.close()
         self._work.clear()
         self._gangs.clear()
 
@@ -147,6 +150,7 @@ class Gangs:
                     case ReleaseGang():
                         await self._release(job)
             except GangLostError as error:
+                await self.files.bring_ends(job)
                 self._lost(job.id, job.gang, error, self._last_words(job.id, job.attempt_number, job.num_workers))
             except asyncio.CancelledError:
                 raise
@@ -194,6 +198,7 @@ class Gangs:
         self._watch(job, gang, attempt)
 
     async def _launch(self, job: Job, gang: _Gang, seats: tuple[ev.Seat, ...]) -> None:
+        await self._bring_files(job)
         attempt = job.attempt_number
         master = gang.greetings[0].address
         ports = await self._ask(
@@ -202,15 +207,33 @@ class Gangs:
         previous = max([self._previous_step(job.id), *(g.highest_step for g in gang.greetings)])
         secrets = self._secrets_of(job)
         plans = [
-            rank_plan(job, seats, seat.rank, (master, ports[0]), self._places(seat, secrets, previous))
+            rank_plan(job, seats, seat.rank, (master, ports[0]), self._places(job, seat, secrets, previous))
             for seat in seats
         ]
         await self._ask([a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)])
 
-    def _places(self, seat: ev.Seat, secrets: Mapping[str, str], previous_step: int) -> Places:
+    async def _bring_files(self, job: Job) -> None:
+        """What a rank needs is on its node, if that does not share the home. Raises GangLostError where that cannot be."""
+        apart = self.files.apart(job)
+        if not apart:
+            return
+        try:
+            if blind := await self.files.blind(checkpoint_dir(job, self._paths), apart):
+                raise GangLostError(
+                    job.nodes.index(blind[0]),
+                    f"node {blind[0][:12]} does not see checkpoint.storage_path ({job.spec.checkpoint.storage_path}), so"
+                    " what is saved there would be lost with it; mount the directory there, or drain the node",
+                )
+            await self.files.ship(job)
+        except LookupError as error:
+            raise GangLostError(None, str(error), node_lost=True) from error
+
+    def _places(self, job: Job, seat: ev.Seat, secrets: Mapping[str, str], previous_step: int) -> Places:
         report = self._cluster.reports[seat.node_id]
+        own = Paths(home=Path(report.home), socket=self._paths.socket)
         return Places(
-            paths=self._paths,
+            paths=self._paths if report.home_shared else own,
+            work_dir=job.work_dir if report.home_shared else str(own.work(job.id)),
             node_dir=Path(report.node_dir),
             page_dir=page_directory(self._cluster.namespace),
             base_env=self._base_env,
@@ -241,6 +264,8 @@ class Gangs:
         await self._in_order(job.id, lambda: remove(self._cluster, job))
         if not clean:
             await self._confirm_gone(job)
+        if told := await self.files.finish(job):
+            self._post([ev.JobNoted(job_id=job.id, at=time.time(), code="outputs", message=told)])
         self._post([ev.GangReleased(job_id=job.id, at=time.time(), gang=job.gang)])
 
     async def _flush(self, job: Job) -> None:
@@ -370,9 +395,25 @@ class Gangs:
                 raise result
         return list(results)
 
+    async def trace(self, job: Job, rank: int, steps: int, seconds: float) -> bytes:
+        """A torch.profiler trace of a rank's next ``steps`` steps. Raises TraceRefusedError, with what to do."""
+        gang = self._gangs.get(job.id)
+        if gang is None or gang.number != job.gang or gang.watching != job.attempt_number:
+            raise TraceRefusedError(f"the ranks of {job.id} are not up: ask again when it runs")
+        call = gang.actors[rank].trace.remote(job.attempt_number, steps, seconds)
+        try:
+            data: bytes = await asyncio.wait_for(call, seconds + RPC_SECONDS)
+        except TraceRefusedError as error:
+            raise TraceRefusedError(str(getattr(error, "cause", error))) from None  # without the actor's traceback
+        except Exception as error:
+            what = "is out of reach" if _as_lost(rank, error) is None else "is gone"
+            raise TraceRefusedError(f"rank {rank} of {job.id} {what}; `orch status` says more") from error
+        return data
+
     # -- watching
 
     def _watch(self, job: Job, gang: _Gang, attempt: int) -> None:
+        self.files.follow(job)
         if gang.watching == attempt:
             return
         for task in gang.watchers:
@@ -395,21 +436,6 @@ class Gangs:
         cursor = PollCursor()
         while rank not in gang.gone:
             try:
-    async def trace(self, job: Job, rank: int, steps: int, seconds: float) -> bytes:
-        """A torch.profiler trace of a rank's next ``steps`` steps. Raises TraceRefusedError, with what to do."""
-        gang = self._gangs.get(job.id)
-        if gang is None or gang.number != job.gang or gang.watching != job.attempt_number:
-            raise TraceRefusedError(f"the ranks of {job.id} are not up: ask again when it runs")
-        call = gang.actors[rank].trace.remote(job.attempt_number, steps, seconds)
-        try:
-            data: bytes = await asyncio.wait_for(call, seconds + RPC_SECONDS)
-        except TraceRefusedError as error:
-            raise TraceRefusedError(str(getattr(error, "cause", error))) from None  # without the actor's traceback
-        except Exception as error:
-            what = "is out of reach" if _as_lost(rank, error) is None else "is gone"
-            raise TraceRefusedError(f"rank {rank} of {job.id} {what}; `orch status` says more") from error
-        return data
-
                 reply: PollReply = await asyncio.wait_for(
                     gang.actors[rank].poll.remote(attempt, cursor, POLL_SECONDS), POLL_SECONDS + RPC_SECONDS
                 )
@@ -418,6 +444,7 @@ class Gangs:
             except Exception as error:
                 lost = _as_lost(rank, error)
                 if lost is not None:
+                    await self.files.bring_ends(job)
                     self._lost(job.id, gang.number, lost, self._last_words(job.id, attempt, job.num_workers))
                     return
                 if rank not in gang.unreached:

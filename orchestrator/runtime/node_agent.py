@@ -15,18 +15,20 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import __version__
 from orchestrator.gpu.assignments import FILE_NAME, write_assignments
 from orchestrator.runtime.forkclient import ForkServerClient, ForkServerError, Hello, start_fork_server
-from orchestrator.runtime.node_dir import fork_socket, make_private
+from orchestrator.runtime.node_dir import clear_pages, fork_socket, make_private
+from orchestrator.runtime.node_files import NodeFiles
 from orchestrator.runtime.rank_host import lock_is_free, rank_lock_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 PRELOAD = ("orchestrator.train.training_context", "safetensors.torch")
+NODE_HOME = "ORCH_NODE_HOME"
 _POLL_SECONDS = 0.01
 
 
@@ -42,7 +44,7 @@ class NodeGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What an agent says of its node."""
+    """What an agent says of its node. ``home`` is where jobs' files are there: the daemon's own where it is shared."""
 
     node_id: str
     hostname: str
@@ -52,18 +54,23 @@ class NodeReport:
     node_dir: str
     simulated_node: str
     home_shared: bool
+    home: str
     gpus: tuple[NodeGpu, ...]
     problems: tuple[str, ...]
 
 
 class NodeAgent:
-    """See the module. ``home_token`` is a file of the daemon's node; seeing it means that the home is shared."""
+    """See the module. ``home_token`` is a file of the daemon's node; seeing it means that the home is shared.
+
+    A node started with ``ORCH_NODE_HOME`` keeps jobs' files there, whether it sees the daemon's home or not.
+    """
 
     def __init__(self, *, node_id: str, node_dir: str, simulate_gpus: int, home_token: tuple[str, str]) -> None:
         self._node_id = node_id
         self._node_dir = make_private(Path(node_dir))
         self._simulate = simulate_gpus
         self._home_token = home_token
+        self._files = NodeFiles(_own_home(self._node_dir))
         self._watched: dict[Path, asyncio.Task[None]] = {}
         # Ray restarts an agent by making it anew: nobody would tell this one what the one before was keeping alive.
         self._adopting = asyncio.get_running_loop().create_task(self._adopt())
@@ -71,10 +78,7 @@ class NodeAgent:
     async def report(self) -> NodeReport:
         """The node's inventory. GPUs are looked up anew each time."""
         gpus, problems = await asyncio.to_thread(self._survey)
-        path, token = self._home_token
-        shared = False
-        with contextlib.suppress(OSError):
-            shared = Path(path).read_text() == token
+        shared = await self.reads(*self._home_token) and not os.environ.get(NODE_HOME)
         return NodeReport(
             node_id=self._node_id,
             hostname=socket.gethostname(),
@@ -84,9 +88,26 @@ class NodeAgent:
             node_dir=str(self._node_dir),
             simulated_node=self._simulated_node(),
             home_shared=shared,
+            home=str(Path(self._home_token[0]).parents[1] if shared else self._files.paths.home),
             gpus=gpus,
             problems=problems,
         )
+
+    async def reads(self, path: str, text: str) -> bool:
+        """A file with that text is there: this node shares the directory that it is in."""
+        with contextlib.suppress(OSError):
+            return await asyncio.to_thread(Path(path).read_text) == text
+        return False
+
+    async def files(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of this node's ``NodeFiles``."""
+        return await asyncio.to_thread(getattr(self._files, method), *args, **kwargs)
+
+    async def keep_only(self, live: Collection[str], *, shared: bool) -> None:
+        """Remove what jobs that are not ``live`` have left on this node; not in a home that is ``shared``."""
+        await asyncio.to_thread(clear_pages, self._node_dir, live)
+        if not shared:
+            await asyncio.to_thread(self._files.keep_only, live)
 
     def _survey(self) -> tuple[tuple[NodeGpu, ...], tuple[str, ...]]:
         from orchestrator.gpu.inventory import survey
@@ -166,6 +187,12 @@ class NodeAgent:
                 await ForkServerClient(path).shutdown()
         if remove:
             await asyncio.to_thread(shutil.rmtree, self._node_dir, ignore_errors=True)
+
+
+def _own_home(node_dir: Path) -> Path:
+    """Where jobs' files go on a node that does not share the daemon's home; by the daemon that they belong to."""
+    base = os.environ.get(NODE_HOME)
+    return Path(base) if base else Path.home() / ".orch-node" / node_dir.parent.name
 
 
 async def _death_of(pid: int) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is that it is memory
 
@@ -31,6 +38,23 @@ def page_directory(namespace: str) -> Path:
 def snapshot_directory(pages: Path, job_id: str) -> Path:
     """Where a job's ranks leave snapshots, beside its progress pages; outlives its actors."""
     return pages / f"{job_id}.snapshots"
+
+
+def clear_pages(node_dir: Path, live: Collection[str], young_seconds: float = 60.0) -> None:
+    """Remove the pages and snapshots that jobs which are not ``live`` have left in a node's shared memory.
+
+    What is younger may belong to a job that the asker did not know of when it asked.
+    """
+    now = time.time()
+    for path in page_directory(node_dir.parent.name).glob("*"):
+        job_id = path.name.split(".", 1)[0]
+        with contextlib.suppress(OSError):
+            if job_id in live or now - path.stat().st_ctime < young_seconds:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def make_private(path: Path) -> Path:

@@ -31,6 +31,7 @@ class Places:
     """Directories that a plan names on one node, and what the ranks' environment starts from."""
 
     paths: Paths
+    work_dir: str
     node_dir: Path
     page_dir: Path
     base_env: Mapping[str, str]
@@ -85,7 +86,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         resume_from=job.resume_from,
         progress_path=str(page),
         previous_step=places.previous_step,
-        working_dir=job.work_dir,
+        working_dir=places.work_dir,
         extra=_checkpoint_settings(job, snapshots) | _trainer_settings(job),
     )
     threads = env.get("OMP_NUM_THREADS", "")
@@ -98,7 +99,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         target=target,
         args=args,
         python_options=entry.python_options if mode != "command" else (),
-        cwd=job.work_dir,
+        cwd=places.work_dir,
         env=env,
         threads=int(threads) if threads.isdigit() and int(threads) > 0 else None,
         cold=bool(cold_start_variables(job_env)),

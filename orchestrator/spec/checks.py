@@ -27,7 +27,6 @@ MAX_MATRIX_JOBS = 10_000
 NOT_YET: dict[str, str] = {
     "resources.num_workers:range": "elastic jobs; write a number of ranks",
     "resources.num_workers:auto": "as many ranks as there are GPUs; write a number of ranks",
-    "outputs": "files brought back; they stay in the job's working copy, which `orch status` shows",
     "runtime_env.pip": "packages for one job; install them into the interpreter that entrypoint names",
     "runtime_env.py_modules": "modules for one job; put them into working_dir",
     "min_runtime": "preemption; leave the key out",

@@ -5,7 +5,7 @@
     home/blobs/sha256/ab/abcd…  snapshots of working directories, by digest
     home/run/                   orch.sock, daemon.lock, daemon.json, daemon.log, token
     home/ray/                   the embedded Ray's own files
-    home/jobs/ID/               work/ logs/ checkpoints/ exits/ metrics.jsonl secrets
+    home/jobs/ID/               work/ logs/ checkpoints/ exits/ outputs/ metrics.jsonl secrets
 
 Names only: nothing here creates, reads or removes a file. Standard library only: the command line imports it.
 """
@@ -117,6 +117,10 @@ class Paths:
     def checkpoints(self, job_id: str) -> Path:
         """The directory of the job's checkpoints, where its file names no other."""
         return self.job(job_id) / "checkpoints"
+
+    def outputs(self, job_id: str) -> Path:
+        """Where the files that the job's `outputs` name are brought."""
+        return self.job(job_id) / "outputs"
 
     def exits(self, job_id: str) -> Path:
         """The directory of the job's exit records."""

@@ -49,6 +49,8 @@ class Settings:
         takes at most 128 MiB and the first error of a long log is still there.
     snapshot_max_bytes: `ORCH_SNAPSHOT_MAX_BYTES`, default 500 MB. Largest working directory: code, not data; copying
         it takes a second or two.
+    outputs_max_bytes: `ORCH_OUTPUTS_MAX_BYTES`, default 10 GB. What one gang's `outputs` may hold; the rest stays where it
+        is, and the job's events say so.
     reserve_bytes: `ORCH_RESERVE_BYTES`, default 16 MiB. Disk space held back for the record of running jobs; each
         transition takes about 4 kB.
     log_level: `ORCH_LOG_LEVEL`, default info. Of the daemon's own log.
@@ -62,6 +64,7 @@ class Settings:
     log_max_bytes: int = 32 * 1024 * 1024
     log_keep_files: int = 3
     snapshot_max_bytes: int = 500_000_000
+    outputs_max_bytes: int = 10_000_000_000
     reserve_bytes: int = 16 * 1024 * 1024
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
@@ -182,6 +185,7 @@ _VARIABLES: dict[str, tuple[str, _Read]] = {
     "log_max_bytes": ("ORCH_LOG_MAX_BYTES", _size(4096)),
     "log_keep_files": ("ORCH_LOG_KEEP_FILES", _number(0, 1000)),
     "snapshot_max_bytes": ("ORCH_SNAPSHOT_MAX_BYTES", _size(0)),
+    "outputs_max_bytes": ("ORCH_OUTPUTS_MAX_BYTES", _size(0)),
     "reserve_bytes": ("ORCH_RESERVE_BYTES", _size(0)),
     "log_level": ("ORCH_LOG_LEVEL", _choice("debug", "info", "warning", "error")),
     "log_format": ("ORCH_LOG_FORMAT", _choice("auto", "console", "json")),

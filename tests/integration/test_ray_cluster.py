@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.api.errors import RefusedError
 from tests.support.cluster import RayCluster
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.processes import all_gone, tree
@@ -232,6 +233,57 @@ def test_other_users_of_the_cluster_are_respected_and_left_alone(
     guest.up()
     assert guest.wait(waits, 60).state == "SUCCEEDED", "what was given back is used"
     ledger.check()
+
+
+APART = """
+import os
+from pathlib import Path
+from orchestrator.train import context
+
+ctx = context()
+print("works in", Path.cwd(), flush=True)
+saved = ctx.load()
+if saved is None:
+    ctx.save({"step": 1}, step=1)
+    os.kill(os.getpid(), 9)
+Path("out").mkdir()
+Path("out/answer.txt").write_text(Path("data.txt").read_text() * 2)
+os.symlink("/etc/passwd", "out/link")
+print("resumed from", saved.step, flush=True)
+"""
+
+
+def test_a_node_that_does_not_share_the_home(whole: RayCluster, guest: Stack, tmp_path: Path) -> None:
+    own_home = tmp_path / "home-of-the-node"
+    node = whole.add_node(cpus=4, environ={"ORCH_NODE_HOME": str(own_home)})
+    ready(guest, {node.id})
+    spec = {
+        "version": 1,
+        "name": "apart",
+        "entrypoint": "python train.py",
+        "outputs": ["out/**"],
+        **spread(1, cpu=3),  # no other node is that large
+    }
+    directory = tmp_path / "work"
+    directory.mkdir()
+    (directory / "data.txt").write_text("21")
+    with pytest.raises(RefusedError) as refused:
+        guest.submit(json.dumps(spec), directory, train=APART)
+    assert "do not share ORCH_HOME" in refused.value.message
+    assert "checkpoint.storage_path" in refused.value.hint
+    spec["checkpoint"] = {"storage_path": str(tmp_path / "shared")}
+    job_id = guest.submit(json.dumps(spec), directory, train=APART)
+    job = guest.wait(job_id, 60)
+    assert (job.state, job.restarts_by_class) == ("SUCCEEDED", {"infra": 1}), job.failure
+    assert seats(guest, job_id) == [node.id]
+    first, second = guest.log(job_id, attempt=1), guest.log(job_id, attempt=2)
+    assert first == f"works in {own_home}/jobs/{job_id}/work"
+    assert second.splitlines()[-1] == "resumed from 1"
+    assert job.outputs_dir in guest.orch("status", job_id).stdout.replace("\n", "")
+    brought = {path.name: path.read_text() for path in Path(job.outputs_dir).rglob("*") if path.is_file()}
+    assert brought == {"answer.txt": "2121"}, "what the job wrote, and no file that a link leads to"
+    assert guest.settings.paths.exit_record(job_id, 1, 0).exists()
+    node.kill()
 
 
 def test_nodes_and_logs_from_everywhere(whole: RayCluster, guest: Stack, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,10 +92,10 @@ class RayCluster:
             **more,
         }
 
-    def _start(self, module: str, options: dict[str, Any]) -> dict[str, Any]:
+    def _start(self, module: str, options: dict[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, "-m", module, json.dumps(options)],
-            env=self.clean_environ(),
+            env=self.clean_environ() | dict(environ or {}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -110,12 +111,12 @@ class RayCluster:
         """This process's environment with the cluster's settings and no others of Ray."""
         return {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "ORCH_"))} | self.environ
 
-    def _add(self, count: int) -> list[RayNode]:
+    def _add(self, count: int, *, cpus: float | None = None, environ: Mapping[str, str] | None = None) -> list[RayNode]:
         added: list[RayNode] = []
 
         def start() -> None:
-            options = self._options(self._cpus, self._gpus, gcs_address=self.address)
-            told = self._start("tests.support.cluster", options)
+            options = self._options(cpus or self._cpus, self._gpus, gcs_address=self.address)
+            told = self._start("tests.support.cluster", options, environ)
             added.append(RayNode(id=told["node_id"], raylet=told["pids"]["raylet"][0]))
 
         threads = [threading.Thread(target=start) for _ in range(count)]
@@ -126,9 +127,9 @@ class RayCluster:
         assert len(added) == count, "a node did not start"
         return added
 
-    def add_node(self) -> RayNode:
-        """One more worker."""
-        (node,) = self._add(1)
+    def add_node(self, *, cpus: float | None = None, environ: Mapping[str, str] | None = None) -> RayNode:
+        """One more worker, with variables of its own."""
+        (node,) = self._add(1, cpus=cpus, environ=environ)
         self.workers.append(node)
         return node
 
