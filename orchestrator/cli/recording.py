@@ -23,6 +23,7 @@ from orchestrator.gpu.assignments import FILE_NAME, write_assignments
 from orchestrator.gpu.compare import comparison_text
 from orchestrator.gpu.gputop import RecordingError, read_recording
 from orchestrator.gpu.inventory import survey
+from orchestrator.gpu.record_plot import PlotError, write_plot
 from orchestrator.gpu.record_summary import write_summary
 from orchestrator.gpu.recorder import TRAINING_VARIABLE, Recorder, RecordOptions, TrainingFile
 
@@ -84,11 +85,11 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
         try:
             code = watched.wait(Path(scratch), signals)
         finally:
-            stats = recorder.stop()
+            recorder.stop()
     if recorder.problem:
         session.console.complain(recorder.problem)
     if request.report:
-        session.console.note(f"wrote {write_summary(stats, recorder.paths[0], options.started)}")
+        _write_report(session, recorder, options)
     _tell(session, recorder, as_json=as_json)
     if earlier is not None:
         session.console.print(comparison_text(earlier, read_recording(recorder.paths[-1])))
@@ -103,6 +104,18 @@ def _earlier(path: Path | None) -> Recording | None:
         return read_recording(path)
     except (OSError, RecordingError) as error:
         raise BadRequestError(f"cannot compare: {error}") from error
+
+
+def _write_report(session: Session, recorder: Recorder, options: RecordOptions) -> None:
+    """The summary in text, and the graphs; a recording that cannot be drawn is a recording all the same."""
+    first = recorder.paths[0]
+    session.console.note(f"wrote {write_summary(recorder.stats, first, options.started)}")
+    try:
+        plot = write_plot(read_recording(recorder.paths[-1]), first.with_name(f"{first.stem}_plot.png"))
+    except (PlotError, RecordingError) as error:
+        session.console.complain(str(error))
+    else:
+        session.console.note(f"wrote {plot}")
 
 
 def _tell(session: Session, recorder: Recorder, *, as_json: bool) -> None:

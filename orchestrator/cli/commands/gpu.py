@@ -116,7 +116,9 @@ def record(
         str | None, typer.Option("--job", metavar="JOB", help="Record this job's GPUs on this machine until it ends.")
     ] = None,
     simulate_gpus: Simulate = 0,
-    report: Annotated[bool, typer.Option("--report", help="Write the report of the recording beside it.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write the summary and the graphs of the recording beside it.")
+    ] = False,
     compare_with: Annotated[
         Path | None, typer.Option("--compare-with", metavar="FILE", help="Compare with an earlier recording.")
     ] = None,

@@ -254,6 +254,7 @@ def test_record_for_a_span_of_time_with_a_report_and_json(orch: Orch, nvml: Fake
     ):
         assert line in summary
     assert "GPU 1: " in summary
+    assert (out / f"{single.stem}_plot.png").read_bytes().startswith(b"\x89PNG")
     assert len(read_recording(multi).by_gpu) == 2
 
 
