@@ -34,6 +34,7 @@ class JobProgress:
     written_at: float = 0.0
     written_step: int | None = None
     quarantined: set[str] = field(default_factory=set)
+    failure: str = ""
 
     @property
     def leader(self) -> ProgressSnapshot | None:
@@ -142,7 +143,7 @@ def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.E
             book.quarantined.add(message)
             notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="quarantined", message=message))
     failure = snapshot.checkpoint.failure
-    if failure and failure not in book.quarantined:
-        book.quarantined.add(failure)
+    if failure and failure != book.failure:
         notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="save_failed", message=failure))
+    book.failure = failure
     return notes

@@ -14,7 +14,7 @@ from orchestrator.cli.session import Session
 from orchestrator.cli.status_view import note_which
 from orchestrator.cli.submitting import print_json
 from orchestrator.cli.table import Cell, Column, render_table
-from orchestrator.cli.units import clock, size
+from orchestrator.cli.units import age, clock, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,28 +150,36 @@ def checkpoints(
     else:
         columns = (
             Column("STEP", weight=1000, right=True),
-            Column("SAVED", weight=700),
+            Column("SAVED", weight=500),
+            Column("AGE", weight=700, right=True),
             Column("SIZE", weight=600, right=True),
+            Column("SCORE", weight=650, right=True),
             Column("STATE", weight=900),
             Column("METRICS", weight=400),
             Column("PATH", weight=800, shrink=True),
         )
-        rows = [_checkpoint_row(item) for item in saved]
+        now = time.time()
+        rows = [_checkpoint_row(item, now) for item in saved]
         for line in render_table(session.console, columns, rows) or ["no checkpoint yet"]:
             session.console.print(line)
+        for item in saved:
+            if item.problem:
+                session.console.print(f"step {item.step} is broken: {clean(item.problem)}")
     return EXIT_JOB_FAILED if any(item.valid is False for item in saved) else EXIT_OK
 
 
-def _checkpoint_row(item: CheckpointView) -> list[Cell]:
+def _checkpoint_row(item: CheckpointView, now: float) -> list[Cell]:
     if item.problem:
-        state = Cell(f"broken: {clean(item.problem)}", ("red",))
+        state = Cell("broken", ("red",))
     else:
         state = Cell("verified" if item.valid else item.location, ("green",) if item.valid else ())
     metrics = " ".join(f"{clean(name)} {value:.4g}" for name, value in item.metrics.items())
     return [
         Cell(str(item.step), ("bold",)),
-        Cell(clock(item.at)),
+        Cell(clock(item.at) if item.at else ""),
+        Cell(age(now - item.at) if item.at else ""),
         Cell("" if item.size_bytes is None else size(item.size_bytes)),
+        Cell(("" if item.score is None else f"{item.score:.4g}") + (" best" if item.is_best else "")),
         state,
         Cell(metrics),
         Cell(clean(item.path)),
