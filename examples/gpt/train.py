@@ -72,9 +72,10 @@ def main() -> None:
         )
         result = manager.fit(max_steps=steps)
         if manager.place.is_main:
-            bits = result.summary["val_loss"] / math.log(2)
+            bits, mfu = result.summary["val_loss"] / math.log(2), result.summary.get("mfu")
             print(
-                f"{bits:.3f} bits per byte on text not trained on, {result.summary['tokens_per_second']:,.0f} bytes/s"
+                f"{bits:.3f} bits per byte on text not trained on, {result.summary['tokens_per_second']:,.0f} bytes/s, "
+                f"MFU {'unknown' if mfu is None else f'{100 * mfu:.1f} %'}"
             )
             if config.training_mode != "fully_sharded":  # there no rank has the whole model
                 print(write(model, "def ", 200))

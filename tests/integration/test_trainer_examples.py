@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.spec.job import parse_job
+from orchestrator.train.config_check import trainer_findings
+from tests.support.stack import Stack
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROOT = EXAMPLES.parent
@@ -77,9 +80,40 @@ def test_the_recipe_keeps_the_global_batch() -> None:
     from orchestrator.train.trainer import accumulation
 
     for name, ranks, accumulated in (("eight", 8, 4), ("job", 2, 16)):
-        words = (EXAMPLES / "eight_to_two" / f"{name}.yaml").read_text().split()
-        settings = {
-            key: int(words[words.index(f"--{key.replace('_', '-')}") + 1])
-            for key in ("batch_size", "global_batch_size")
-        }
-        assert accumulation(MultiGPUConfig(**settings), ranks) == accumulated
+        job = parse_job((EXAMPLES / "eight_to_two" / f"{name}.yaml").read_text(), rules=(trainer_findings,))
+        assert job.resources.num_workers == ranks
+        assert accumulation(MultiGPUConfig.from_dict(job.trainer), ranks) == accumulated
+
+
+@pytest.mark.parametrize(
+    ("example", "arguments", "said"),
+    [
+        (
+            "gpt",
+            "--steps 12 --depth 1 --context 32 --shards 1",
+            r"12 steps of 1,024 bytes \(2 ranks x 16 x 32, 1 accum",
+        ),
+        ("mlp", "--model medium --epochs 1 --samples 2000", r"\| medium \| 2 \|"),
+        ("huggingface", "--epochs 2 --batch-size 64", r"loss \d\.\d+ in the first epoch, \d\.\d+ in the last"),
+        (
+            "eight_to_two",
+            "--depth 1 --shards 1 --context 64 --steps 4 --lr 0.01",
+            r"4 steps of 16,384 bytes \(2 ranks x 8 x 64, 16 accumulated\)(.|\n)*[\d,]+ bytes/s, MFU unknown",
+        ),
+    ],
+    ids=["gpt", "mlp", "huggingface", "eight_to_two"],
+)
+def test_under_orch(stack: Stack, example: str, arguments: str, said: str) -> None:
+    """As its README says, with less to do."""
+    if example == "huggingface":
+        pytest.importorskip("transformers")
+    changed = ("--set", f"entrypoint=python train.py {arguments}", "--set", "resources.resources_per_worker.cpu=0.5")
+    done = stack.orch("submit", "job.yaml", *changed, cwd=EXAMPLES / example)
+    assert done.returncode == 0, done.stderr
+    job = stack.wait(done.stdout.strip(), 120)
+    log = stack.log(job.id)
+    assert job.state == "SUCCEEDED", log
+    assert re.search(said, log), log
+    assert job.progress is not None
+    assert (job.progress.metrics["samples_per_second"] or 0) > 0
+    assert job.checkpoint is not None
