@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,11 +38,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A submission that may be accepted: its spec, interpreter and working directory (None: an empty one)."""
+    """A submission that may be accepted: its spec, interpreter and working directory (None: an empty one).
+
+    ``modules`` are what ``runtime_env.py_modules`` names.
+    """
 
     spec: JobSpec
     python: str
     directory: Path | None
+    modules: tuple[Path, ...] = ()
 
 
 def check(request: SubmitRequest) -> Checked:
@@ -66,7 +71,36 @@ def check(request: SubmitRequest) -> Checked:
         if not script.is_file():
             hint = "the path is relative to working_dir"
             raise _one(request, "entrypoint", f"{script} does not exist", hint)
-    return Checked(spec=spec, python=python or sys.executable, directory=directory)
+    modules = _modules(request, spec, directory or Path(request.cwd))
+    _check_pip(request, spec, python or sys.executable)
+    return Checked(spec=spec, python=python or sys.executable, directory=directory, modules=modules)
+
+
+def _modules(request: SubmitRequest, spec: JobSpec, base: Path) -> tuple[Path, ...]:
+    """The directories and wheels of ``py_modules``. Raises InvalidSpecError."""
+    found: list[Path] = []
+    for index, entry in enumerate(spec.runtime_env.py_modules):
+        where, path = f"runtime_env.py_modules[{index}]", Path(base, entry).resolve()
+        if not (path.is_dir() or (path.is_file() and path.suffix == ".whl")):
+            hint = "name a package's directory or a wheel; a relative path counts from working_dir"
+            raise _one(request, where, f"{path} is neither a directory nor a wheel", hint)
+        if path.name in (other.name for other in found):
+            raise _one(
+                request, where, f"two of them are called {path.name}", "rename one, or put both into one directory"
+            )
+        found.append(path)
+    return tuple(found)
+
+
+def _check_pip(request: SubmitRequest, spec: JobSpec, python: str) -> None:
+    """Ray builds the packages' environment on its own interpreter, with virtualenv. Raises InvalidSpecError."""
+    if not spec.runtime_env.pip:
+        return
+    if find_spec("virtualenv") is None:
+        raise _one(request, "runtime_env.pip", "virtualenv is not installed here", "pip install 'orch[runtime-env]'")
+    if Path(python).parent.resolve() != Path(sys.executable).parent.resolve():
+        hint = "install the packages into that interpreter instead, or write python without a path"
+        raise _one(request, "runtime_env.pip", f"packages are added to {sys.executable}, not to {python}", hint)
 
 
 _INTERPRETERS: dict[tuple[str, float], str] = {}
@@ -182,6 +216,7 @@ async def prepare(
             )
             digest = taken.digest
         await asyncio.to_thread(_lay_out, digest, settings, new_id)
+        await asyncio.to_thread(_take_modules, checked.modules, settings, new_id)
     except snapshot.SnapshotError as error:
         raise RefusedError(str(error)) from error
     resume_from = await _pinned(resume_from, settings, new_id)
@@ -204,6 +239,19 @@ def _lay_out(digest: str, settings: Settings, new_id: str) -> None:
         snapshot.lay_out(digest, settings.paths.blob, work)
     else:
         work.mkdir(parents=True, exist_ok=True)
+
+
+def _take_modules(modules: Sequence[Path], settings: Settings, new_id: str) -> None:
+    """The job's own copies: what is queued or restarted runs what was submitted."""
+    paths = settings.paths
+    for module in modules:
+        target = paths.modules(new_id) / module.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if module.is_dir():
+            taken = snapshot.take(module, paths.blob, max_bytes=settings.snapshot_max_bytes)
+            snapshot.lay_out(taken.digest, paths.blob, target)
+        else:
+            shutil.copyfile(module, target)
 
 
 def write_secrets(settings: Settings, new_id: str, values: Mapping[str, str]) -> None:
@@ -248,12 +296,25 @@ def probe(checked: Checked) -> Job:
     return submitted(_event(checked, _NOBODY, "", "", "probe-aaaaaa", None, time.time()), 2**62)
 
 
+def _copy_modules(job: Job, settings: Settings, new_id: str) -> None:
+    if not job.spec.runtime_env.py_modules:
+        return
+    try:
+        shutil.copytree(settings.paths.modules(job.id), settings.paths.modules(new_id))
+    except FileNotFoundError as error:
+        raise RefusedError(
+            f"the py_modules of {job.id} are gone from {settings.paths.modules(job.id)}",
+            hint="submit its job.yaml again",
+        ) from error
+
+
 async def prepare_rerun(
     job: Job, caller: Caller, settings: Settings, secrets: Mapping[str, str], resume_from: str | None
 ) -> JobSubmitted:
     """A new job that runs what ``job`` ran, from the same snapshot."""
     new_id = job_id(job.name, random.randbits(64))
     await asyncio.to_thread(_lay_out, job.snapshot, settings, new_id)
+    await asyncio.to_thread(_copy_modules, job, settings, new_id)
     resume_from = await _pinned(resume_from, settings, new_id)
     write_secrets(settings, new_id, secrets)
     checked = Checked(spec=job.spec, python=job.python, directory=None)

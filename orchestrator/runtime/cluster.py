@@ -331,6 +331,10 @@ class Cluster:
             return self.agents.get(node_id)
         return next(iter(self.agents.values()), None)
 
+    def modules(self, job_id: str) -> Path:
+        """Where the daemon keeps a job's ``runtime_env.py_modules``."""
+        return self._paths.modules(job_id)
+
     async def until_connected(self) -> None:
         """Return once Ray is there."""
         await self._connection.wait()

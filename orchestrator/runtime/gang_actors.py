@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.runtime.names import placement_group_name, rank_actor_name
+from orchestrator.runtime.runtime_env import for_ray
 
 if TYPE_CHECKING:
     from orchestrator.core.job import Job
@@ -95,6 +96,7 @@ def _create(cluster: Cluster, job: Job, found: list[Any]) -> list[Any]:
     if not group.wait(timeout_seconds=PLACEMENT_SECONDS if cluster.embedded else SHARED_PLACEMENT_SECONDS):
         _refuse_on_shared(cluster)
     actor_class = ray.remote(RankActor)
+    runtime_env = for_ray(job.spec.runtime_env, cluster.modules(job.id))
     actors = []
     for rank, node_id in enumerate(job.nodes):
         if found[rank] is not None:
@@ -113,6 +115,7 @@ def _create(cluster: Cluster, job: Job, found: list[Any]) -> list[Any]:
                 memory=bundle.get("memory"),
                 max_restarts=0,
                 max_concurrency=64,
+                runtime_env=runtime_env or None,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=group, placement_group_bundle_index=rank
                 ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +21,8 @@ from orchestrator.runtime.node_dir import page_directory
 from orchestrator.runtime.plan import Places, checkpoint_dir, rank_plan
 from orchestrator.runtime.rank_actor import FENCE_SECONDS, RankGreeting
 from orchestrator.runtime.rank_host import PollCursor
+from orchestrator.runtime.resuming import newest_checkpoint, watch_settings
+from orchestrator.runtime.runtime_env import ERROR_CHARACTERS
 from orchestrator.spec.paths import Paths
 from orchestrator.train.trace_request import TraceRefusedError
 
@@ -206,8 +208,19 @@ class Gangs:
         )
         previous = max([self._previous_step(job.id), *(g.highest_step for g in gang.greetings)])
         secrets = self._secrets_of(job)
+        resumption = await asyncio.to_thread(newest_checkpoint, job, self._paths)
+        if resumption.problems:
+            now = time.time()
+            self._post([ev.JobNoted(job_id=job.id, at=now, code="quarantined", message=m) for m in resumption.problems])
+        watch = watch_settings(job, self._paths)
         plans = [
-            rank_plan(job, seats, seat.rank, (master, ports[0]), self._places(job, seat, secrets, previous))
+            rank_plan(
+                job,
+                seats,
+                seat.rank,
+                (master, ports[0]),
+                replace(self._places(job, seat, secrets, previous), resume_from=resumption.path, watch=watch),
+            )
             for seat in seats
         ]
         await self._ask([a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)])
@@ -290,7 +303,11 @@ class Gangs:
             return
         facts: list[ev.Event] = []
         # The rank whose part came last names the checkpoint; the others still name the one before.
-        if status.step is not None and status.attempt is not None and _is_of(status.path, status.step):
+        if (
+            status.step is not None
+            and status.attempt is not None
+            and (status.watched or _is_of(status.path, status.step))
+        ):
             at = status.at or time.time()
             facts.append(
                 ev.CheckpointSaved(job_id=job_id, at=at, attempt=status.attempt, step=status.step, path=status.path)
@@ -545,7 +562,12 @@ def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -
 
 def _as_lost(rank: int, error: BaseException) -> GangLostError | None:
     """The loss that an error of Ray means; None when it may pass."""
-    from ray.exceptions import ActorDiedError, ActorUnavailableError, ActorUnschedulableError
+    from ray.exceptions import (
+        ActorDiedError,
+        ActorUnavailableError,
+        ActorUnschedulableError,
+        RuntimeEnvSetupError,
+    )
 
     if isinstance(error, ActorUnavailableError):
         return None
@@ -554,6 +576,9 @@ def _as_lost(rank: int, error: BaseException) -> GangLostError | None:
         node_lost = "its node has died" in text
         what = "its node died" if node_lost else "its actor died"
         return GangLostError(rank, f"rank {rank}: {what}", node_lost=node_lost)
+    if isinstance(error, RuntimeEnvSetupError):
+        said = " ".join(str(error).split())[-ERROR_CHARACTERS:]
+        return GangLostError(rank, f"runtime_env could not be installed for rank {rank}: {said}")
     if isinstance(error, ActorUnschedulableError):
         return GangLostError(rank, f"rank {rank} could not be placed: {error}")
     return None

@@ -11,13 +11,15 @@ from orchestrator.checkpoint.persister import StoreSettings
 from orchestrator.runtime.node_dir import fork_socket, snapshot_directory
 from orchestrator.runtime.rank_env import rank_environment
 from orchestrator.runtime.rank_host import RankPlan, SnapshotPlan
-from orchestrator.spec.entrypoint import Entrypoint, cold_start_variables, parse_entrypoint
+from orchestrator.runtime.runtime_env import parts_of
+from orchestrator.spec.entrypoint import Entrypoint, cold_start_variables, parse_entrypoint, with_checkpoint
 from orchestrator.train.config_sources import TRAINER_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from orchestrator.checkpoint.watched import WatchSettings
     from orchestrator.core.events import Seat
     from orchestrator.core.job import Job
     from orchestrator.runtime.logs import LogLimits
@@ -39,6 +41,8 @@ class Places:
     log_limits: LogLimits
     previous_step: int
     simulated: bool
+    resume_from: str | None = None
+    watch: WatchSettings | None = None
 
 
 def local_ranks(seats: Sequence[Seat]) -> list[tuple[int, int, int, int]]:
@@ -60,7 +64,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
     """What one rank is told. ``master`` is the rendezvous address and port."""
     seat = seats[rank]
     local_rank, local_size, group_rank, group_size = local_ranks(seats)[rank]
-    entry = parse_entrypoint(job.spec.entrypoint)
+    entry = with_checkpoint(parse_entrypoint(job.spec.entrypoint), places.resume_from)
     attempt = job.attempt_number
     page = places.page_dir / f"{job.id}.{rank}.page"
     python = _interpreter(job, entry)
@@ -83,7 +87,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         max_restarts=job.spec.retry.max_restarts.infra,
         visible_gpus=() if places.simulated else visible_gpus(seats, seat.node_id),
         checkpoint_dir=checkpoint_dir(job, places.paths),
-        resume_from=job.resume_from,
+        resume_from=places.resume_from,
         progress_path=str(page),
         previous_step=places.previous_step,
         working_dir=places.work_dir,
@@ -109,7 +113,9 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         exit_record=str(places.paths.exit_record(job.id, attempt, rank)),
         page=str(page),
         previous_step=places.previous_step,
+        runtime_env=parts_of(job.spec.runtime_env),
         snapshots=snapshots,
+        watch=places.watch if rank == 0 else None,
         secrets=tuple(places.secrets.values()),
         log_limits=places.log_limits,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from orchestrator.runtime.forkclient import start_fork_server
 from orchestrator.runtime.node_agent import PRELOAD
 from orchestrator.runtime.rank_host import PollCursor, PollReply, RankHost, RankPlan
 from orchestrator.runtime.ray_nodes import is_alive
+from orchestrator.runtime.runtime_env import inside
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.persister import PersisterStatus
@@ -75,7 +77,7 @@ class RankActor:
 
     async def launch(self, plan: RankPlan) -> None:
         """See RankHost.launch."""
-        await self._host.launch(plan)
+        await self._host.launch(inside(plan, os.environ, sys.executable))
 
     async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
         """See RankHost.poll."""

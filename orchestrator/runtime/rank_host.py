@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.checkpoint.persister import PersisterStatus, SnapshotPersister, StoreSettings
+from orchestrator.checkpoint.watcher import FileWatcher
 from orchestrator.runtime.forkclient import (
     ErrorRaised,
     Exited,
@@ -43,6 +44,8 @@ from orchestrator.train.trace_request import TraceRefusedError
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Mapping
+
+    from orchestrator.checkpoint.watched import WatchSettings
 
 PROGRESS_SECONDS: Final = 1.0
 _LOCK_SECONDS: Final = 30.0
@@ -88,7 +91,9 @@ class RankPlan:
     exit_record: str
     page: str
     previous_step: int
+    runtime_env: tuple[str, ...] = ()
     snapshots: SnapshotPlan | None = None
+    watch: WatchSettings | None = None
     secrets: tuple[str, ...] = ()
     log_limits: LogLimits = field(default_factory=LogLimits)
 
@@ -166,7 +171,9 @@ class RankHost:
         self._error: ErrorRaised | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._persister: SnapshotPersister | None = None
+        self._files: FileWatcher | None = None
         self._persisted: PersisterStatus | None = None
+        self._told: list[PersisterStatus | None] = [None, None]
         self._persisted_number = 0
         self.highest_step = 0
 
@@ -213,6 +220,7 @@ class RankHost:
                 self._store = await self._with_fork_server(plan, lambda: self._serve_store(client, plan))
             self._open_page(plan)
             self._keep_snapshots(plan)
+            self._watch_files(plan)
             Path(plan.exit_record).parent.mkdir(parents=True, exist_ok=True)
             Path(plan.exit_record).unlink(missing_ok=True)
             self._log = LogWriter(
@@ -285,7 +293,11 @@ class RankHost:
 
     async def flush(self, seconds: float) -> PersisterStatus | None:
         """Bring the newest snapshot to storage; what became of it, or None where there are no snapshots."""
-        persister = self._persister
+        persister, files = self._persister, self._files
+        if files is not None:
+            await asyncio.to_thread(files.look)
+            if files.status.persisted:
+                return files.status
         if persister is None:
             return None
         await asyncio.to_thread(persister.flush, seconds)
@@ -309,6 +321,13 @@ class RankHost:
         make_private(Path(plan.snapshots.directory))
         self._persister = SnapshotPersister(plan.snapshots.directory, rank=plan.rank, settings=plan.snapshots.settings)
         self._persister.start()
+
+    def _watch_files(self, plan: RankPlan) -> None:
+        if plan.watch is None:
+            return
+        if self._files is None:
+            self._files = FileWatcher(plan.watch)
+        self._files.start(plan.attempt)
 
     async def clear(self) -> None:
         """Kill what is there; nothing is left when this returns."""
@@ -445,10 +464,12 @@ class RankHost:
 
     def _look(self, *, final: bool) -> None:
         """Number what is new of progress (read at most once a second, unless something happened) and of snapshots."""
-        status = self._persister.status if self._persister else None
-        if status is not None and status.persisted and status != self._persisted:
-            self._persisted = status
-            self._persisted_number += 1
+        for index, source in enumerate((self._persister, self._files)):
+            status = source.status if source else None
+            if status is not None and status.persisted and status != self._told[index]:
+                self._told[index] = self._persisted = status
+                self._persisted_number += 1
+                break  # the other one's news is next
         now = time.monotonic()
         if self._page is None or (not final and now - self._read_at < PROGRESS_SECONDS * 0.9):
             return
@@ -503,6 +524,8 @@ class RankHost:
                     self._error = event
                 case Exited():
                     exited = True
+                    if self._files is not None:
+                        self._files.ended(event.at, well=event.exit_code == 0)
                     self._drain_pipes()
                     self._add_exit(event.at, event.exit_code, event.signal)
                 case Gone() | KeeperLost():

@@ -27,8 +27,6 @@ MAX_MATRIX_JOBS = 10_000
 NOT_YET: dict[str, str] = {
     "resources.num_workers:range": "elastic jobs; write a number of ranks",
     "resources.num_workers:auto": "as many ranks as there are GPUs; write a number of ranks",
-    "runtime_env.pip": "packages for one job; install them into the interpreter that entrypoint names",
-    "runtime_env.py_modules": "modules for one job; put them into working_dir",
     "min_runtime": "preemption; leave the key out",
     "health.heartbeat_timeout": "finding hangs; leave the key out",
     "health.on_hang": "finding hangs; leave the key out",
@@ -36,7 +34,6 @@ NOT_YET: dict[str, str] = {
     "matrix": "many jobs from one file; submit the file several times with --set",
     "health.progress": "progress read from the log; report steps with orchestrator.train.context()",
     "checkpoint.storage_path:url": "checkpoints behind a URL; write a path",
-    "checkpoint.watch": "files that the script saves by itself; save with orchestrator.train.context()",
     "trackers": "experiment trackers; call them in the script",
     "report": "reports; leave the key out",
     "notify": "web hooks; alert on orch's metrics instead",

@@ -5,7 +5,7 @@
     home/blobs/sha256/ab/abcd…  snapshots of working directories, by digest
     home/run/                   orch.sock, daemon.lock, daemon.json, daemon.log, token
     home/ray/                   the embedded Ray's own files
-    home/jobs/ID/               work/ logs/ checkpoints/ exits/ outputs/ metrics.jsonl secrets
+    home/jobs/ID/               work/ modules/ logs/ checkpoints/ exits/ outputs/ metrics.jsonl secrets
 
 Names only: nothing here creates, reads or removes a file. Standard library only: the command line imports it.
 """
@@ -105,6 +105,10 @@ class Paths:
     def work(self, job_id: str) -> Path:
         """The job's writable copy of its working directory, shared by its attempts."""
         return self.job(job_id) / "work"
+
+    def modules(self, job_id: str) -> Path:
+        """The job's copies of what `runtime_env.py_modules` names."""
+        return self.job(job_id) / "modules"
 
     def logs(self, job_id: str) -> Path:
         """The directory of the job's logs."""

@@ -6,13 +6,14 @@ The nodes are real raylets on this machine (``tests/support/cluster.py``); they 
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.api.errors import RefusedError
+from orchestrator.api.errors import InvalidSpecError, RefusedError
 from tests.support.cluster import RayCluster
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.processes import all_gone, tree
@@ -312,3 +313,52 @@ print("goodbye from", os.environ["RANK"], flush=True)
     shown = guest.orch("logs", job_id, "--rank", "2").stdout
     assert "goodbye from 2" in shown
     assert "from 1" not in shown
+
+
+def wheel(directory: Path, name: str, value: int) -> Path:
+    """A wheel of one module that holds one value."""
+    path = directory / f"{name}-1.0-py3-none-any.whl"
+    about = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(f"{name}/__init__.py", f"VALUE = {value}\n")
+        file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{about}/RECORD", "")
+    return path
+
+
+def test_a_runtime_env_is_installed_by_ray(whole: RayCluster, guest: Stack, tmp_path: Path) -> None:
+    package = tmp_path / "lib" / "some_modules"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("VALUE = 40\n")
+    work = tmp_path / "work"
+    spec: dict[str, Any] = {
+        "version": 1,
+        "name": "modules",
+        "entrypoint": "python train.py --flag",
+        "runtime_env": {"py_modules": ["../lib/some_modules"]},
+        **spread(1),
+    }
+    see = "import sys, some_modules\nprint(some_modules.VALUE, sys.argv[1:], flush=True)\n"
+    modules = guest.submit(json.dumps(spec), work, train=see)
+    (package / "__init__.py").write_text("VALUE = 0  # changed after the submission\n")
+    spec["runtime_env"] = {"pip": [str(wheel(tmp_path, "some_package", 2))]}
+    spec["name"] = "pip"
+    see = "import sys, some_package, torch\nprint(some_package.VALUE, sys.argv[1:], __name__, flush=True)\n"
+    pip = guest.submit(json.dumps(spec), work, train=see)
+    spec["runtime_env"] = {"pip": [str(tmp_path / "nothing-1.0-py3-none-any.whl")]}
+    spec["retry"] = {"max_restarts": {"infra": 0}}
+    broken = guest.submit(json.dumps(spec), work, train=see)
+    for job_id, said in ((modules, "40 ['--flag']"), (pip, "2 ['--flag'] __main__")):
+        job = guest.wait(job_id, 60)
+        assert job.state == "SUCCEEDED", (job.failure, guest.log(job_id))
+        assert guest.log(job_id).splitlines()[-1] == said
+    job = guest.wait(broken, 60)
+    assert job.state == "FAILED"
+    assert job.failure is not None
+    assert "runtime_env could not be installed" in job.failure.sentence
+    assert "nothing-1.0" in job.failure.sentence
+    spec["runtime_env"] = {"py_modules": ["nowhere"]}
+    with pytest.raises(InvalidSpecError) as refused:
+        guest.submit(json.dumps(spec), work, train=see)
+    assert "neither a directory nor a wheel" in refused.value.problems[0].message

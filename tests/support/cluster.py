@@ -14,8 +14,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
+import venv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +71,7 @@ class RayCluster:
         token.write_text(secrets.token_hex(32))
         token.chmod(0o600)
         self.environ = ray_environment(token)
+        self._python = self._small_environment()
         try:
             head = self._start("orchestrator.runtime.head", self._options(0, 0))
             self.address: str = head["gcs_address"]
@@ -77,6 +80,14 @@ class RayCluster:
         except BaseException:
             self.close()
             raise
+
+    def _small_environment(self) -> str:
+        """An interpreter with this one's packages that Ray can copy in no time, as it does for ``runtime_env: pip``."""
+        home = self.directory / "venv"
+        venv.create(home, symlinks=True)
+        mine, its = sysconfig.get_path("purelib"), sysconfig.get_path("purelib", vars={"base": str(home)})
+        Path(its, "mine.pth").write_text(f"import site; site.addsitedir({mine!r})\n")
+        return str(home / "bin" / "python")
 
     def _options(self, cpus: float, gpus: float, **more: Any) -> dict[str, Any]:
         return {
@@ -94,7 +105,7 @@ class RayCluster:
 
     def _start(self, module: str, options: dict[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
         done = subprocess.run(
-            [sys.executable, "-m", module, json.dumps(options)],
+            [self._python, "-m", module, json.dumps(options)],
             env=self.clean_environ() | dict(environ or {}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
