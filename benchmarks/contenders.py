@@ -145,15 +145,24 @@ class Orch:
         )
         return time.monotonic() - began
 
-    def submit(self, steps: int, seconds_per_step: float) -> OrchRun:
-        """``orch submit job.yaml``, the whole process."""
+    def submit(
+        self,
+        steps: int,
+        seconds_per_step: float,
+        *,
+        workload: str = WORKLOAD.name,
+        cpus: float = 1,
+        checkpoint: str = "{}",
+    ) -> OrchRun:
+        """``orch submit job.yaml``, the whole process; ``checkpoint`` is that key of the job file."""
         ledger = _ledger()
         job = ledger.parent / "job.yaml"
-        shutil.copy(WORKLOAD, ledger.parent / "steps.py")
+        shutil.copy(WORKLOAD.with_name(workload), ledger.parent / workload)
         job.write_text(
             "version: 1\nname: bench\n"
-            f"entrypoint: python steps.py {ledger} {steps} {seconds_per_step}\n"
-            "resources: {num_workers: 2, resources_per_worker: {gpu: 0, cpu: 1}}\n"
+            f"entrypoint: python {workload} {ledger} {steps} {seconds_per_step}\n"
+            f"resources: {{num_workers: 2, resources_per_worker: {{gpu: 0, cpu: {cpus:g}}}}}\n"
+            f"checkpoint: {checkpoint}\n"
             "retry: {max_restarts: {infra: 1000}, max_no_progress: 1000, backoff: {initial: 0s, max: 0s}}\n"
         )
         began = time.monotonic()
