@@ -14,12 +14,13 @@ from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
-from orchestrator.spec.job import JobSpec, from_dict, to_dict
+from orchestrator.spec.job import ElasticWorkers, JobSpec, from_dict, to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STORY_LENGTH = 12
+MAX_WORKERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attempt, current or past."""
+    """One attempt, current or past. ``ranks`` is its size: that of an elastic job may change between attempts."""
 
     number: int
     gang: int
@@ -62,6 +63,7 @@ class Attempt:
     start_step: int = 0
     checkpoint_step: int = 0
     failure: ev.Failure | None = None
+    ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +135,43 @@ class Job:
 
     @property
     def num_workers(self) -> int:
-        """Ranks of the job."""
+        """Ranks of the current or last attempt; before the first, the fewest that it may have."""
         workers = self.spec.resources.num_workers
-        if not isinstance(workers, int):
-            raise CoreError(f"job {self.id}: an elastic size must be resolved before it is scheduled")
-        return workers
+        if isinstance(workers, int):
+            return workers
+        return self.attempts[-1].ranks if self.attempts else self.least_workers
+
+    @property
+    def least_workers(self) -> int:
+        """The fewest ranks that the next attempt may have."""
+        return self._size[0]
+
+    @property
+    def most_workers(self) -> int:
+        """The most ranks that the next attempt may have."""
+        return self._size[1]
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        match self.spec.resources.num_workers:
+            case ElasticWorkers() as elastic:
+                return elastic.min, elastic.max
+            case int(workers):
+                return workers, workers
+            case _:  # auto: whatever is free when it first starts, and from then on the same
+                first = self.attempts[0].ranks if self.attempts else None
+                return (first, first) if first else (1, MAX_WORKERS)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Its number of ranks may change from attempt to attempt."""
+        return isinstance(self.spec.resources.num_workers, ElasticWorkers)
+
+    @property
+    def grow_after(self) -> float:
+        """Seconds that an attempt of an elastic job runs before it may be stopped to grow."""
+        workers = self.spec.resources.num_workers
+        return workers.grow_after.total_seconds() if isinstance(workers, ElasticWorkers) else 0.0
 
     @property
     def attempt(self) -> Attempt | None:
@@ -237,6 +271,7 @@ def _(event: ev.AttemptStarted, job: Job) -> Job:
         started_at=event.at,
         start_step=job.checkpoint_step,
         checkpoint_step=job.checkpoint_step,
+        ranks=len(event.nodes),
     )
     job = _to(job, JobState.STARTING, event.at, "placing the gang" if fresh else "starting the ranks again")
     return replace(
@@ -411,7 +446,7 @@ _STOP_REASONS: Mapping[StopPurpose, str] = {
     StopPurpose.PAUSE: "paused by {by}; its processes have time to save",
     StopPurpose.PREEMPT: "making room ({by}); its processes have time to save",
     StopPurpose.TIMEOUT: "ran longer than max_duration; its processes have time to save",
-    StopPurpose.RESIZE: "changing its number of ranks",
+    StopPurpose.RESIZE: "stopped by {by}; its processes have time to save",
 }
 
 

@@ -2,7 +2,8 @@
 
 Commands are events to be written, and effects to be carried out once the events are. Effects are derived from the
 record alone, so a restarted daemon that has read the store orders exactly what was under way. The first scheduler is
-priority, then order of arrival; a gang that does not fit claims what is free, so nothing behind it can starve it.
+priority, then order of arrival; a gang that does not fit claims what is free, so nothing behind it can starve it. What
+nobody needs goes to elastic jobs (core/elastic.py).
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from orchestrator.core import elastic
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.core.failure import classify, decide_retry, gang_failure
-from orchestrator.core.placement import claim, could_ever_fit, free_on, place, rank_size
+from orchestrator.core.placement import claim, could_ever_fit, free_on
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
 
 if TYPE_CHECKING:
@@ -203,7 +205,7 @@ def _advance_recovering(job: Job, now: float, commands: Commands) -> None:
         else:
             commands.ask_again(job.not_before)
         return
-    if job.gang_open:
+    if job.gang_open or elastic.returns(job, now):
         return
     if job.retry:
         sentence = job.failure.sentence if job.failure else "lost its gang"
@@ -219,6 +221,8 @@ def _advance_draining(job: Job, now: float, commands: Commands) -> None:
         return
     if job.succeeded or _ended_by_itself(job):
         commands.events.append(_finished(job, now))
+        return
+    if elastic.returns(job, now):
         return
     by = job.stop.by
     match job.stop.purpose:
@@ -258,34 +262,74 @@ def _finished(job: Job, now: float) -> ev.JobFinished:
 
 
 def _schedule(state: State, now: float, commands: Commands) -> None:
-    pending = sorted((j for j in state.jobs.values() if j.state is JobState.PENDING), key=queue_order)
-    if not pending or not state.nodes:
-        return
+    queue = sorted((j for j in state.jobs.values() if _wants_gang(j, now)), key=_scheduling_order)
     free = free_on(state.nodes.values(), state.jobs.values())
-    for job in pending:
-        not_before = max(job.not_before, job.fenced_until)
-        if not_before > now:
-            commands.ask_again(not_before)
-            commands.waiting[job.id] = f"tried again in {not_before - now:.0f} s ({job.reason})"
-            continue
-        nodes = place(job, free, state.nodes)
-        if nodes is None and not could_ever_fit(job, state.nodes):
-            # It claims nothing: what will never be enough for it would be kept from everybody behind it.
-            commands.waiting[job.id] = f"does not fit on the nodes there are, even when they are empty: {_demand(job)}"
-            continue
-        if nodes is None:
-            commands.waiting[job.id] = _why_waiting(job, free.values())
+    placed: list[tuple[Job, tuple[str, ...]]] = []
+    for job in queue:
+        nodes = _try(job, state, free, now, commands)
+        if nodes is not None:
+            elastic.take(job, nodes, free)
+            placed.append((job, nodes))
+        elif job.state is not JobState.PENDING:
+            reason = f"no room for {job.least_workers} ranks any more: {job.reason}"
+            commands.events.append(ev.JobRequeued(job_id=job.id, at=now, reason=reason))
+    for job, nodes in placed:
+        larger = elastic.extend(job, nodes, free, state.nodes)
+        commands.events.append(
+            ev.AttemptStarted(job_id=job.id, at=now, attempt=job.attempt_number + 1, gang=job.gang + 1, nodes=larger)
+        )
+    _grow(state, free, now, commands)
+
+
+def _wants_gang(job: Job, now: float) -> bool:
+    if job.state is JobState.DRAINING and _ended_by_itself(job):
+        return False
+    return job.state is JobState.PENDING or elastic.returns(job, now)
+
+
+def _scheduling_order(job: Job) -> tuple[bool, tuple[int, int]]:
+    """A job that was stopped only to be resized is asked before all others: it is not to lose what it had."""
+    return (not elastic.is_resizing(job), queue_order(job))
+
+
+def _try(job: Job, state: State, free: Mapping[str, Free], now: float, commands: Commands) -> tuple[str, ...] | None:
+    """Where the job goes; None, with the reason noted and what it waits for claimed, when it has to wait."""
+    if not state.nodes:
+        return None
+    not_before = max(job.not_before, job.fenced_until)
+    if not_before > now:
+        commands.ask_again(not_before)
+        commands.waiting[job.id] = f"tried again in {not_before - now:.0f} s ({job.reason})"
+        return None
+    nodes = elastic.first_place(job, free, state.nodes)
+    if nodes is None and not could_ever_fit(job, state.nodes):
+        # It claims nothing: what will never be enough for it would be kept from everybody behind it.
+        commands.waiting[job.id] = f"does not fit on the nodes there are, even when they are empty: {_demand(job)}"
+    elif nodes is None:
+        commands.waiting[job.id] = _why_waiting(job, free.values())
+        claim(job, free, state.nodes)
+    return nodes
+
+
+def _grow(state: State, free: Mapping[str, Free], now: float, commands: Commands) -> None:
+    """Stop elastic jobs that can have more ranks than they do, where this is a good moment for them."""
+    busy = {event.job_id for event in commands.events}
+    due = [j for j in state.jobs.values() if j.id not in busy and elastic.growth_due(j, now)]
+    if not due:
+        return
+    for job in state.jobs.values():  # those in their back-off hold nobody up, but nobody grows into what they need
+        backs_off = job.state is JobState.PENDING and max(job.not_before, job.fenced_until) > now
+        if backs_off and could_ever_fit(job, state.nodes):
             claim(job, free, state.nodes)
+    for job in sorted(due, key=queue_order):
+        at = elastic.growth_due(job, now)
+        if at is not True:
+            commands.ask_again(float(at))
             continue
-        _take(job, nodes, free, now, commands)
-
-
-def _take(job: Job, nodes: tuple[str, ...], free: Mapping[str, Free], now: float, commands: Commands) -> None:
-    for node_id in nodes:
-        free[node_id].take(*rank_size(job))
-    commands.events.append(
-        ev.AttemptStarted(job_id=job.id, at=now, attempt=job.attempt_number + 1, gang=job.gang + 1, nodes=nodes)
-    )
+        size = elastic.grown_size(job, free, state.nodes)
+        if size > job.num_workers:
+            by = f"the scheduler, to run on {size} ranks instead of {job.num_workers}"
+            commands.events.extend(request_stop(job, StopPurpose.RESIZE, by, now))
 
 
 def _why_waiting(job: Job, free: Iterable[Free]) -> str:
@@ -296,8 +340,9 @@ def _why_waiting(job: Job, free: Iterable[Free]) -> str:
 
 def _demand(job: Job) -> str:
     worker = job.spec.resources.resources_per_worker
-    wants = [f"{worker.gpu * job.num_workers:g} GPUs"] if worker.gpu else []
-    wants.append(f"{worker.cpu * job.num_workers:g} CPUs")
+    ranks = job.least_workers
+    wants = [f"{worker.gpu * ranks:g} GPUs"] if worker.gpu else []
+    wants.append(f"{worker.cpu * ranks:g} CPUs")
     return " and ".join(wants)
 
 

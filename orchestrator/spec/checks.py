@@ -25,8 +25,6 @@ MAX_MATRIX_JOBS = 10_000
 """Most jobs that one matrix may make."""
 
 NOT_YET: dict[str, str] = {
-    "resources.num_workers:range": "elastic jobs; write a number of ranks",
-    "resources.num_workers:auto": "as many ranks as there are GPUs; write a number of ranks",
     "min_runtime": "preemption; leave the key out",
     "health.heartbeat_timeout": "finding hangs; leave the key out",
     "health.on_hang": "finding hangs; leave the key out",

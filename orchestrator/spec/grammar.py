@@ -104,6 +104,9 @@ _ELASTIC = _record(
     {
         "min": _key(Integer(1, MAX_WORKERS), "fewest ranks it runs with"),
         "max": _key(Integer(1, MAX_WORKERS), "most ranks it grows to"),
+        "grow_after": _key(
+            Duration(minimum=timedelta(seconds=1)), "how long it runs before it is stopped to start on more ranks"
+        ),
     },
 )
 
@@ -132,7 +135,7 @@ _RESOURCES = _record(
     {
         "num_workers": _key(
             OneOf(Word("auto", "auto"), scalar=Integer(1, MAX_WORKERS), mapping=_ELASTIC),
-            "ranks (processes); {min: 2, max: 8} for an elastic job; auto for as many as there are free GPUs",
+            "ranks (processes); {min: 2, max: 8} for an elastic job; auto for as many as there are GPUs free at its first start",
         ),
         "resources_per_worker": _key(_PER_WORKER, "what each rank holds"),
         "placement_strategy": _key(

@@ -31,10 +31,11 @@ NotifyState = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticWorkers:
-    """Any number of ranks from `min` to `max`."""
+    """Any number of ranks from `min` to `max`. An attempt runs at least `grow_after` before it is stopped to grow."""
 
     min: int
     max: int
+    grow_after: timedelta = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -227,9 +227,8 @@ class OneOf(Shape[Any]):
             return self._scalar.read(node, path, problems)
         except BadValueError as error:
             words = " or ".join(f"`{word.word}`" for word in self._words)
-            others = (
-                f"{words}, or {{{', '.join(f'{key}: ...' for key in self.mapping.fields)}}}" if self.mapping else words
-            )
+            keys = [key for key in self.mapping.fields if self.mapping.default(key) is REQUIRED] if self.mapping else []
+            others = f"{words}, or {{{', '.join(f'{key}: ...' for key in keys)}}}" if keys else words
             raise BadValueError(
                 error.message, f"{error.hint}; {others} also go" if error.hint else f"or {others}"
             ) from None

@@ -21,9 +21,9 @@ ID = JobId("digits-abc234")
 
 
 def make_spec(
-    *, workers: int = 2, gpu: float = 1.0, cpu: float = 1.0, memory_bytes: int | None = None, **keys: Any
+    *, workers: Any = 2, gpu: float = 1.0, cpu: float = 1.0, memory_bytes: int | None = None, **keys: Any
 ) -> JobSpec:
-    """A spec of ``workers`` ranks; ``strategy`` and ``gpu_model`` are those of its resources, the rest its own keys."""
+    """A spec of ``workers`` ranks (a number, a range, "auto"); ``strategy`` and ``gpu_model`` are those of its resources, the rest its own keys."""
     worker = WorkerResources(
         gpu=float(gpu), cpu=float(cpu), memory_bytes=memory_bytes, gpu_model=keys.pop("gpu_model", None)
     )

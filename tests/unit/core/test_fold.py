@@ -456,6 +456,5 @@ def test_a_new_priority_counts() -> None:
     assert fold(job, ev.JobUpdated(job_id=ID, at=T0, by="ada", priority=50)) is job
 
 
-def test_an_elastic_size_must_be_resolved_before_it_is_asked_for() -> None:
-    with pytest.raises(CoreError, match="elastic"):
-        _ = pending(make_spec(workers="auto")).num_workers
+def test_before_its_first_attempt_a_job_without_a_fixed_size_is_as_small_as_it_may_be() -> None:
+    assert pending(make_spec(workers="auto")).num_workers == 1
