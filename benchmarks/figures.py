@@ -1,0 +1,137 @@
+"""Writes the README's table of figures from the newest result of each measure: ``python -m benchmarks.figures``.
+
+A figure that has no committed result is not in the table. A test holds the README to it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+RESULTS: Final = ROOT / "benchmarks" / "results"
+README: Final = ROOT / "README.md"
+BEGIN: Final = "<!-- figures:begin -->"
+END: Final = "<!-- figures:end -->"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line: where its values lie in a result, and how they are shown. ``ours`` and ``peers`` are paths of keys."""
+
+    label: str
+    measure: str
+    ours: tuple[str, ...] = ("ours",)
+    peers: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    unit: str = "s"
+    scale: float = 1.0
+    digits: int = 2
+
+
+TORCHRUN_AND_RAY: Final = (("peers", "torchrun"), ("peers", "ray_train"))
+ROWS: Final = (
+    Row(
+        label="`orch submit` to the first optimizer step, 2 ranks, gloo, warm daemon",
+        measure="start_latency",
+        peers=TORCHRUN_AND_RAY,
+    ),
+    Row(label="the same with no daemon running", measure="start_latency", ours=("cold",)),
+    Row(label="SIGKILL of a rank to the next new step", measure="recovery", peers=TORCHRUN_AND_RAY),
+    Row(label="SIGKILL of a rank's actor to the next new step", measure="recovery", ours=("ours_actor_killed",)),
+    Row(
+        label="share of the time that moved training forward, a rank killed every minute",
+        measure="goodput",
+        peers=TORCHRUN_AND_RAY,
+        unit="",
+        digits=3,
+    ),
+    Row(
+        label="a step of 2 ms",
+        measure="overhead",
+        peers=(("peers", "torchrun"), ()),
+        unit="ms",
+        scale=1e3,
+        digits=3,
+    ),
+    Row(
+        label="a step of 50 ms",
+        measure="overhead",
+        ours=("also", "ours"),
+        peers=(("also", "peers", "torchrun"), ()),
+        unit="ms",
+        scale=1e3,
+        digits=2,
+    ),
+    Row(
+        label="processor time outside the ranks", measure="overhead", ours=("cpu_outside_percent",), unit="% of a core"
+    ),
+    Row(label="`orch status`, the whole process", measure="cli"),
+    Row(label="`orch submit`, the whole process", measure="cli", ours=("submit",)),
+    Row(label="`orch up` until ready", measure="cli", ours=("up",)),
+    Row(label="the idle daemon", measure="idle", unit="% of a core"),
+)
+
+
+def newest() -> dict[str, dict[str, Any]]:
+    """The newest committed result of each measure; file names begin with their dates."""
+    return {
+        found["measure"]: found for path in sorted(RESULTS.glob("*.json")) for found in [json.loads(path.read_text())]
+    }
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The block between the markers."""
+    lines = ["| measure | orch | torchrun | Ray Train V2 |", "|---|---|---|---|"]
+    used = {}
+    for row in ROWS:
+        result = results.get(row.measure)
+        if result is None or (mine := _at(result, row.ours)) is None:
+            continue
+        used[row.measure] = result
+        peers = [_at(result, path) if path else None for path in row.peers] if row.peers else [None, None]
+        cells = [_cell(row, value) for value in (mine, *peers)]
+        lines.append("| " + " | ".join((row.label, *cells)).rstrip() + " |")
+    loads = [result["machine"]["load"] for result in used.values()]
+    machine = next(iter(used.values()))["machine"] if used else {}
+    dates = sorted({result["date"] for result in used.values()})
+    lines += [
+        "",
+        f"{machine.get('cpus')} cores ({machine.get('cpu')}), {machine.get('memory_gib')} GiB, no GPU; Python"
+        f" {machine.get('python')}, torch {machine.get('torch')}, Ray {machine.get('ray')}; {', '.join(dates)};"
+        f" load average {min(loads):.1f}-{max(loads):.1f}, the benchmarks' own included."
+        if used
+        else "No results yet.",
+    ]
+    return "\n".join(lines)
+
+
+def _at(tree: Any, path: tuple[str, ...]) -> dict[str, float] | None:
+    for key in path:
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree if isinstance(tree, dict) and "median" in tree else None
+
+
+def _cell(row: Row, value: dict[str, float] | None) -> str:
+    if value is None:
+        return ""
+    median, low, high = (f"{value[key] * row.scale:.{row.digits}f}" for key in ("median", "low", "high"))
+    unit = f" {row.unit}" if row.unit else ""
+    return f"{median}{unit} ({low}-{high}, n={value['n']:.0f})"
+
+
+def replaced(text: str, block: str) -> str:
+    """``text`` with what stands between the markers replaced."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{block}\n{END}{after}"
+
+
+def main() -> None:
+    """Rewrite the README's block."""
+    README.write_text(replaced(README.read_text(), table(newest())))
+
+
+if __name__ == "__main__":
+    main()
