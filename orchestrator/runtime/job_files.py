@@ -45,18 +45,23 @@ class LogMirror:
         with contextlib.suppress(OSError, ValueError, KeyError):
             said = json.loads(self._note.read_text())
             self.place = LogPlace(inode=said["inode"], offset=said["offset"])
-            self._size = min(said["size"], path.stat().st_size)
+            self._size = said["size"] if path.exists() else 0  # it had just been rotated
 
     def take(self, part: LogPart) -> None:
-        """Append what a node sent; durable order: the lines, then the note."""
+        """Append what a node sent. The note follows the lines: what a daemon wrote and died before it noted goes."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            os.truncate(self._path, min(self._size, self._path.stat().st_size))
         if self._size and self._size + len(part.data) > self._limits.max_bytes:
             self._rotate()
+            self._note_down()
         with self._path.open("ab") as file:
-            file.truncate(self._size)
             file.write(part.data)
         self._size += len(part.data)
         self.place = part.place
+        self._note_down()
+
+    def _note_down(self) -> None:
         draft = self._note.with_suffix(".tmp")
         draft.write_text(json.dumps({"inode": self.place.inode, "offset": self.place.offset, "size": self._size}))
         draft.replace(self._note)

@@ -73,7 +73,7 @@ def find_outputs(work: Path, patterns: Sequence[str], max_bytes: int) -> Outputs
     A pattern is that of .gitignore, counted from ``work``: ``out/**`` is all below out, ``*.pt`` lies at the top. Links
     are not followed and not brought back, so nothing outside of ``work`` is ever read.
     """
-    spec = pathspec.PathSpec.from_lines("gitwildmatch", [f"/{pattern}" for pattern in patterns])
+    spec = pathspec.GitIgnoreSpec.from_lines(f"/{pattern}" for pattern in patterns)
     chosen: list[Output] = []
     size = left_files = left_bytes = 0
     for found in sorted(_regular_files(work), key=lambda each: each.path):

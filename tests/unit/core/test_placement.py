@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.core.placement import claim, could_ever_fit, free_on, place
+from orchestrator.spec.job import CheckpointSpec
 from tests.unit.core.builders import after, failed, gone, make_spec, node, nodes, pending, released, running
 
 if TYPE_CHECKING:
@@ -187,3 +188,21 @@ class TestClaim:
 def test_whether_it_fits_when_nothing_else_runs(workers: int, fields: dict[str, Any], fits: bool) -> None:
     busy = node("a", other_gpus=8, cordoned=True)
     assert could_ever_fit(job_of(workers, **fields), nodes(busy, node("dead", alive=False))) is fits
+
+
+def test_nothing_new_goes_to_a_node_that_does_not_answer() -> None:
+    assert put(job_of(1), node("a", reachable=False)) is None
+    assert could_ever_fit(job_of(1), nodes(node("a", reachable=False))), "it may answer again"
+
+
+def test_a_node_with_files_of_its_own_takes_jobs_whose_checkpoints_outlive_it() -> None:
+    apart = node("a", shares_home=False)
+    assert put(job_of(1), apart) is None
+    assert put(job_of(1, checkpoint=CheckpointSpec(storage_path="/data")), apart) == ("a",)
+
+
+def test_what_others_hold_is_not_free() -> None:
+    taken = node("a", gpus=8, other_gpus=6.0, other_cpus=1.0)
+    assert put(job_of(2), taken) == ("a", "a")
+    assert put(job_of(3), taken) is None
+    assert could_ever_fit(job_of(3), nodes(taken)), "they may give it back"
