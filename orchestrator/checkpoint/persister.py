@@ -69,6 +69,7 @@ class PersisterStatus:
     persisted: int = 0
     failures: int = 0
     failure: str = ""
+    watched: bool = False  # a checkpoint that the script wrote by itself (watcher.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

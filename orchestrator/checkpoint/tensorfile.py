@@ -70,8 +70,13 @@ def header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> bytes
     return _LENGTH.pack(len(raw)) + raw
 
 
-def parse(raw: bytes | bytearray | memoryview) -> tuple[tuple[TensorEntry, ...], memoryview]:
-    """The entries of a whole file, and its data section. Raises CorruptCheckpointError when they do not fit."""
+def parse(
+    raw: bytes | bytearray | memoryview, *, data_bytes: int | None = None
+) -> tuple[tuple[TensorEntry, ...], memoryview]:
+    """The entries of a whole file, and its data section. Raises CorruptCheckpointError when they do not fit.
+
+    ``data_bytes``: ``raw`` is only the head of a file with that much data.
+    """
     view = memoryview(raw)
     try:
         (length,) = _LENGTH.unpack_from(view)
@@ -82,7 +87,7 @@ def parse(raw: bytes | bytearray | memoryview) -> tuple[tuple[TensorEntry, ...],
         entries = tuple(_entry(name, value) for name, value in body.items() if name != "__metadata__")
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"tensor file: unreadable header ({error})") from error
-    _check(entries, len(data))
+    _check(entries, len(data) if data_bytes is None else data_bytes)
     return entries, data
 
 

@@ -8,9 +8,13 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError
 from orchestrator.checkpoint.info import CheckpointStatus, Retention, best_by_score
 from orchestrator.checkpoint.store import CheckpointStore
+from orchestrator.checkpoint.watched import WatchedFiles
 from orchestrator.runtime.plan import checkpoint_dir
+from orchestrator.runtime.resuming import watch_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orchestrator.checkpoint.info import CheckpointInfo
     from orchestrator.core.job import Job
     from orchestrator.spec.paths import Paths
@@ -18,8 +22,7 @@ if TYPE_CHECKING:
 
 def list_checkpoints(job: Job, paths: Paths, *, verify: bool) -> list[v.CheckpointView]:
     """The job's checkpoints, newest first; ``verify`` reads every byte."""
-    store = _store(job, paths)
-    infos = [store.verify(info) if verify else info for info in store.list()]
+    infos = [check(info) if verify else info for info, check in _entries(job, paths)]
     spec = job.spec.checkpoint
     retention = Retention(score_attribute=spec.score_attribute, score_order=spec.score_order or "min")
     best = best_by_score(infos, retention)
@@ -31,13 +34,13 @@ def choose(job: Job, paths: Paths, step: str) -> str:
 
     Reads and verifies only what comes into question. Raises BadRequestError naming the steps that there are.
     """
-    store = _store(job, paths)
-    infos = store.list()
+    entries = _entries(job, paths)
+    infos = [info for info, _ in entries]
     why = ""
-    for info in infos:
+    for info, check in entries:
         if step and str(info.step) != step:
             continue
-        checked = store.verify(info)
+        checked = check(info)
         if checked.status is CheckpointStatus.COMPLETE:
             return checked.path
         why = why or f": {checked.why}"
@@ -49,8 +52,16 @@ def choose(job: Job, paths: Paths, step: str) -> str:
     )
 
 
-def _store(job: Job, paths: Paths) -> CheckpointStore:
-    return CheckpointStore(checkpoint_dir(job, paths), attempt=max(job.attempt_number, 1))
+def _entries(job: Job, paths: Paths) -> list[tuple[CheckpointInfo, Callable[[CheckpointInfo], CheckpointInfo]]]:
+    """Everything that the job has saved, newest first, each with what verifies it."""
+    store = CheckpointStore(checkpoint_dir(job, paths), attempt=max(job.attempt_number, 1))
+    found: list[tuple[CheckpointInfo, Callable[[CheckpointInfo], CheckpointInfo]]]
+    found = [(info, store.verify) for info in store.list()]
+    settings = watch_settings(job, paths)
+    if settings is not None:
+        files = WatchedFiles(settings)
+        found = [(info, files.verify) for info in files.infos()] + found
+    return found
 
 
 def _view(info: CheckpointInfo, job: Job, *, verified: bool, is_best: bool) -> v.CheckpointView:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.spec.launchers import WORDS, Translation, find_launcher, translate
@@ -92,6 +92,27 @@ def parse_entrypoint(text: str) -> Entrypoint:
         hint = f"write {yaml_line('entrypoint', suggestion)}"
         raise EntrypointError(f"{quoted(words[0])} is a script, not a program", hint, suggestion=suggestion)
     return entrypoint
+
+
+def with_checkpoint(entrypoint: Entrypoint, path: str | None) -> Entrypoint:
+    """Put the path for every `${checkpoint}`; without one, the words that hold it go, and options that name it."""
+    return replace(
+        entrypoint,
+        args=_filled(entrypoint.args, path),
+        argv=(entrypoint.argv[0], *_filled(entrypoint.argv[1:], path)),
+    )
+
+
+def _filled(words: tuple[str, ...], path: str | None) -> tuple[str, ...]:
+    if path is not None:
+        return tuple(word.replace(CHECKPOINT, path) for word in words)
+    kept: list[str] = []
+    for word in words:
+        if CHECKPOINT not in word:
+            kept.append(word)
+        elif word == CHECKPOINT and kept and kept[-1].startswith("-") and "=" not in kept[-1]:
+            kept.pop()
+    return tuple(kept)
 
 
 def cold_start_variables(env: Mapping[str, str]) -> tuple[str, ...]:

@@ -10,7 +10,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.spec.entrypoint import Entrypoint, EntrypointError, cold_start_variables, parse_entrypoint, yaml_line
+from orchestrator.spec.entrypoint import (
+    Entrypoint,
+    EntrypointError,
+    cold_start_variables,
+    parse_entrypoint,
+    with_checkpoint,
+    yaml_line,
+)
 
 
 def refused(text: str) -> EntrypointError:
@@ -308,3 +315,23 @@ def test_variables_that_matter_before_import_are_named_in_order() -> None:
         *("PYTORCH_CUDA_ALLOC_CONF", "TORCH_LOGS"),
     )
     assert cold_start_variables({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "args"),
+    [
+        ("python t.py --resume ${checkpoint} -v", "/c/7", ("--resume", "/c/7", "-v")),
+        ("python t.py --resume ${checkpoint} -v", None, ("-v",)),
+        ("python t.py --resume=${checkpoint} -v", "/c/7", ("--resume=/c/7", "-v")),
+        ("python t.py --resume=${checkpoint} -v", None, ("-v",)),
+        ("python t.py data ${checkpoint}", None, ("data",)),
+        ("python t.py --a=1 ${checkpoint}", None, ("--a=1",)),
+        ("bash run.sh ${checkpoint}", "/c/7", ("run.sh", "/c/7")),
+    ],
+)
+def test_the_checkpoint_is_filled_in_and_without_one_nothing_speaks_of_it(
+    text: str, path: str | None, args: tuple[str, ...]
+) -> None:
+    filled = with_checkpoint(parse_entrypoint(text), path)
+    assert filled.args == args
+    assert filled.argv[-len(args) :] == args

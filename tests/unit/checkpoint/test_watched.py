@@ -1,0 +1,218 @@
+"""Checkpoints that scripts write by themselves: when they count, what is noticed, what is never deleted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from orchestrator.checkpoint.info import CheckpointStatus
+from orchestrator.checkpoint.watched import WatchedFiles, WatchSettings
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    work = tmp_path / "work"
+    (work / "out").mkdir(parents=True)
+    return work
+
+
+def watch(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3) -> WatchedFiles:
+    registry = str(job.parent / "registry")
+    return WatchedFiles(WatchSettings(pattern=pattern, directory=str(job), registry=registry, keep=keep))
+
+
+def write(job: Path, step: int, *, age: float = 100.0, names: tuple[str, ...] = ("a.pt", "state.json")) -> Path:
+    """A checkpoint that was last touched ``age`` seconds ago."""
+    folder = job / "out" / f"ckpt-{step}"
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        if name.endswith("json"):
+            (folder / name).write_text(json.dumps({"step": step}))
+        elif name.endswith("safetensors"):
+            save_file({"w": torch.full((4,), step)}, folder / name)
+        else:
+            torch.save({"w": torch.full((4,), step)}, folder / name)
+    touch(folder, age)
+    return folder
+
+
+def touch(folder: Path, age: float) -> None:
+    then = time.time() - age
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (then, then), follow_symlinks=False)
+
+
+def registered(files: WatchedFiles, **how: object) -> list[int]:
+    files.scan(attempt=1)
+    return [info.step for info in files.scan(attempt=1)]
+
+
+def test_what_has_been_quiet_for_a_while_counts_and_what_was_just_written_does_not(job: Path) -> None:
+    write(job, 1, age=10)
+    write(job, 2, age=0)
+    files = watch(job)
+    assert files.scan(attempt=1) == []  # never at first sight
+    (info,) = files.scan(attempt=1)
+    assert (info.step, info.attempt, info.status) == (1, 1, CheckpointStatus.COMPLETE)
+    assert info.bytes > 0
+    assert files.newest_good(attempt=2) == str(job / "out" / "ckpt-1")
+
+
+def test_what_was_being_written_when_its_writer_was_killed_never_counts(job: Path) -> None:
+    write(job, 1, age=100)
+    write(job, 2, age=0.5)
+    files = watch(job)
+    assert [info.step for info in files.scan(attempt=1, writer_gone_at=time.time())] == [1]
+    touch(job / "out" / "ckpt-2", 0.5)
+    later = watch(job)  # the next attempt finds it quiet, and knows better
+    shutil.copystat(job / "out" / "ckpt-2", job / "out" / "ckpt-2")
+    assert later.newest_good(attempt=2) == str(job / "out" / "ckpt-1")
+
+
+def test_what_a_killed_writer_left_is_not_taken_up_by_the_next_attempt(job: Path) -> None:
+    write(job, 2, age=0.5)
+    assert watch(job).scan(attempt=1, writer_gone_at=time.time() - 0.4) == []
+    time.sleep(2.1)  # longer than it takes to count as settled
+    assert registered(watch(job)) == []
+    write(job, 2, age=10, names=("b.pt",))  # written again: another thing
+    assert registered(watch(job)) == [2]
+
+
+def test_a_writer_that_ended_well_has_finished_what_it_wrote(job: Path) -> None:
+    write(job, 3, age=0)
+    assert [i.step for i in watch(job).scan(attempt=1, writer_gone_at=time.time(), ended_well=True)] == [3]
+
+
+@pytest.mark.parametrize("name", ["a.pt", "state.json", "w.safetensors"])
+def test_a_torn_file_of_a_known_format_never_counts(job: Path, name: str) -> None:
+    folder = write(job, 1, names=(name,))
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: len(whole) - 3])
+    touch(folder, 100)
+    assert registered(watch(job)) == []
+
+
+def test_one_that_lacks_files_of_the_one_before_may_still_grow(job: Path) -> None:
+    write(job, 1, names=("a.pt", "opt-1.pt", "state.json"))
+    files = watch(job)
+    assert registered(files) == [1]
+    write(job, 2, age=5, names=("a.pt",))
+    assert registered(files) == []
+    write(job, 2, age=5, names=("a.pt", "opt-2.pt", "state.json"))
+    assert registered(files) == [2]
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_damage_is_noticed_and_the_one_before_taken(job: Path, damage: str) -> None:
+    write(job, 1, age=200)
+    folder = write(job, 2, age=100)
+    files = watch(job)
+    assert registered(files) == [1, 2]
+    victim, before = folder / "a.pt", (folder / "a.pt").stat()
+    content = bytearray(victim.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+        victim.write_bytes(content)
+        os.utime(victim, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif damage == "truncate":
+        victim.write_bytes(content[:-1])
+    else:
+        victim.unlink()
+    assert files.verify(files.infos()[0]).status is CheckpointStatus.BROKEN
+    assert files.newest_good(attempt=2) == str(job / "out" / "ckpt-1")
+    assert [str(folder) in problem for problem in files.problems] == [True]
+    assert [info.status for info in files.infos()] == [CheckpointStatus.BROKEN, CheckpointStatus.COMPLETE]
+
+
+def test_the_choice_of_an_attempt_stays(job: Path) -> None:
+    write(job, 1, age=200)
+    files = watch(job)
+    registered(files)
+    assert files.newest_good(attempt=2) == str(job / "out" / "ckpt-1")
+    write(job, 2)
+    assert registered(files) == [2]
+    assert watch(job).newest_good(attempt=2) == str(job / "out" / "ckpt-1")
+    assert watch(job).newest_good(attempt=3) == str(job / "out" / "ckpt-2")
+
+
+def test_the_newest_are_kept_and_the_last_good_one_always(job: Path) -> None:
+    for step in range(1, 6):
+        write(job, step, age=100 - step)
+    files = watch(job, keep=2)
+    assert registered(files) == [1, 2, 3, 4, 5]
+    (job / "out" / "ckpt-5" / "a.pt").write_bytes(b"PK torn")
+    assert files.retain() == []  # the newest is broken: nothing goes
+    write(job, 6, age=50)
+    assert registered(files) == [6]
+    files.retain()
+    assert sorted(path.name for path in (job / "out").iterdir()) == ["ckpt-4", "ckpt-5", "ckpt-6"]
+    assert watch(job, keep=None).retain() == []
+
+
+def test_links_are_neither_followed_nor_deleted(job: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("keep me")
+    (job / "out" / "ckpt-0").symlink_to(precious)
+    (job / "elsewhere").symlink_to(tmp_path)
+    for step in (1, 2, 3):
+        folder = write(job, step, age=100 - step)
+        (folder / "link").symlink_to(precious)
+        touch(folder, 100 - step)
+    files = watch(job, keep=1)
+    assert registered(files) == [1, 2, 3]
+    files.retain()
+    assert sorted(path.name for path in (job / "out").iterdir()) == ["ckpt-0", "ckpt-3"]
+    outside = watch(job, pattern="elsewhere/*", keep=1)
+    assert registered(outside) == []
+    assert (precious / "data").read_text() == "keep me"
+
+
+def test_what_was_there_before_the_job_is_not_its_own(job: Path) -> None:
+    write(job, 1)
+    files = watch(job)
+    files.adopt_none()
+    assert registered(files) == []
+    assert files.newest_good(attempt=2) is None
+    assert (job / "out" / "ckpt-1").exists()
+
+
+def test_a_deletion_that_was_interrupted_is_finished_and_its_rest_is_no_checkpoint(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        write(job, step, age=100 - step)
+    files = watch(job, keep=1)
+    registered(files)
+    real, calls = shutil.rmtree, []
+
+    def die_in_the_middle(path: str) -> None:
+        calls.append(path)
+        (Path(path) / "a.pt").unlink()
+        raise OSError("killed")
+
+    monkeypatch.setattr(shutil, "rmtree", die_in_the_middle)
+    files.retain()
+    assert (job / "out" / "ckpt-1").exists()
+    monkeypatch.setattr(shutil, "rmtree", real)
+    touch(job / "out" / "ckpt-1", 100)
+    assert registered(watch(job, keep=1)) == []
+    watch(job, keep=1).retain()
+    assert calls
+    assert not (job / "out" / "ckpt-1").exists()
+
+
+def test_a_single_file_is_a_checkpoint_too(job: Path) -> None:
+    path = job / "out" / "ckpt-7.pt"
+    torch.save({"w": 1}, path)
+    os.utime(path, (1e9, 1e9))
+    files = watch(job)
+    assert registered(files) == [7]
+    assert files.newest_good(attempt=2) == str(path)
