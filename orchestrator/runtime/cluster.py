@@ -142,11 +142,16 @@ class Cluster:
 
     def _keep_home_token(self) -> str:
         """What a node reads here if it shares the home; kept, because agents outlive the daemon that told them of it."""
-        path = self._paths.run / "home-token"
+        path = self._home_token_path()
         with contextlib.suppress(FileNotFoundError):
             return path.read_text()
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(secrets.token_hex(16))
         return path.read_text()
+
+    def _home_token_path(self) -> Path:
+        """Among the jobs: their directory is all of the home that other nodes have to share."""
+        return self._paths.jobs / ".home-token"
 
     def _prepare_environment(self) -> None:
         token = self._paths.ray / "token"
@@ -464,7 +469,7 @@ class Cluster:
                 node_id=node_id,
                 node_dir=str(self.node_dir(node_id)),
                 simulate_gpus=self._options.simulate_gpus,
-                home_token=(str(self._paths.run / "home-token"), self._home_token),
+                home_token=(str(self._home_token_path()), self._home_token),
             )
         )
 
