@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from orchestrator.api.errors import RefusedError
+
+_HOW_TO_MAKE_ONE: Final = "head -c 32 /dev/urandom | base64 > FILE, with mode 0600"
 
 DEFAULT_READ_LISTEN = "127.0.0.1:9476"
 """Where metrics are read, unless the settings say otherwise (ORCH_METRICS_ADDRESS, ORCH_METRICS_PORT)."""
@@ -29,6 +35,18 @@ class ServeOptions:
     listen: str = ""
     read_listen: str = DEFAULT_READ_LISTEN
     token_file: str = ""
+
+    def read_token(self) -> str:
+        """The token in ``token_file``; empty where there is none. Raises RefusedError for a file that cannot be read."""
+        if not self.token_file:
+            return ""
+        try:
+            token = Path(self.token_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RefusedError(f"{self.token_file} cannot be read: {error}", hint=_HOW_TO_MAKE_ONE) from error
+        if not token:
+            raise RefusedError(f"{self.token_file} holds no token", hint=_HOW_TO_MAKE_ONE)
+        return token
 
 
 def serve_arguments(options: ServeOptions) -> list[str]:

@@ -25,8 +25,10 @@ from orchestrator.daemon.progress import ProgressBook
 from orchestrator.daemon.submission import read_secrets
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.cluster import Cluster, ClusterOptions
+from orchestrator.runtime.exporter_actor import ExporterAccess
 from orchestrator.runtime.exporters import Exporters
 from orchestrator.runtime.gangs import Gangs
+from orchestrator.runtime.gpu_evidence import gpu_evidence
 from orchestrator.runtime.job_files import JobFiles
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name
@@ -99,8 +101,19 @@ class Daemon:
             on_lost=self._head_lost,
             own_groups=lambda: {placement_group_name(j.id, j.gang) for j in self.loop.jobs.values() if j.gang_open},
         )
-        self.exporters = Exporters(self.cluster)
-        self.gpus = GpuWatch(self.cluster, self.exporters, settings.paths, lambda: self.loop.jobs.values(), self.log)
+        self.exporters = Exporters(
+            self.cluster,
+            ExporterAccess(
+                address=settings.exporter_address, ports=settings.exporter_ports, token=options.read_token()
+            ),
+        )
+        self.gpus = GpuWatch(
+            self.cluster,
+            self.exporters,
+            settings.paths,
+            lambda: self.loop.jobs.values(),  # noqa: PLW0108 - the loop replaces its dictionary when it has read the store
+            self.log,
+        )
         limits = LogLimits(max_bytes=settings.log_max_bytes, keep_files=settings.log_keep_files)
         self.gangs = Gangs(
             cluster=self.cluster,
@@ -112,6 +125,7 @@ class Daemon:
             post=self.loop.post,
             progress=self._take_progress,
             previous_step=self._progress.previous_step,
+            gpu_evidence=lambda uuids: gpu_evidence(self.exporters, uuids),
             log=self.log,
         )
 

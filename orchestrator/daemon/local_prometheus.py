@@ -33,8 +33,8 @@ class LocalPrometheus:
         self._processes: list[asyncio.subprocess.Process] = []
         self.stack: LocalStack | None = None
 
-    async def start(self, daemon: str) -> LocalStack:
-        """Start them on the daemon's metrics at ``daemon`` (host:port). Raises LocalPrometheusError."""
+    async def start(self, daemon: str, token_file: str = "") -> LocalStack:
+        """Start them on the daemon's metrics at ``daemon`` (host:port), read with that token. Raises LocalPrometheusError."""
         await asyncio.to_thread(self._stop_earlier)
         self.stack = prepare(
             self._folder,
@@ -42,6 +42,7 @@ class LocalPrometheus:
             binaries=find_binaries(),
             prometheus_address=_free(9090),
             alertmanager_address=_free(9093),
+            token_file=token_file or None,
         )
         for command in self.stack.commands:
             log = os.open(

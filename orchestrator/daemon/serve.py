@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.api.app import create_control_app
@@ -20,6 +19,7 @@ from orchestrator.daemon.daemon import Daemon
 from orchestrator.daemon.local_prometheus import LocalPrometheus
 from orchestrator.daemon.reading import Reading
 from orchestrator.daemon.service import Service
+from orchestrator.gpu.metrics_http import is_loopback
 from orchestrator.runtime.cluster import ClusterError
 from orchestrator.store.errors import StoreError
 from orchestrator.telemetry.local_prometheus import LocalPrometheusError
@@ -35,6 +35,7 @@ def serve(settings: Settings, options: ServeOptions) -> int:
     """Run until told to stop; the exit code. Raises OrchError for what keeps the daemon from starting."""
     as_json = {"json": True, "console": False}.get(settings.log_format)
     configure_logging(json=as_json, level=settings.log_level, stream=sys.stderr)
+    _check_exporters(settings, options)
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     settings.paths.run.mkdir(parents=True, exist_ok=True, mode=0o700)
     environ = dict(os.environ)
@@ -45,6 +46,14 @@ def serve(settings: Settings, options: ServeOptions) -> int:
     except (StoreError, ClusterError) as error:
         raise RefusedError(str(error), hint="`orch doctor` looks for the reason") from error
     return 0
+
+
+def _check_exporters(settings: Settings, options: ServeOptions) -> None:
+    if not is_loopback(settings.exporter_address) and not options.token_file:
+        raise RefusedError(
+            f"exporters on {settings.exporter_address} would be open to the network",
+            hint="pass --token-file FILE, or leave ORCH_EXPORTER_ADDRESS out: they listen on 127.0.0.1 then",
+        )
 
 
 async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, str]) -> None:
@@ -66,7 +75,7 @@ async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, s
 async def _serve_on(daemon: Daemon, control: ControlSocket, settings: Settings, options: ServeOptions) -> None:
     service = Service(daemon)
     closing = asyncio.Event()
-    token = Path(options.token_file).read_text().strip() if options.token_file else ""
+    token = options.read_token()
     policy = GatePolicy(owner_uid=os.getuid(), token=token)
     servers = [ApiServer(create_control_app(service, policy, closing), [control.sock])]
     if options.read_listen:
@@ -81,7 +90,7 @@ async def _serve_on(daemon: Daemon, control: ControlSocket, settings: Settings, 
     try:
         await daemon.start()
         if options.with_prometheus:
-            stack = await prometheus.start(daemon.read_address)
+            stack = await prometheus.start(daemon.read_address, options.token_file)
             daemon.log.info("prometheus.started", url=stack.prometheus_url, alertmanager=stack.alertmanager_url)
         await daemon.run()
     finally:

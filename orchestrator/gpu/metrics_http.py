@@ -8,6 +8,7 @@ cost: the size of a request, the time it may take, the number of connections.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import ipaddress
 import threading
@@ -37,10 +38,11 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Where to listen and whom to answer; port 0 takes a free one."""
+    """Where to listen and whom to answer. Port 0 takes a free one; with `last_port`, the first free one from `port` on."""
 
     host: str = "127.0.0.1"
     port: int = 0
+    last_port: int | None = None
     token: str | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
@@ -49,14 +51,15 @@ class HttpSettings:
         """Raises ValueError for an address that would be open to anyone, and for half of a TLS pair."""
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("TLS needs both a certificate and its key; only one of them is set.")
-        if self.tls_certificate is None and self.token is None and not _loopback(self.host):
+        if self.tls_certificate is None and self.token is None and not is_loopback(self.host):
             raise ValueError(
                 f"metrics on {self.host} would be readable by everyone who reaches it. Set a token or TLS, or listen on"
                 " 127.0.0.1."
             )
 
 
-def _loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine gets there."""
     if host == "localhost":
         return True
     try:
@@ -87,22 +90,34 @@ class MetricsServer:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
     def start(self) -> None:
-        """Listen. Raises OSError when the address is taken or the certificate cannot be read."""
+        """Listen. Raises OSError when no port is free or the certificate cannot be read."""
         try:
-            self._server = self._loop.run_until_complete(
-                self._loop.create_server(
-                    lambda: _Connection(self._connections, self._body, self._settings.token),
-                    self._settings.host,
-                    self._settings.port,
-                    ssl=self._tls(),
-                    backlog=MAX_CONNECTIONS,
-                )
-            )
+            self._server = self._loop.run_until_complete(self._listen(self._tls()))
         except BaseException:
             self._loop.close()
             raise
         self._thread = threading.Thread(target=self._loop.run_forever, name="orch-metrics-http", daemon=True)
         self._thread.start()
+
+    async def _listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
+        settings = self._settings
+        for port in (settings.port, *range(settings.port + 1, (settings.last_port or 0) + 1)):
+            try:
+                return await self._loop.create_server(
+                    lambda: _Connection(self._connections, self._body, settings.token),
+                    settings.host,
+                    port,
+                    ssl=tls,
+                    backlog=MAX_CONNECTIONS,
+                )
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or settings.last_port is None:
+                    raise
+        raise OSError(
+            errno.EADDRINUSE,
+            f"every port from {settings.port} to {settings.last_port} of {settings.host} is taken; widen the range"
+            " (ORCH_EXPORTER_PORTS)",
+        )
 
     def _tls(self) -> ssl.SSLContext | None:
         if self._settings.tls_certificate is None:

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.gpu.assignments import FILE_NAME
 from orchestrator.gpu.exporter import ExporterSettings, GpuExporter, GpuStatus
 from orchestrator.gpu.inventory import open_readers
+from orchestrator.gpu.metrics_http import HttpSettings, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+NODE_ADDRESS: Final = "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterAccess:
+    """Where exporters listen and who may read: ``address`` ``node`` is the node's own in its cluster."""
+
+    address: str = "127.0.0.1"
+    ports: tuple[int, int] = (0, 0)
+    token: str = ""
+
+    def http(self, node_address: str) -> HttpSettings:
+        """The settings on a node of that address."""
+        first, last = self.ports
+        return HttpSettings(
+            host=node_address if self.address == NODE_ADDRESS else self.address,
+            port=first,
+            last_port=last if first else None,
+            token=self.token or None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +50,27 @@ class ExporterReport:
 class ExporterActor:
     """One GPU's exporter. Its methods are synchronous: the exporter runs an event loop of its own. No method asks the driver: a GPU that hangs holds up its own sampling thread and nothing else."""
 
-    def __init__(self, *, gpu_uuid: str, node: str, node_dir: str, simulate: int, simulated_node: str) -> None:
+    def __init__(
+        self, *, gpu_uuid: str, node: str, node_dir: str, simulate: int, simulated_node: str, access: ExporterAccess
+    ) -> None:
+        import ray.util
+
         readers = open_readers(
             [gpu_uuid],
             simulate=simulate,
             assignments=Path(node_dir) / FILE_NAME if simulate else None,
             node=simulated_node if simulate else None,
         )
-        self._exporter = GpuExporter(readers, node, ExporterSettings())
-        self._exporter.start()
+        http = access.http(ray.util.get_node_ip_address())
+        self._exporter = GpuExporter(readers, node, ExporterSettings(http=http))
+        try:
+            self._exporter.start()
+        except OSError as error:
+            # The range is for firewalls, and none stands before loopback: another port is better than no exporter.
+            if error.errno != errno.EADDRINUSE or not is_loopback(http.host):
+                raise
+            self._exporter = GpuExporter(readers, node, ExporterSettings(http=replace(http, port=0, last_port=None)))
+            self._exporter.start()
 
     def report(self) -> ExporterReport:
         """The newest values."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from orchestrator.runtime.cluster import Cluster
-    from orchestrator.runtime.exporter_actor import ExporterReport
+    from orchestrator.runtime.exporter_actor import ExporterAccess, ExporterReport
     from orchestrator.runtime.node_agent import NodeGpu, NodeReport
 
 GONE_SECONDS: Final = 900.0
@@ -37,8 +37,9 @@ class Exporters:
     # A GPU that falls off the bus is missing from its node's inventory too, and an exporter that hangs from the reports.
     # Both are what alerts are for, so neither ends an exporter, nor its place in ``places``.
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, access: ExporterAccess) -> None:
         self._cluster = cluster
+        self._access = access
         self._actors: dict[str, Any] = {}
         self.reports: dict[str, ExporterReport] = {}
         self.nodes: dict[str, NodeReport] = {}
@@ -151,6 +152,7 @@ class Exporters:
                 node_dir=report.node_dir,
                 simulate=len(simulated),
                 simulated_node=report.simulated_node,
+                access=self._access,
             )
         )
 

@@ -43,6 +43,10 @@ class Settings:
     metrics_address: `ORCH_METRICS_ADDRESS`, default 127.0.0.1. Who may scrape is decided by a person, not by a default.
     metrics_port: `ORCH_METRICS_PORT`, default 9476, 0 for any free one. Fixed, so that a Prometheus can be pointed at
         it; beside the exporters' usual 94xx, and taken by none that is widespread.
+    exporter_address: `ORCH_EXPORTER_ADDRESS`, default 127.0.0.1. Where GPU exporters listen on each node; `node` means the
+        node's own address in its Ray cluster, so that a Prometheus elsewhere gets there. Needs a token then.
+    exporter_ports: `ORCH_EXPORTER_PORTS`, default 9477-9599, one for each GPU of a node: a range that a firewall or a
+        network policy can name. 0 for any free ones.
     log_max_bytes: `ORCH_LOG_MAX_BYTES`, default 32 MiB. One file of a rank's log before it is rotated: an hour of a
         chatty script, and an editor still opens it.
     log_keep_files: `ORCH_LOG_KEEP_FILES`, default 3. Rotated files kept beside the current one, so that a rank
@@ -61,6 +65,8 @@ class Settings:
     runtime_dir: Path | None = None
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 9476
+    exporter_address: str = "127.0.0.1"
+    exporter_ports: tuple[int, int] = (9477, 9599)
     log_max_bytes: int = 32 * 1024 * 1024
     log_keep_files: int = 3
     snapshot_max_bytes: int = 500_000_000
@@ -151,6 +157,14 @@ def _number(low: int, high: int) -> _Read:
     return read
 
 
+def _ports(text: str, environ: Mapping[str, str]) -> tuple[int, int]:  # noqa: ARG001
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if not first <= last <= 65535 or (first == 0 and last != 0):
+        raise ValueError("not a range of ports; write 9477-9599, or 0 for any free ones")
+    return first, last
+
+
 def _size(low: int) -> _Read:
     def read(text: str, environ: Mapping[str, str]) -> int:  # noqa: ARG001
         match = _BYTES.fullmatch(text)
@@ -182,6 +196,8 @@ _VARIABLES: dict[str, tuple[str, _Read]] = {
     "runtime_dir": ("XDG_RUNTIME_DIR", _runtime_directory),
     "metrics_address": ("ORCH_METRICS_ADDRESS", _address),
     "metrics_port": ("ORCH_METRICS_PORT", _number(0, 65535)),
+    "exporter_address": ("ORCH_EXPORTER_ADDRESS", _address),
+    "exporter_ports": ("ORCH_EXPORTER_PORTS", _ports),
     "log_max_bytes": ("ORCH_LOG_MAX_BYTES", _size(4096)),
     "log_keep_files": ("ORCH_LOG_KEEP_FILES", _number(0, 1000)),
     "snapshot_max_bytes": ("ORCH_SNAPSHOT_MAX_BYTES", _size(0)),

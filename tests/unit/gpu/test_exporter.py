@@ -177,6 +177,27 @@ def test_a_taken_port_is_an_error(make_reader: MakeReader) -> None:
             GpuExporter([make_reader("GPU-a")], "n", settings).start()
 
 
+def test_the_first_free_port_of_a_range_is_taken(make_reader: MakeReader) -> None:
+    first, taken = two_ports_in_a_row()
+    with taken:
+        http = HttpSettings(port=first, last_port=first + 1)
+        with GpuExporter([make_reader("GPU-a")], "n", ExporterSettings(http=http)) as running:
+            assert running.url == f"http://127.0.0.1:{first + 1}/metrics"
+            with pytest.raises(OSError, match="ORCH_EXPORTER_PORTS"):
+                GpuExporter([make_reader("GPU-b")], "n", ExporterSettings(http=http)).start()
+
+
+def two_ports_in_a_row() -> tuple[int, socket.socket]:
+    """A port that is taken by the socket, and whose neighbour was free a moment ago."""
+    for _ in range(100):
+        taken = socket.create_server(("127.0.0.1", 0))
+        first = taken.getsockname()[1]
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", first + 1)):
+            return first, taken
+        taken.close()
+    raise AssertionError("no two free ports in a row in a hundred tries")
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "example.org"])
 def test_an_open_address_wants_a_token_or_tls(host: str) -> None:
     with pytest.raises(ValueError, match="token or TLS"):

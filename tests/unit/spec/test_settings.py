@@ -17,6 +17,7 @@ def test_nothing_set_gives_the_defaults_under_the_users_home(tmp_path: Path) -> 
     settings = Settings.from_environ({"HOME": str(tmp_path)})
     assert settings == Settings(home=tmp_path / ".orch")
     assert (settings.metrics_address, settings.metrics_port) == ("127.0.0.1", 9476)
+    assert (settings.exporter_address, settings.exporter_ports) == ("127.0.0.1", (9477, 9599))
     assert (settings.log_max_bytes, settings.log_keep_files) == (33_554_432, 3)
     assert (settings.snapshot_max_bytes, settings.reserve_bytes) == (500_000_000, 16_777_216)
     assert (settings.log_level, settings.log_format) == ("info", "auto")
@@ -35,6 +36,8 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
             "XDG_RUNTIME_DIR": str(tmp_path / "run"),
             "ORCH_METRICS_ADDRESS": "0.0.0.0",
             "ORCH_METRICS_PORT": "0",
+            "ORCH_EXPORTER_ADDRESS": "node",
+            "ORCH_EXPORTER_PORTS": "9500-9515",
             "ORCH_LOG_MAX_BYTES": "1MiB",
             "ORCH_LOG_KEEP_FILES": "7",
             "ORCH_SNAPSHOT_MAX_BYTES": "2GB",
@@ -48,6 +51,8 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         runtime_dir=tmp_path / "run",
         metrics_address="0.0.0.0",
         metrics_port=0,
+        exporter_address="node",
+        exporter_ports=(9500, 9515),
         log_max_bytes=1_048_576,
         log_keep_files=7,
         snapshot_max_bytes=2_000_000_000,
@@ -73,6 +78,9 @@ def test_an_empty_variable_counts_as_not_set(tmp_path: Path) -> None:
         ("ORCH_METRICS_PORT", "http", "from 0 to 65535"),
         ("ORCH_METRICS_PORT", "9" * 5000, "from 0 to 65535"),
         ("ORCH_METRICS_ADDRESS", "a b", "not an address"),
+        ("ORCH_EXPORTER_PORTS", "9599-9477", "9477-9599"),
+        ("ORCH_EXPORTER_PORTS", "0-5", "9477-9599"),
+        ("ORCH_EXPORTER_PORTS", "1-65536", "9477-9599"),
         ("ORCH_METRICS_ADDRESS", "http://x", "not an address"),
         ("ORCH_LOG_MAX_BYTES", "4095", "from 4096 on"),
         ("ORCH_LOG_MAX_BYTES", "lots", "32MiB"),
