@@ -63,6 +63,15 @@ def test_a_job_of_the_training_system(stack: Stack, tmp_path: Path) -> None:
             assert any("all_reduce" in name or "allreduce" in name for name in names)
         wrong = stack.orch("profile", job_id, "--rank", "2")
         assert (wrong.returncode, "has no rank 2" in wrong.stderr) == (2, True)
+        stack.orch("pause", job_id)
+        paused = stack.wait_state(job_id, "SUSPENDED")
+        assert paused.checkpoint is not None
+        stopped = [json.loads(line) for line in stack.log(job_id, rank=0).splitlines() if '"train.stop"' in line]
+        assert [(line["step"], line["saved"]) for line in stopped] == [(paused.checkpoint.step, True)]
+        stack.orch("resume", job_id)
+        stack.wait_step(job_id, paused.checkpoint.step + 1)
+        setup = [json.loads(line) for line in stack.log(job_id, rank=0).splitlines() if '"train.setup"' in line]
+        assert setup[-1]["resumed_step"] == paused.checkpoint.step
     finally:
         stack.orch("cancel", job_id)
         stack.wait(job_id)
