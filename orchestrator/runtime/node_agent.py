@@ -22,7 +22,7 @@ from orchestrator.gpu.assignments import FILE_NAME, write_assignments
 from orchestrator.runtime.forkclient import ForkServerClient, ForkServerError, Hello, start_fork_server
 from orchestrator.runtime.node_dir import clear_pages, fork_socket, make_private
 from orchestrator.runtime.node_files import NodeFiles
-from orchestrator.runtime.rank_host import lock_is_free, rank_lock_path
+from orchestrator.runtime.rank_locks import lock_is_free, rank_lock_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.checkpoint.persister import PersisterStatus, SnapshotPersister, StoreSettings
 from orchestrator.checkpoint.watcher import FileWatcher
+from orchestrator.runtime.evidence import OomWatch, kernel_lines
 from orchestrator.runtime.forkclient import (
     ErrorRaised,
     Exited,
@@ -34,8 +35,10 @@ from orchestrator.runtime.forkclient import (
     SpawnRequest,
     Started,
 )
+from orchestrator.runtime.log_policies import match_policies
 from orchestrator.runtime.logs import LogLimits, LogWriter, log_path
 from orchestrator.runtime.node_dir import make_private
+from orchestrator.runtime.rank_locks import rank_lock_path
 from orchestrator.runtime.rendezvous import bind_rendezvous
 from orchestrator.runtime.tracing import take_trace
 from orchestrator.train.progress import ProgressPage, ProgressSnapshot
@@ -94,6 +97,7 @@ class RankPlan:
     runtime_env: tuple[str, ...] = ()
     snapshots: SnapshotPlan | None = None
     watch: WatchSettings | None = None
+    log_policies: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()
     log_limits: LogLimits = field(default_factory=LogLimits)
 
@@ -113,6 +117,9 @@ class RankEvent:
     error_message: str = ""
     error_at: float | None = None
     log_tail: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    policy: str = ""
+    policy_note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +176,9 @@ class RankHost:
         self._log: LogWriter | None = None
         self._pipes: dict[int, str] = {}
         self._error: ErrorRaised | None = None
+        self._pid = 0
+        self._oom: OomWatch | None = None
+        self._policies: tuple[tuple[str, str], ...] = ()
         self._watcher: asyncio.Task[None] | None = None
         self._persister: SnapshotPersister | None = None
         self._files: FileWatcher | None = None
@@ -226,6 +236,7 @@ class RankHost:
             self._log = LogWriter(
                 log_path(Path(plan.log_dir), plan.attempt, plan.rank), secrets=plan.secrets, limits=plan.log_limits
             )
+            self._policies = plan.log_policies
             lifeline = await self._with_fork_server(plan, lambda: self._spawn(client, plan))
             if lifeline is None:
                 return
@@ -473,6 +484,8 @@ class RankHost:
         now = time.monotonic()
         if self._page is None or (not final and now - self._read_at < PROGRESS_SECONDS * 0.9):
             return
+        if self._oom is not None and not final:
+            self._oom.mark()
         snapshot = self._page.read()
         if snapshot != self._progress:
             self._progress, self._read_at = snapshot, now
@@ -519,6 +532,7 @@ class RankHost:
         async for event in lifeline:
             match event:
                 case Started():
+                    self._pid, self._oom = event.pid, OomWatch(event.pid)
                     self._add(kind="started", at=event.at, pid=event.pid, cold=event.cold)
                 case ErrorRaised():
                     self._error = event
@@ -527,11 +541,11 @@ class RankHost:
                     if self._files is not None:
                         self._files.ended(event.at, well=event.exit_code == 0)
                     self._drain_pipes()
-                    self._add_exit(event.at, event.exit_code, event.signal)
+                    await self._add_exit(event.at, event.exit_code, event.signal)
                 case Gone() | KeeperLost():
                     self._drain_pipes()
                     if not exited:
-                        self._add_exit(event.at, None, 9)
+                        await self._add_exit(event.at, None, 9)
                     self._add(kind="gone", at=event.at)
         self._close_pipes()
         if self._log is not None:
@@ -539,8 +553,12 @@ class RankHost:
             self._log = None
         lifeline.close()
 
-    def _add_exit(self, at: float, exit_code: int | None, signal: int | None) -> None:
+    async def _add_exit(self, at: float, exit_code: int | None, signal: int | None) -> None:
         error = self._error if exit_code != 0 else None
+        tail = self._log.tail if self._log and exit_code != 0 else ()
+        said = "\n".join((*tail, f"{error.type}: {error.message}" if error else ""))
+        failed = exit_code != 0
+        policy, note = await match_policies(self._policies, said) if failed else ("", "")
         self._add(
             kind="exited",
             at=at,
@@ -549,29 +567,16 @@ class RankHost:
             error_type=error.type if error else "",
             error_message=error.message if error else "",
             error_at=error.at if error else None,
-            log_tail=self._log.tail if self._log and exit_code != 0 else (),
+            log_tail=tail,
+            evidence=self._evidence() if failed else (),
+            policy=policy,
+            policy_note=note,
         )
+
+    def _evidence(self) -> tuple[str, ...]:
+        killed = self._oom.killed() if self._oom else ""
+        return (*((killed,) if killed else ()), *(kernel_lines(self._pid) if self._pid else ()))
 
     def _add(self, **fields: Any) -> None:
         self._events.append(RankEvent(number=len(self._events) + 1, **fields))
         self._news.set()
-
-
-def rank_lock_path(node_dir: Path, job_id: str, rank: int) -> Path:
-    """The lock file of a job's rank on a node."""
-    return node_dir / "ranks" / f"{job_id}.{rank}.lock"
-
-
-def lock_is_free(path: Path) -> bool:
-    """No process tree of that rank is alive on this node."""
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(handle)
-    return True

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime.forkserver import wire
-from orchestrator.runtime.rank_host import PollCursor, PollReply, RankEvent, RankHost, RankPlan, rank_lock_path
+from orchestrator.runtime.rank_host import PollCursor, PollReply, RankEvent, RankHost, RankPlan
+from orchestrator.runtime.rank_locks import rank_lock_path
 from orchestrator.train.progress import ProgressPage
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server
 

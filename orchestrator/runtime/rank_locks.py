@@ -1,0 +1,30 @@
+"""The lock of a job's rank on its node: held by the keeper of a live process tree, so the kernel knows who is gone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def rank_lock_path(node_dir: Path, job_id: str, rank: int) -> Path:
+    """The lock file of a job's rank on a node."""
+    return node_dir / "ranks" / f"{job_id}.{rank}.lock"
+
+
+def lock_is_free(path: Path) -> bool:
+    """No process tree of that rank is alive on this node."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    return True
