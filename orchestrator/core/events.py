@@ -42,6 +42,7 @@ class Failure:
     signal: int | None = None
     log_tail: tuple[str, ...] = ()
     advice: str = ""
+    policy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,11 @@ class AttemptRunning(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited(Event):
-    """A rank's process ended. ``at`` is when the kernel said so; ``error_at`` when its exception was raised."""
+    """A rank's process ended. ``at`` is when the kernel said so; ``error_at`` when its exception was raised.
+
+    ``evidence`` is what the kernel and the GPU's driver said about it; ``policy`` is the action (fail, restart) of the
+    job's first log policy that its output fits, ``policy_note`` what is to be told about that.
+    """
 
     kind: ClassVar[str] = "rank_exited"
     attempt: int
@@ -113,6 +118,9 @@ class RankExited(Event):
     error_message: str = ""
     error_at: float | None = None
     log_tail: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    policy: str = ""
+    policy_note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

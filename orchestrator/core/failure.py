@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.core.events import Failure
-from orchestrator.core.signatures import match_signature
+from orchestrator.core.signatures import evidence_line, match_signature
 from orchestrator.core.states import FailureClass
 
 if TYPE_CHECKING:
     from orchestrator.core.job import Exit, Job
+    from orchestrator.core.signatures import Signature
 
 SETTLE_SECONDS = 0.25  # how long a collateral error waits for the death that caused it
 KEEP_GANG_SECONDS = 10.0  # a longer back-off gives the GPUs back meanwhile
@@ -26,8 +27,8 @@ _FRESH_GANG = frozenset({"startup_timeout", "gpu_lost"})  # the same place would
 _COLLATERAL = re.compile(
     r"Connection (?:closed|reset) by (?:remote )?peer|connection was (?:closed|reset)|recvBytes failed|Broken pipe"
     r"|NCCL (?:communicator was aborted|error|timeout)|ncclRemoteError|ncclSystemError|remote process exited"
-    r"|DistBackendError|DistNetworkError|DistStoreError|ProcessGroup\w* .*(?:abort|timed? ?out)"
-    r"|gloo.*(?:timed? ?out|EnforceNotMet|pair\.cc)|Watchdog caught collective operation timeout"
+    r"|DistBackendError|DistNetworkError: (?!.*EADDRINUSE)|DistStoreError|ProcessGroup\w* .*(?:abort|timed? ?out)"
+    r"|gloo.*(?:timed? ?out|EnforceNotMet|pair\.cc)|failed to pass monitoredBarrier|Watchdog caught collective operation timeout"
     r"|Rank \d+ (?:is|was) (?:gone|lost)|Socket Timeout|failed to recv",
     re.IGNORECASE,
 )
@@ -84,7 +85,14 @@ def classify(job: Job, now: float) -> Verdict | float | None:
         settled_at = min(e.at for e in failed) + SETTLE_SECONDS
         if now < settled_at:
             return settled_at
-    return Verdict(_failure(job, first), first.failed_at)
+    return Verdict(_judged(job, first), first.failed_at)
+
+
+def _judged(job: Job, first: Exit) -> Failure:
+    failure = replace(_failure(job, first), policy=first.policy)
+    if not first.policy_note:
+        return failure
+    return replace(failure, advice="; ".join(filter(None, (failure.advice, first.policy_note))))
 
 
 def _failure(job: Job, first: Exit) -> Failure:
@@ -103,12 +111,12 @@ def _failure(job: Job, first: Exit) -> Failure:
         return Failure(
             failure_class=signature.failure_class,
             code=signature.code,
-            sentence=f"rank {first.rank}: {signature.sentence}{_first_line(first.error_message)}",
+            sentence=f"rank {first.rank}: {signature.sentence}{_because(first, signature)}",
             rank=first.rank,
             exit_code=first.exit_code,
             signal=first.signal,
             log_tail=first.log_tail,
-            advice=signature.advice,
+            advice=signature.advice.replace("JOB", job.id),
         )
     if first.signal is not None:
         return _signalled(first)
@@ -132,9 +140,12 @@ def _failure(job: Job, first: Exit) -> Failure:
     )
 
 
-def _first_line(message: str) -> str:
-    lines = message.strip().splitlines()
-    return f" ({lines[0][:160]})" if lines else ""
+def _because(first: Exit, signature: Signature) -> str:
+    """What the signature rests on, in brackets: the evidence, else the exception's first line."""
+    lines = [line.strip() for line in first.error_message.strip().splitlines()]
+    said = " ".join(lines[:2]) if lines and lines[0].endswith(":") else lines[0] if lines else ""
+    told = evidence_line(first, signature) or said
+    return f" ({told[:200]})" if told else ""
 
 
 def _signalled(first: Exit) -> Failure:
@@ -161,7 +172,7 @@ def gang_failure(reason: str, rank: int | None) -> Failure:
 
 def decide_retry(job: Job, failure: Failure, now: float) -> Retry:
     """Whether the job is tried again: log policies, then the class's budget, then progress."""
-    policy = _log_policy(job, failure)
+    policy = failure.policy
     if policy == "fail":
         return Retry(retry=False, keep_gang=False, not_before=now, refusal="a log policy says fail")
     budget = _budget(job, failure.failure_class)
@@ -206,11 +217,3 @@ def _budget(job: Job, failure_class: FailureClass) -> int | None:
             return limits.preemption
         case FailureClass.TIMEOUT | FailureClass.SPEC:
             return 0
-
-
-def _log_policy(job: Job, failure: Failure) -> str | None:
-    text = "\n".join((failure.sentence, *failure.log_tail))
-    for policy in job.spec.retry.log_policies:
-        if re.search(policy.pattern, text):
-            return policy.action
-    return None

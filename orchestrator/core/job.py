@@ -35,6 +35,9 @@ class Exit:
     error_message: str = ""
     error_at: float | None = None
     log_tail: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    policy: str = ""
+    policy_note: str = ""
 
     @property
     def ok(self) -> bool:
@@ -331,6 +334,9 @@ def _(event: ev.RankExited, job: Job) -> Job:
         error_message=event.error_message,
         error_at=event.error_at,
         log_tail=event.log_tail,
+        evidence=event.evidence,
+        policy=event.policy,
+        policy_note=event.policy_note,
     )
     return replace(job, exits=(*job.exits, ended))
 
@@ -559,13 +565,17 @@ def job_from_dict(row: Mapping[str, Any]) -> Job:
             "nodes": tuple(row["nodes"]),
             "seats": tuple(_seat_from(s) for s in row["seats"]),
             "pids": tuple(row["pids"]),
-            "exits": tuple(Exit(**{**e, "log_tail": tuple(e["log_tail"])}) for e in row["exits"]),
+            "exits": tuple(_exit_from(e) for e in row["exits"]),
             "stop": None if stop is None else Stop(**{**stop, "purpose": StopPurpose(stop["purpose"])}),
             "failure": None if row["failure"] is None else ev.failure_from(row["failure"]),
             "notes": tuple(row["notes"]),
             "story": tuple(row["story"]),
         }
     )
+
+
+def _exit_from(value: Mapping[str, Any]) -> Exit:
+    return Exit(**{**value, "log_tail": tuple(value["log_tail"]), "evidence": tuple(value.get("evidence", ()))})
 
 
 def _attempt_from(value: Mapping[str, Any]) -> Attempt:

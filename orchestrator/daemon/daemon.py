@@ -114,14 +114,19 @@ class Daemon:
             lambda: self.loop.jobs.values(),  # noqa: PLW0108 - the loop replaces its dictionary when it has read the store
             self.log,
         )
-        limits = LogLimits(max_bytes=settings.log_max_bytes, keep_files=settings.log_keep_files)
-        self.gangs = Gangs(
+        self.gangs = self._make_gangs(environ)
+
+    def _make_gangs(self, environ: Mapping[str, str]) -> Gangs:
+        limits = LogLimits(max_bytes=self.settings.log_max_bytes, keep_files=self.settings.log_keep_files)
+        return Gangs(
             cluster=self.cluster,
-            paths=settings.paths,
+            paths=self.settings.paths,
             base_env=dict(environ),
-            secrets_of=lambda job: read_secrets(settings, job.id),
+            secrets_of=lambda job: read_secrets(self.settings, job.id),
             log_limits=limits,
-            files=JobFiles(self.cluster, settings.paths, limits, outputs_max_bytes=settings.outputs_max_bytes),
+            files=JobFiles(
+                self.cluster, self.settings.paths, limits, outputs_max_bytes=self.settings.outputs_max_bytes
+            ),
             post=self.loop.post,
             progress=self._take_progress,
             previous_step=self._progress.previous_step,

@@ -27,7 +27,7 @@ from orchestrator.spec.paths import Paths
 from orchestrator.train.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -86,8 +86,10 @@ class Gangs:
         progress: Callable[[JobId, int, int, ProgressSnapshot], None],
         previous_step: Callable[[JobId], int],
         files: JobFiles,
+        gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[str, ...]]],
         log: FilteringBoundLogger,
     ) -> None:
+        self._gpu_evidence = gpu_evidence
         self.files = files
         self._cluster = cluster
         self._paths = paths
@@ -208,7 +210,7 @@ class Gangs:
         )
         previous = max([self._previous_step(job.id), *(g.highest_step for g in gang.greetings)])
         secrets = self._secrets_of(job)
-        resumption = await asyncio.to_thread(newest_checkpoint, job, self._paths)
+        resumption = await asyncio.to_thread(newest_checkpoint, job, self._paths, secrets)
         if resumption.problems:
             now = time.time()
             self._post([ev.JobNoted(job_id=job.id, at=now, code="quarantined", message=m) for m in resumption.problems])
@@ -479,7 +481,15 @@ class Gangs:
             if reply.persisted is not None:
                 self._persisted(job.id, reply.persisted)
             if reply.events:
-                self._tell(job, gang, attempt, rank, reply.events)
+                self._tell(job, gang, attempt, rank, await self._with_gpu_evidence(gang, rank, reply.events))
+
+    async def _with_gpu_evidence(self, gang: _Gang, rank: int, story: Sequence[RankEvent]) -> Sequence[RankEvent]:
+        """The story, with what the driver says of the rank's GPUs beside a failure."""
+        if all(event.kind != "exited" or event.exit_code == 0 for event in story) or len(gang.greetings) <= rank:
+            return story
+        uuids = self._seats(gang.greetings)[rank].gpu_uuids
+        found = await self._gpu_evidence(uuids) if uuids else ()
+        return [replace(e, evidence=(*e.evidence, *found)) if e.kind == "exited" and found else e for e in story]
 
     def _tell(self, job: Job, gang: _Gang, attempt: int, rank: int, story: Sequence[RankEvent]) -> None:
         facts: list[ev.Event] = []
@@ -542,6 +552,9 @@ def _exit(job_id: JobId, attempt: int, rank: int, event: RankEvent) -> ev.RankEx
         error_message=event.error_message,
         error_at=event.error_at,
         log_tail=event.log_tail,
+        evidence=event.evidence,
+        policy=event.policy,
+        policy_note=event.policy_note,
     )
 
 

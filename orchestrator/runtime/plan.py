@@ -91,7 +91,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         progress_path=str(page),
         previous_step=places.previous_step,
         working_dir=places.work_dir,
-        extra=_checkpoint_settings(job, snapshots) | _trainer_settings(job),
+        extra=_checkpoint_settings(job, snapshots) | _trainer_settings(job) | _elastic_settings(job),
     )
     threads = env.get("OMP_NUM_THREADS", "")
     mode, target, args = _what_to_run(entry, python)
@@ -116,19 +116,24 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         runtime_env=parts_of(job.spec.runtime_env),
         snapshots=snapshots,
         watch=places.watch if rank == 0 else None,
+        log_policies=tuple((p.pattern, p.action) for p in job.spec.retry.log_policies),
         secrets=tuple(places.secrets.values()),
         log_limits=places.log_limits,
     )
 
 
 def checkpoint_dir(job: Job, paths: Paths) -> str:
-    """Where the job's checkpoints go: ``checkpoint.storage_path``, relative to the working copy, or the job's own."""
+    """Where the job's checkpoints go: below ``checkpoint.storage_path``, by its id, or the job's own directory."""
     configured = job.spec.checkpoint.storage_path
     if configured is None:
         return str(paths.checkpoints(job.id))
-    from pathlib import Path as FilePath
+    return f"{configured.rstrip('/')}/{job.id}"
 
-    return str(FilePath(job.work_dir) / configured)
+
+def store_environ(job: Job, secrets: Mapping[str, str]) -> dict[str, str]:
+    """The job's own variables that say how to reach a storage behind a URL."""
+    own = {**job.spec.env, **secrets}
+    return {name: value for name, value in own.items() if name.startswith("AWS_")}
 
 
 def _snapshots(job: Job, seats: Sequence[Seat], places: Places) -> SnapshotPlan | None:
@@ -143,6 +148,7 @@ def _snapshots(job: Job, seats: Sequence[Seat], places: Places) -> SnapshotPlan 
             keep=checkpoint.keep,
             score_attribute=checkpoint.score_attribute,
             score_order=checkpoint.score_order or "min",
+            environ=store_environ(job, places.secrets),
         ),
     )
 
@@ -168,6 +174,10 @@ def _checkpoint_settings(job: Job, snapshots: SnapshotPlan | None) -> dict[str, 
 def _trainer_settings(job: Job) -> dict[str, str]:
     trainer = job.spec.trainer
     return {TRAINER_VARIABLE: json.dumps(trainer)} if trainer else {}
+
+
+def _elastic_settings(job: Job) -> dict[str, str]:
+    return {"ORCH_ELASTIC": f"{job.least_workers}-{job.most_workers}"} if job.is_elastic else {}
 
 
 def _interpreter(job: Job, entry: Entrypoint) -> str:

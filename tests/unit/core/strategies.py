@@ -62,6 +62,9 @@ FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         error_message=text,
         error_at=maybe_times,
         log_tail=lines,
+        evidence=lines,
+        policy=st.sampled_from(["", "fail", "restart"]),
+        policy_note=text,
     ),
     ev.GangLost: st.builds(ev.GangLost, **common, gang=numbers, rank=st.none() | ranks, reason=text, not_before=times),
     ev.AttemptFailed: st.builds(

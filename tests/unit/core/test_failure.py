@@ -18,7 +18,7 @@ from orchestrator.core.failure import (
 )
 from orchestrator.core.signatures import SIGNATURES
 from orchestrator.core.states import FailureClass
-from orchestrator.spec.job import Backoff, ExitCodes, LogPolicy, MaxRestarts, RetrySpec
+from orchestrator.spec.job import Backoff, ExitCodes, MaxRestarts, RetrySpec
 from tests.unit.core.builders import (
     T0,
     after,
@@ -234,31 +234,25 @@ def test_each_class_has_its_own_budget(
     assert (found.retry, found.refusal) == (retry, refusal)
 
 
-@pytest.mark.parametrize(
-    ("policies", "retry", "refusal"),
-    [
-        ([("out of memory", "fail")], False, "a log policy says fail"),
-        ([("disk on fire", "fail")], True, ""),
-        ([("disk on fire", "fail"), ("out of \\w+", "fail")], False, "a log policy says fail"),
-        ([("out of memory", "restart"), ("out of memory", "fail")], True, ""),
-        ([("was killed", "fail")], False, "a log policy says fail"),
-    ],
-)
-def test_log_policies_are_asked_first_and_the_first_that_matches_counts(
-    policies: list[tuple[str, Any]], retry: bool, refusal: str
-) -> None:
-    rules = tuple(LogPolicy(pattern=pattern, action=action) for pattern, action in policies)
-    job = running(pending(make_spec(retry=RetrySpec(log_policies=rules))))
-    found = decide_retry(job, failure(log_tail=("ran out of memory",)), NOW)
-    assert (found.retry, found.refusal) == (retry, refusal)
+def test_a_log_policy_that_says_fail_comes_before_every_budget() -> None:
+    found = decide_retry(running(), failure(policy="fail"), NOW)
+    assert (found.retry, found.refusal) == (False, "a log policy says fail")
+
+
+def test_the_policy_is_the_one_of_the_rank_that_failed_first() -> None:
+    job = job_with({**GLOO, "at": T0 + 10.0, "policy": "fail"}, {**BOOM, "at": T0 + 10.2, "policy": "restart"})
+    assert verdict(job).failure.policy == "restart"
+
+
+def test_a_pattern_that_took_too_long_is_told_beside_the_failure() -> None:
+    found = verdict(job_with({**BOOM, "policy_note": "the log policy '(a+)+$' took longer than 2 s"}))
+    assert found.failure.advice.endswith("; the log policy '(a+)+$' took longer than 2 s")
 
 
 def test_a_log_policy_may_restart_beyond_the_budget_but_not_without_progress() -> None:
-    rules = (LogPolicy(pattern="flaky", action="restart"),)
-    job = running(pending(make_spec(retry=RetrySpec(log_policies=rules))))
-    flaky = failure(USER, log_tail=("flaky network",))
-    assert decide_retry(job, flaky, NOW).retry
-    assert not decide_retry(changed(job, no_progress=3), flaky, NOW).retry
+    flaky = failure(USER, policy="restart")
+    assert decide_retry(running(), flaky, NOW).retry
+    assert not decide_retry(changed(running(), no_progress=3), flaky, NOW).retry
 
 
 class TestProgress:
