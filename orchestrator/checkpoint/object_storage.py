@@ -18,7 +18,7 @@ from orchestrator.checkpoint.errors import CheckpointError
 from orchestrator.checkpoint.manifest import FileRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 _CHUNK = 16 * 1024 * 1024
 
@@ -26,12 +26,13 @@ _CHUNK = 16 * 1024 * 1024
 class ObjectStorage:
     """A prefix of an object store, given as a URL such as ``s3://bucket/path``.
 
-    Credentials and endpoints come from where the store's own tools take them (``AWS_*``, ``FSSPEC_*``).
+    Credentials and endpoints come from where the store's own tools take them (``AWS_*``, ``FSSPEC_*``); for S3, what
+    ``environ`` has of them (a job's own variables) comes before this process's environment.
     """
 
     atomic_create = False
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, environ: Mapping[str, str] | None = None) -> None:
         try:
             import fsspec
         except ImportError as error:
@@ -40,7 +41,9 @@ class ObjectStorage:
             ) from error
         try:
             # What other processes have written must be seen, so no listing is ever remembered.
-            self._fs, self._root = fsspec.core.url_to_fs(url.rstrip("/"), use_listings_cache=False)
+            self._fs, self._root = fsspec.core.url_to_fs(
+                url.rstrip("/"), use_listings_cache=False, **_options(url, environ or {})
+            )
         except (ImportError, ValueError) as error:
             raise CheckpointError(f"checkpoints at {url} cannot be reached: {error}") from error
         self._url = url.rstrip("/")
@@ -179,6 +182,21 @@ class ObjectStorage:
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else str(self._root)
+
+
+def _options(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What s3fs is told of a job's own variables; nothing for other stores."""
+    if not url.startswith(("s3://", "s3a://")):
+        return {}
+    given = {
+        "key": environ.get("AWS_ACCESS_KEY_ID"),
+        "secret": environ.get("AWS_SECRET_ACCESS_KEY"),
+        "token": environ.get("AWS_SESSION_TOKEN"),
+        "endpoint_url": environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL"),
+    }
+    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    options: dict[str, Any] = {name: value for name, value in given.items() if value}
+    return options | ({"client_kwargs": {"region_name": region}} if region else {})
 
 
 @contextlib.contextmanager

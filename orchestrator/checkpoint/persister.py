@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError
@@ -31,7 +31,7 @@ from orchestrator.checkpoint.store import CheckpointStore
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from orchestrator.checkpoint.info import CheckpointInfo
     from orchestrator.checkpoint.storage import Storage
@@ -45,12 +45,16 @@ PATIENCE_SECONDS = 30.0  # after which a version that not every rank has stored 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Where and how checkpoints are kept; the rest is written in the snapshots themselves."""
+    """Where and how checkpoints are kept; the rest is written in the snapshots themselves.
+
+    ``environ`` holds the job's own credentials for a storage behind a URL.
+    """
 
     root: str | Storage
     keep: int | None = 3
     score_attribute: str | None = None
     score_order: str = "max"
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +300,7 @@ class SnapshotPersister:
                 score_order=settings.score_order,
                 job_id=meta.job_id,
                 token=meta.token or None,
+                environ=settings.environ,
             )
             self._store_key = key
         return self._store

@@ -22,7 +22,7 @@ from orchestrator.checkpoint.buffers import writable
 from orchestrator.checkpoint.manifest import FileRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 LOCK_TIMEOUT_SECONDS = 5.0  # a stopped process may hold the lock for ever; ordering by attempt still protects
 _LOCK_POLL_SECONDS = 0.01
@@ -91,8 +91,11 @@ class Storage(Protocol):
         ...
 
 
-def open_storage(root: str | os.PathLike[str]) -> Storage:
-    """The storage behind a path or a URL (``s3://bucket/path``). Raises CheckpointError when nothing can open it."""
+def open_storage(root: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Storage:
+    """The storage behind a path or a URL (``s3://bucket/path``). Raises CheckpointError when nothing can open it.
+
+    ``environ`` holds credentials and endpoints that go before those of this process.
+    """
     text = os.fspath(root)
     if "://" not in text:
         return LocalStorage(text)
@@ -100,7 +103,7 @@ def open_storage(root: str | os.PathLike[str]) -> Storage:
         return LocalStorage(text.removeprefix("file://"))
     from orchestrator.checkpoint.object_storage import ObjectStorage
 
-    return ObjectStorage(text)
+    return ObjectStorage(text, environ)
 
 
 class LocalStorage:

@@ -36,7 +36,7 @@ class CheckpointStore:
     ``root`` is a directory that every rank sees, a URL (``s3://...``), or a Storage. ``attempt`` fences; None adopts the newest seen, for
     runs that nobody numbers. ``token`` tells the runs of one attempt apart: equal on all ranks of a run, and None
     where nothing can promise that (then each rank verifies everything and decides alone what to load).
-    ``snapshots`` are looked at as well when loading.
+    ``snapshots`` are looked at as well when loading. ``environ``: see open_storage.
     Not thread-safe; the caller serialises.
     """
 
@@ -53,10 +53,11 @@ class CheckpointStore:
         job_id: str = "",
         token: str | None = None,
         snapshots: SnapshotReader | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size}; check RANK and WORLD_SIZE")
-        self.storage: Storage = open_storage(root) if isinstance(root, str | os.PathLike) else root
+        self.storage: Storage = open_storage(root, environ) if isinstance(root, str | os.PathLike) else root
         self.rank, self.world_size = rank, world_size
         self.retention = Retention(keep=keep, score_attribute=score_attribute, score_order=score_order)
         self._run = token or _SHARED_TOKEN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from orchestrator.api import views as v
@@ -9,7 +10,7 @@ from orchestrator.api.errors import BadRequestError
 from orchestrator.checkpoint.info import CheckpointStatus, Retention, best_by_score
 from orchestrator.checkpoint.store import CheckpointStore
 from orchestrator.checkpoint.watched import WatchedFiles
-from orchestrator.runtime.plan import checkpoint_dir
+from orchestrator.runtime.plan import checkpoint_dir, store_environ
 from orchestrator.runtime.resuming import watch_settings
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def choose(job: Job, paths: Paths, step: str) -> str:
 
 def _entries(job: Job, paths: Paths) -> list[tuple[CheckpointInfo, Callable[[CheckpointInfo], CheckpointInfo]]]:
     """Everything that the job has saved, newest first, each with what verifies it."""
-    store = CheckpointStore(checkpoint_dir(job, paths), attempt=max(job.attempt_number, 1))
+    environ = store_environ(job, _secrets(job, paths))
+    store = CheckpointStore(checkpoint_dir(job, paths), attempt=max(job.attempt_number, 1), environ=environ)
     found: list[tuple[CheckpointInfo, Callable[[CheckpointInfo], CheckpointInfo]]]
     found = [(info, store.verify) for info in store.list()]
     settings = watch_settings(job, paths)
@@ -62,6 +64,15 @@ def _entries(job: Job, paths: Paths) -> list[tuple[CheckpointInfo, Callable[[Che
         files = WatchedFiles(settings)
         found = [(info, files.verify) for info in files.infos()] + found
     return found
+
+
+def _secrets(job: Job, paths: Paths) -> dict[str, str]:
+    """The job's secrets; none once it has ended."""
+    try:
+        values: dict[str, str] = json.loads(paths.secrets(job.id).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values
 
 
 def _view(info: CheckpointInfo, job: Job, *, verified: bool, is_best: bool) -> v.CheckpointView:

@@ -84,7 +84,7 @@ class Service:
     async def _check_storage(self, checked: submission.Checked) -> None:
         """Refuse a checkpoint directory that a node would have for itself: what is saved there would be lost with it."""
         storage = checked.spec.checkpoint.storage_path
-        if storage is None:
+        if storage is None or "://" in storage:  # a URL is the same place from everywhere
             return
         try:
             blind = await self._daemon.blind_nodes(storage)

@@ -93,6 +93,8 @@ class JobFiles:
 
     async def blind(self, directory: str, node_ids: Collection[str]) -> list[str]:
         """Which of the nodes do not see what this one writes into ``directory``. Raises OSError: this one cannot either."""
+        if "://" in directory:  # the same place from everywhere
+            return []
         name, text = f".orch-probe-{secrets.token_hex(8)}", secrets.token_hex(16)
         probe = Path(directory, name)
         await asyncio.to_thread(_write, probe, text)

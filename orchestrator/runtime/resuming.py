@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from orchestrator.checkpoint.store import CheckpointStore
 from orchestrator.checkpoint.watched import WatchedFiles, WatchSettings
 from orchestrator.runtime.forkclient import read_exit_record
-from orchestrator.runtime.plan import checkpoint_dir
+from orchestrator.runtime.plan import checkpoint_dir, store_environ
 from orchestrator.spec.entrypoint import CHECKPOINT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestrator.core.job import Job
     from orchestrator.spec.paths import Paths
 
@@ -41,7 +43,7 @@ def watch_settings(job: Job, paths: Paths) -> WatchSettings | None:
     )
 
 
-def newest_checkpoint(job: Job, paths: Paths) -> Resumption:
+def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str]) -> Resumption:
     """What the job's current attempt begins from: its own newest good checkpoint, else the one it was submitted with.
 
     Raises OSError when the files are out of reach.
@@ -50,7 +52,9 @@ def newest_checkpoint(job: Job, paths: Paths) -> Resumption:
     if settings is not None:
         return _from_watched(job, paths, WatchedFiles(settings))
     if CHECKPOINT in job.spec.entrypoint and job.attempt_number > 1:
-        store = CheckpointStore(checkpoint_dir(job, paths), attempt=job.attempt_number)
+        store = CheckpointStore(
+            checkpoint_dir(job, paths), attempt=job.attempt_number, environ=store_environ(job, secrets)
+        )
         good = store.latest_good()
         return Resumption(path=good.path if good is not None else job.resume_from, problems=store.quarantined)
     return Resumption(path=job.resume_from)

@@ -31,7 +31,6 @@ NOT_YET: dict[str, str] = {
     "depends_on": "dependencies between jobs; submit the second when `orch wait` returns",
     "matrix": "many jobs from one file; submit the file several times with --set",
     "health.progress": "progress read from the log; report steps with orchestrator.train.context()",
-    "checkpoint.storage_path:url": "checkpoints behind a URL; write a path",
     "trackers": "experiment trackers; call them in the script",
     "report": "reports; leave the key out",
     "notify": "web hooks; alert on orch's metrics instead",
