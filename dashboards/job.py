@@ -110,7 +110,7 @@ def _now() -> Section:
             ),
             number(
                 "Hang suspected",
-                "1 while a rank has been still for longer than its own step times allow: orch stacks JOB.",
+                "1 while a rank has been still for longer than its own step times allow: orch status JOB.",
                 Query(expr=_by_job(c.JOB_HANG_SUSPECTED), legend="{{job_id}}"),
                 missing=words.NO_JOB,
                 look=NONE_IS_GOOD,

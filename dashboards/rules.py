@@ -361,8 +361,8 @@ def _job_alerts() -> tuple[Alert, ...]:
             component="job",
             labels=("job_id",),
             summary="Job {{ $labels.job_id }} has stopped making steps",
-            description="A rank has been still for longer than its own step times allow. Where it stands: "
-            "orch stacks {{ $labels.job_id }}",
+            description="A rank has been still for longer than its own step times allow. Which: "
+            "orch status {{ $labels.job_id }}",
         ),
         Alert(
             name="OrchCheckpointTooOld",

@@ -6,7 +6,7 @@
 #
 # usage: deploy/build-without-engine.sh [--keep]      as root; --keep leaves the image and the scratch folder
 #
-#   SCRATCH        where everything goes (default: a new folder under TMPDIR); about 6 GB
+#   SCRATCH        where everything goes (default: a new folder under TMPDIR); about 12 GB
 #   WHEELS         folders with wheels to offer to pip, separated by colons (a torch CPU build, say)
 #   PIP_SETTINGS   a pip.conf to use while building, e.g. for a proxy
 #   CA_BUNDLE      certificates to trust while building instead of Debian's

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from dashboards import rules
+from orchestrator.cli.registry import ENTRIES
 from orchestrator.spec.settings import Settings
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry import local_prometheus as lp
@@ -597,53 +598,27 @@ def test_documents_name_files_that_are_there() -> None:
         assert (ROOT / found).exists() or found == "deploy/systemd", found
 
 
-COMMANDS = {
-    "up",
-    "down",
-    "serve",
-    "doctor",
-    "demo",
-    "init",
-    "submit",
-    "run",
-    "status",
-    "wait",
-    "logs",
-    "cancel",
-    "pause",
-    "resume",
-    "rerun",
-    "update",
-    "events",
-    "explain",
-    "queue",
-    "checkpoints",
-    "stacks",
-    "drill",
-    "nodes",
-    "gpus",
-    "top",
-    "record",
-    "report",
-    "compare",
-    "estimate",
-    "matrix",
-    "bench",
-    "advise",
-    "simulate",
-    "dashboards",
-    "prune",
-    "schema",
-    "completion",
-}
+def code_of(page: Path) -> str:
+    """What a page shows as something to type."""
+    text = page.read_text()
+    blocks = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE)
+    return "\n".join(
+        blocks + re.findall(r"`[^`\n]+`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    )
 
 
-def test_documents_name_commands_that_orch_has() -> None:
+def test_documents_and_alerts_name_commands_and_options_that_orch_has() -> None:
+    commands = {entry.name for entry in ENTRIES}
+    reference = (ROOT / "docs/cli.md").read_text()
+    texts = {page.name: code_of(page) for page in (ROOT / "docs/operations.md", *(ROOT / "docs/runbooks").glob("*.md"))}
+    texts["alerts"] = "\n".join(f"{alert.summary}\n{alert.description}" for alert in rules.ALERTS)
     seen = set()
-    for page in (ROOT / "docs/operations.md", *(ROOT / "docs/runbooks").glob("*.md")):
-        text = page.read_text()
-        code = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE) + re.findall(r"`[^`\n]+`", text)
-        for found in re.findall(r"(?:^|[`/ ])orch (?!orch\b)([a-z]+)\b", "\n".join(code)):
-            seen.add(found)
-            assert found in COMMANDS, (page.name, found)
-    assert len(seen) > 15
+    for name, text in texts.items():
+        for command, rest in re.findall(r"(?:^|[`/ ])orch (?!orch\b)([a-z]+)\b([^`\n|;&]*)", text):
+            if name == "alerts" and command not in commands and not rest.startswith((" {{", " --")):
+                continue  # prose: "the orch daemon"
+            seen.add(command)
+            assert command in commands, (name, command)
+            for option in re.findall(r"(?<!\S)(--[a-z-]+)", rest):
+                assert option in reference, (name, command, option)
+    assert len(seen) > 12

@@ -1,0 +1,248 @@
+"""A real Prometheus and a real Alertmanager on the generated configuration with shortened durations, and a webhook."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from contextlib import ExitStack
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from dashboards import build, lint
+from dashboards.widgets import to_json
+from orchestrator.telemetry import local_prometheus as lp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+BOARDS = [to_json(board) for board in build.BOARDS]
+_LONG_AGO = {"3600": "3", "600": "4", "60": "3"}
+
+
+class Page(BaseHTTPRequestHandler):
+    """Serves the server's `text`, or takes what is posted into its `taken`."""
+
+    server: Any
+
+    def do_GET(self) -> None:
+        self.answer(self.server.text.encode())
+
+    def do_POST(self) -> None:
+        self.server.taken.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.answer(b"")
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Served(ThreadingHTTPServer):
+    """A page, or a webhook, on a port of its own."""
+
+    daemon_threads = True
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(("127.0.0.1", 0), Page)
+        self.text = text
+        self.taken: list[dict[str, Any]] = []
+        self._thread = Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+
+def free_address() -> str:
+    """An address on which nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+def shortened_rules() -> str:
+    """The rules with short durations, and nothing else changed: two seconds of `for`, averages over eight."""
+    document = yaml.safe_load(lp.bundled_rules())
+    for group in document["groups"]:
+        group["interval"] = "1s"
+        for rule in group["rules"]:
+            rule["expr"] = re.sub(r"\[(1m|5m)\]", "[8s]", rule["expr"])
+            # ages in seconds: "over an hour", "ten minutes at least"
+            rule["expr"] = re.sub(r"(> |, )(3600|600|60)\b", lambda m: m[1] + _LONG_AGO[m[2]], rule["expr"])
+            rule["expr"] = rule["expr"].replace("_count[1h]", "_count[5s]")
+            if "for" in rule:
+                rule["for"] = "2s"
+            if "keep_firing_for" in rule:
+                rule["keep_firing_for"] = "1s"
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def _shorten(folder: Path) -> None:
+    config = yaml.safe_load((folder / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    exporters = config["scrape_configs"][1]
+    exporters |= {"scrape_interval": "1s", "scrape_timeout": "1s"}
+    exporters["http_sd_configs"][0]["refresh_interval"] = "1s"
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    (folder / "orch.rules.yml").write_text(shortened_rules())
+    text = (folder / "alertmanager.yml").read_text()
+    text = re.sub(r"group_wait: \w+", "group_wait: 1s", text)
+    (folder / "alertmanager.yml").write_text(text.replace("group_interval: 5m", "group_interval: 2s"))
+
+
+class Watched:
+    """Prometheus and Alertmanager watching the daemon whose reading listener is at `daemon`."""
+
+    def __init__(self, folder: Path, daemon: str, stack: ExitStack, *, seconds: float = 60.0) -> None:
+        self._seconds = seconds
+        self.webhook = Served()
+        stack.callback(self.webhook.close)
+        local = lp.prepare(
+            folder,
+            daemon=daemon,
+            binaries=lp.find_binaries(),
+            prometheus_address=free_address(),
+            alertmanager_address=free_address(),
+            webhook=f"http://{self.webhook.address}/",
+        )
+        _shorten(folder)
+        self.url = local.prometheus_url
+        for i, command in enumerate(local.commands):
+            log = stack.enter_context((folder / f"{i}.log").open("w"))
+            stack.callback(_end, subprocess.Popen(command, stdout=log, stderr=log))
+        for url in (local.prometheus_url, str(local.alertmanager_url)):
+            self.eventually(partial(_ready, f"{url}/-/ready"), f"{url} is ready")
+
+    def query(self, expr: str) -> list[dict[str, Any]]:
+        """The series of an instant query; fails the test when the query errs."""
+        text = urllib.parse.urlencode({"query": expr})
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/query?{text}", timeout=10) as response:
+                found: list[dict[str, Any]] = json.load(response)["data"]["result"]
+                return found
+        except urllib.error.HTTPError as error:
+            pytest.fail(f"{expr}: {error.read().decode()}")
+
+    def firing(self) -> dict[str, list[dict[str, str]]]:
+        """Labels of the alerts that fire, by alert."""
+        found: dict[str, list[dict[str, str]]] = {}
+        for series in self.query('ALERTS{alertstate="firing"}'):
+            found.setdefault(series["metric"]["alertname"], []).append(series["metric"])
+        return found
+
+    def ever_fired(self) -> set[str]:
+        """Every alert that has fired since Prometheus was started."""
+        return {s["metric"]["alertname"] for s in self.query('last_over_time(ALERTS{alertstate="firing"}[10m])')}
+
+    def told(self, name: str, **labels: str) -> list[dict[str, Any]]:
+        """What the webhook was told of this alert."""
+        return [a for a in self.received() if {"alertname": name, **labels}.items() <= a["labels"].items()]
+
+    def received(self) -> list[dict[str, Any]]:
+        """Every firing alert that the webhook was told of."""
+        return [alert for message in self.webhook.taken for alert in message["alerts"] if alert["status"] == "firing"]
+
+    def empty_queries(self) -> set[str]:
+        """Queries of panels and variables, and recording rules, that have no data now; none of them may err."""
+        empty = {where for where, expr in board_queries() if not self.query(expr)}
+        return empty | {name for name in recorded() if not self.query(name)}
+
+    def rules(self) -> Iterator[dict[str, Any]]:
+        """Every rule as Prometheus has loaded and evaluated it."""
+        with urllib.request.urlopen(f"{self.url}/api/v1/rules", timeout=10) as response:
+            for group in json.load(response)["data"]["groups"]:
+                yield from group["rules"]
+
+    def eventually(self, condition: Callable[[], Any], what: str, missing: Callable[[], Any] | None = None) -> Any:
+        """Poll for `condition`; the test fails at the deadline, saying what was awaited."""
+        deadline = time.monotonic() + self._seconds
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {self._seconds:g} s: {what}" + (f"; missing {missing()}" if missing else ""))
+            time.sleep(0.25)
+        return found
+
+
+def recorded() -> set[str]:
+    """Names of the recording rules."""
+    groups = yaml.safe_load(lp.bundled_rules())["groups"]
+    return {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
+
+
+def alerts() -> set[str]:
+    """Names of the alerts."""
+    groups = yaml.safe_load(lp.bundled_rules())["groups"]
+    return {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+def board_queries() -> Iterator[tuple[str, str]]:
+    """(place, query) of every query of every board, as Grafana sends it with every variable at All."""
+    for board in BOARDS:
+        for where, expr in lint.queries(board):
+            yield f"{board['title']}: {where}: {expr}", _filled(expr, board)
+
+
+def _filled(expr: str, board: dict[str, Any]) -> str:
+    for name, span in (("__rate_interval", "10s"), ("__range", "1m"), ("__interval", "2s")):
+        expr = expr.replace(f"${name}", span)
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            expr = expr.replace(f"${variable['name']}", variable["allValue"])
+    return expr
+
+
+def check_rules_are_well(watched: Watched) -> None:
+    """Prometheus has loaded every rule, and none errs."""
+    found = list(watched.rules())
+    assert {rule["name"] for rule in found} == recorded() | alerts()
+    for rule in found:
+        assert rule["health"] == "ok", (rule["name"], rule.get("lastError"))
+
+
+def check_texts(watched: Watched) -> None:
+    """No template that people were shown has a hole in it."""
+    for alert in watched.received():
+        for text in alert["annotations"].values():
+            assert "<no value>" not in text, alert
+            assert "%!" not in text, alert
+            assert "error" not in text.split(":")[0].lower(), alert
+
+
+def _ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
