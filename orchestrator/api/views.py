@@ -287,7 +287,11 @@ class GpuView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView(View):
-    """A node. ``state``: READY, CORDONED (takes nothing new), DRAINING (moves its jobs away) or UNREACHABLE."""
+    """A node.
+
+    ``state``: READY, CORDONED (takes nothing new), AVOIDED (ranks kept failing there), DRAINING (moves its jobs away) or
+    UNREACHABLE.
+    """
 
     id: str
     name: str

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 class Node:
     """One node. Totals are what it has; ``other_*`` is what users outside orch hold of it. Memory in bytes.
 
+    ``avoided`` says why nothing new goes there for now: ranks kept failing first on it.
     A node that is alive but not ``reachable`` may still run what it ran: nothing new goes there. One that does not share
     the daemon's home takes only jobs whose checkpoints go to a place of their own, which outlives it.
     """
@@ -18,6 +19,7 @@ class Node:
     alive: bool = True
     cordoned: bool = False
     reachable: bool = True
+    avoided: str = ""
     shares_home: bool = True
     cpus: float = 0.0
     gpus: float = 0.0
@@ -32,7 +34,7 @@ class Node:
     @property
     def schedulable(self) -> bool:
         """New ranks may be placed here."""
-        return self.alive and self.reachable and not self.cordoned
+        return self.alive and self.reachable and not self.cordoned and not self.avoided
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SETTLE_SECONDS = 0.25  # how long a collateral error waits for the death that caused it
 KEEP_GANG_SECONDS = 10.0  # a longer back-off gives the GPUs back meanwhile
 
-_FRESH_GANG = frozenset({"startup_timeout", "gpu_lost"})  # the same place would fail the same way
+_FRESH_GANG = frozenset({"startup_timeout", "gpu_lost", "gpu_ecc", "gpu_xid"})  # the same place would fail the same way
 
 _COLLATERAL = re.compile(
     r"Connection (?:closed|reset) by (?:remote )?peer|connection was (?:closed|reset)|recvBytes failed|Broken pipe"

@@ -20,6 +20,7 @@ from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.gpu_watch import GpuWatch
 from orchestrator.daemon.loop import Loop
 from orchestrator.daemon.metering import Metering
+from orchestrator.daemon.node_trust import NodeTrust
 from orchestrator.daemon.node_views import node_view
 from orchestrator.daemon.progress import ProgressBook
 from orchestrator.daemon.submission import read_secrets
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 REFRESH_SECONDS: Final = 10.0
 SHARED_REFRESH_SECONDS: Final = 2.0  # on somebody's cluster nodes come and go, and others take what was free
 FORK_SERVER_SECONDS: Final = 60.0
+NODE_CHECK_SECONDS: Final = 150.0
 HEAD_RETRY_SECONDS: Final = 2.0
 TIDY_SECONDS: Final = 60.0
 DRAIN_WAIT_SECONDS: Final = 1.0
@@ -78,6 +80,7 @@ class Daemon:
         self._remembered: list[JobId] = []
         self._problems: dict[str, str] = {}
         self._cordoned: set[str] = set()
+        self._trust = NodeTrust()
         self._warmed_for: dict[JobId, int] = {}
         self._have_nodes = asyncio.Event()
         self._head_gone = asyncio.Event()
@@ -90,7 +93,7 @@ class Daemon:
             runtime=lambda: self.gangs if self.cluster.connected else None,
             on_change=self._changed,
             on_end=self._ended,
-            on_event=self.metering.observe,
+            on_event=self._observed,
             on_decision=self.metering.decided,
             on_write_failed=self.metering.commit_failed,
             log=self.log,
@@ -104,7 +107,10 @@ class Daemon:
         self.exporters = Exporters(
             self.cluster,
             ExporterAccess(
-                address=settings.exporter_address, ports=settings.exporter_ports, token=options.read_token()
+                address=settings.exporter_address,
+                ports=settings.exporter_ports,
+                token=options.read_token(),
+                processes=settings.exporter_processes,
             ),
         )
         self.gpus = GpuWatch(
@@ -148,6 +154,7 @@ class Daemon:
         self._supervise(self._keep_head(), "head")
         self._supervise(self.gpus.run(), "gpus")
         self._supervise(self.metering.watch_lag(), "lag")
+        self._supervise(self._look_after_nodes(), "trust")
         await self._warm_fork_servers()
         self.ready.set()
         self._spawn(self._settle())
@@ -173,6 +180,31 @@ class Daemon:
                 )
                 if record is not None:
                     self.metering.observe(record, event)
+                    self._trust.observe(record, event)
+
+    def _observed(self, job: Job, event: ev.Event) -> None:
+        self.metering.observe(job, event)
+        if self._trust.observe(job, event):
+            self.log.warning("node.avoided", job=job.id)
+            self._set_nodes(dict(self.loop.nodes))
+
+    async def _check_node(self, node_id: str) -> tuple[str, ...]:
+        agent = self.cluster.agent_for(node_id)
+        if agent is None:
+            return ("its agent does not answer",)
+        try:
+            problems: tuple[str, ...] = await asyncio.wait_for(agent.check.remote(), NODE_CHECK_SECONDS)
+        except TimeoutError:
+            return (f"its check took longer than {NODE_CHECK_SECONDS:g} s",)
+        except Exception as error:
+            return (f"its check did not end: {error}",)
+        return problems
+
+    async def _look_after_nodes(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            if self.cluster.connected and await self._trust.look(self._check_node):
+                self._set_nodes(dict(self.loop.nodes))
 
     async def picture(self) -> Snapshot:
         """Everything that the metrics show, now."""
@@ -291,7 +323,7 @@ class Daemon:
     def _set_nodes(self, nodes: dict[str, Node]) -> None:
         from dataclasses import replace
 
-        marked = {i: replace(n, cordoned=i in self._cordoned) for i, n in nodes.items()}
+        marked = self._trust.mark({i: replace(n, cordoned=i in self._cordoned) for i, n in nodes.items()})
         if self._stop_jobs and self._stopping.is_set():
             return
         self.loop.set_nodes(marked)
@@ -373,6 +405,7 @@ class Daemon:
         moved: tuple[JobId, ...] = ()
         if verb is NodeVerb.UNCORDON:
             self._cordoned.discard(node.id)
+            self._trust.forgive(node.id)
         else:
             self._cordoned.add(node.id)
         self._set_nodes(dict(self.loop.nodes))

@@ -35,7 +35,7 @@ def node_view(node: Node, report: NodeReport | None, jobs: Collection[Job], node
         )
         for gpu in (report.gpus if report else ())
     )
-    state = "UNREACHABLE" if not (node.alive and node.reachable) else "CORDONED" if node.cordoned else "READY"
+    state = "UNREACHABLE" if not (node.alive and node.reachable) else _usable(node)
     return v.NodeView(
         id=node.id,
         name=node.name,
@@ -52,9 +52,19 @@ def node_view(node: Node, report: NodeReport | None, jobs: Collection[Job], node
     )
 
 
+def _usable(node: Node) -> str:
+    if node.cordoned:
+        return "CORDONED"
+    return "AVOIDED" if node.avoided else "READY"
+
+
 def _reason(node: Node, report: NodeReport | None) -> str:
     if report is None:
         return "its agent does not answer"
     if not node.reachable:
         return "its raylet does not answer; Ray has not declared it dead yet"
+    if node.avoided and not node.cordoned:
+        return (
+            f"{node.avoided}; its health is checked before jobs start here again, `orch nodes uncordon` trusts it now"
+        )
     return " ".join(report.problems)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import __version__
 from orchestrator.gpu.assignments import FILE_NAME, write_assignments
 from orchestrator.runtime.forkclient import ForkServerClient, ForkServerError, Hello, start_fork_server
+from orchestrator.runtime.health_check import check_node
 from orchestrator.runtime.node_dir import clear_pages, fork_socket, make_private
 from orchestrator.runtime.node_files import NodeFiles
 from orchestrator.runtime.rank_locks import lock_is_free, rank_lock_path
@@ -108,6 +109,12 @@ class NodeAgent:
         await asyncio.to_thread(clear_pages, self._node_dir, live)
         if not shared:
             await asyncio.to_thread(self._files.keep_only, live)
+
+    async def check(self) -> tuple[str, ...]:
+        """Whether ranks can be trusted to this node: devices compute, the disk keeps, the driver answers. See health_check."""
+        problems = await check_node(self._node_dir)
+        _, told = await asyncio.to_thread(self._survey)
+        return (*problems, *told)
 
     def _survey(self) -> tuple[tuple[NodeGpu, ...], tuple[str, ...]]:
         from orchestrator.gpu.inventory import survey

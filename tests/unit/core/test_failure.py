@@ -315,7 +315,7 @@ class TestBackoff:
         job = running()
         assert not decide_retry(after(job, lost(job)), failure(), NOW).keep_gang
 
-    @pytest.mark.parametrize("code", ["gpu_lost", "startup_timeout"])
+    @pytest.mark.parametrize("code", ["gpu_lost", "gpu_ecc", "gpu_xid", "startup_timeout"])
     def test_a_place_that_would_fail_again_is_not_kept(self, code: str) -> None:
         found = decide_retry(running(), failure(code=code), NOW)
         assert (found.retry, found.keep_gang) == (True, False)

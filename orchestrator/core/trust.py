@@ -1,0 +1,91 @@
+"""Which nodes are avoided because ranks keep failing first there. Pure.
+
+A strike is an infrastructure failure whose first failing rank ran on the node, of a kind that speaks of the place. Strikes
+decay. What the hardware itself reports counts each time; what a job may have brought upon itself (a signal, a memory kill)
+counts once per job, so that one crashing job condemns no node. A node that is the last one left is never avoided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core import events as ev
+from orchestrator.core.states import FailureClass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+
+HALF_LIFE_SECONDS: Final = 1800.0
+ENOUGH: Final = 2.5  # three strikes within minutes
+CHECK_AFTER_SECONDS: Final = 300.0
+LONGEST_CHECK_AFTER_SECONDS: Final = 3600.0
+
+_HARDWARE: Final = frozenset({"gpu_lost", "gpu_ecc", "gpu_xid"})
+_PLACE: Final = frozenset({"signal", "gang_lost", "host_oom_kill", "startup_timeout", "disk_full"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """One failure that speaks against a node; ``at`` is seconds since the epoch."""
+
+    node_id: str
+    at: float
+    job_id: JobId
+    code: str
+    sentence: str
+
+
+def strike_of(job: Job, event: ev.Event) -> Strike | None:
+    """The strike that ``event``, after which the record is ``job``, makes; None for most."""
+    if not isinstance(event, ev.AttemptFailed) or event.failure.failure_class is not FailureClass.INFRA:
+        return None
+    failure = event.failure
+    if failure.code not in _HARDWARE | _PLACE or failure.rank is None or failure.rank >= len(job.nodes):
+        return None
+    return Strike(
+        node_id=job.nodes[failure.rank],
+        at=event.at,
+        job_id=job.id,
+        code=failure.code,
+        sentence=failure.sentence,
+    )
+
+
+def weight(strikes: Iterable[Strike], now: float) -> float:
+    """How much speaks against a node: every strike halves with each half-life, the newest of a job counts for it."""
+    total = 0.0
+    seen: set[JobId] = set()
+    for strike in sorted(strikes, key=lambda s: -s.at):
+        if strike.code not in _HARDWARE:
+            if strike.job_id in seen:
+                continue
+            seen.add(strike.job_id)
+        total += 0.5 ** (max(0.0, now - strike.at) / HALF_LIFE_SECONDS)
+    return total
+
+
+def condemned(strikes: Iterable[Strike], now: float) -> str:
+    """Why the node is to be avoided; empty when it is not."""
+    known = list(strikes)
+    if weight(known, now) < ENOUGH:
+        return ""
+    newest = max(known, key=lambda s: s.at)
+    return f"{len(known)} failures began here, the last: {newest.job_id}, {newest.sentence}"
+
+
+def avoid(nodes: Mapping[str, Node], reasons: Mapping[str, str]) -> dict[str, str]:
+    """The reasons that hold: none for the nodes that are left, when avoiding all would leave no place at all."""
+    open_nodes = {n.id for n in nodes.values() if n.alive and n.reachable and not n.cordoned}
+    if open_nodes and open_nodes <= reasons.keys():
+        return {}
+    return {node_id: reason for node_id, reason in reasons.items() if node_id in nodes}
+
+
+def check_after(failed_checks: int) -> float:
+    """Seconds until the node's health is looked at: doubling with every check that it failed."""
+    return min(LONGEST_CHECK_AFTER_SECONDS, CHECK_AFTER_SECONDS * 2.0 ** min(failed_checks, 20))

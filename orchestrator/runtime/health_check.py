@@ -1,0 +1,84 @@
+"""A small real check of a node's health: every device multiplies and reduces, the disk keeps what it is given.
+
+Runs in a process of its own with a deadline: a driver that hangs holds nobody up. Says sentences about what is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEADLINE_SECONDS: Final = 120.0
+_DISK_BYTES: Final = 1024 * 1024
+_DEVICES: Final = """
+import sys, tempfile, torch, torch.distributed as dist
+torch.set_num_threads(1)
+cuda = torch.cuda.is_available()
+devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] if cuda else [torch.device("cpu")]
+a = torch.randn(512, 512, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+expected = a @ a.T
+for device in devices:
+    error = ((a.to(device) @ a.T.to(device)).cpu() - expected).abs().max().item()
+    if not error < 1e-6:
+        print(f"{device} multiplies wrongly (off by {error:g})")
+with tempfile.TemporaryDirectory() as folder:
+    if cuda:
+        torch.cuda.set_device(0)
+    dist.init_process_group("nccl" if cuda else "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    for device in devices[:1]:
+        ones = torch.ones(1024, device=device)
+        dist.all_reduce(ones)
+        if ones.sum().item() != 1024:
+            print(f"{device} reduces wrongly")
+    dist.destroy_process_group()
+print("done")
+"""
+
+
+async def check_node(directory: Path, *, python: str = sys.executable, seconds: float = DEADLINE_SECONDS) -> list[str]:
+    """What is wrong with this node: its devices, and the disk under ``directory``. Empty when nothing is."""
+    problems = await asyncio.to_thread(_check_disk, directory)
+    return problems + await _check_devices(python, seconds)
+
+
+def _check_disk(directory: Path) -> list[str]:
+    data = os.urandom(_DISK_BYTES)
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix="health-") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            if file.read() != data:
+                return [f"the disk under {directory} does not keep what is written"]
+    except OSError as error:
+        return [f"nothing can be written to {directory}: {error.strerror}"]
+    return []
+
+
+async def _check_devices(python: str, seconds: float) -> list[str]:
+    process = await asyncio.create_subprocess_exec(
+        *(python, "-c", _DEVICES), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            out, err = await process.communicate()
+    except TimeoutError:
+        return [f"its devices did not compute within {seconds:g} s"]
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    said = out.decode(errors="replace").split("\n")
+    if process.returncode != 0 or "done" not in said:
+        last = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+        return [f"its devices do not compute: {last[0][:200]}"]
+    return [line for line in said if line and line != "done"]
