@@ -58,6 +58,7 @@ def test_it_is_avoided_and_shown_with_the_reason() -> None:
         python="/p",
         node_dir="/n",
         simulated_node="a",
+        home="/h",
         home_shared=True,
         gpus=(),
         problems=(),
