@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.errors import UnsupportedStateError
+from orchestrator.checkpoint.sharded import ShardedLeaf
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -47,6 +48,8 @@ class Described:
 def describe(value: Any, path: str) -> Described:
     """How to store a value that is neither JSON nor a container. Raises UnsupportedStateError with the remedy."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if type(value) is ShardedLeaf:
+        return Described(node={"$": "sharded", "k": value.key, "s": list(value.shape), "d": value.dtype})
     if torch is not None:
         if isinstance(value, torch.Tensor):
             return _describe_tensor(torch, value, path)
@@ -81,6 +84,8 @@ def restore(node: Mapping[str, Any], entry: TensorEntry | None, data: memoryview
         return _restore_tensor(node, entry, data)
     if kind == "ndarray" and entry is not None:
         return _restore_array(node, entry, data)
+    if kind == "sharded":
+        return ShardedLeaf(key=node["k"], shape=tuple(node["s"]), dtype=node["d"])
     if kind in ("numpy", "numpy.text"):
         return _restore_scalar(node)
     if kind in ("torch.Size", "torch.dtype", "torch.device"):

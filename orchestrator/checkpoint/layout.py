@@ -95,6 +95,11 @@ def rank_part(rank: int) -> str:
     return f"rank-{rank:05d}"
 
 
+def shard_part(rank: int) -> str:
+    """The base name of the files with a rank's pieces of the sharded tensors."""
+    return f"shard-{rank:05d}"
+
+
 def done_marker(rank: int) -> str:
     """Written last by each rank: its files and their digests."""
     return f"{rank_part(rank)}.done.json"

@@ -18,6 +18,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint import codec, foreign, tensorfile
+from orchestrator.checkpoint.sharded import ShardedLeaf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,7 +103,7 @@ class _Walk:
         elif numpy is not None and kind is numpy.ndarray:
             self.tokens += (kind, value.shape, value.dtype.str)
             self.sources.append(value)
-        elif numpy is not None and isinstance(value, numpy.generic):
+        elif (numpy is not None and isinstance(value, numpy.generic)) or kind is ShardedLeaf:
             self.tokens.append(kind)
             self.plains.append(value)
         else:

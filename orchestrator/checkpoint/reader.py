@@ -13,6 +13,7 @@ from orchestrator.checkpoint import codec, layout, manifest, tensorfile
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.info import CheckpointInfo, CheckpointStatus
 from orchestrator.checkpoint.manifest import FileRecord, Manifest
+from orchestrator.checkpoint.sharded import join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -74,29 +75,30 @@ class CheckpointReader:
                 found = self._storage.digest(f"{self.name}/{name}")
             _compare(name, found, known.files[name])
 
-    def load(self, rank: int, world_size: int, *, verify_all: bool) -> Checkpoint:
+    def load(self, rank: int, world_size: int, *, verify_all: bool, into: Any = None) -> Checkpoint:
         """Read, verify and decode in one pass. ``verify_all`` also reads the other ranks' parts.
 
         Raises CorruptCheckpointError when anything differs from the manifest.
         """
         known = self.manifest()
         same_ranks = world_size == known.world_size
-        wanted = [layout.STATE, *([layout.rank_part(rank)] if same_ranks and rank in known.ranks else [])]
+        mine = layout.rank_part(rank)
+        wanted = [layout.STATE, *([mine] if same_ranks and layout.tree_file(mine) in known.files else [])]
         parts = {part: self._part(part, known) for part in wanted}
         if verify_all:
             self.verify(
                 known, skip=[file for part in wanted for file in (layout.tree_file(part), layout.tensor_file(part))]
             )
         return Checkpoint(
-            state=parts[layout.STATE],
-            rank_state=parts.get(layout.rank_part(rank)),
+            state=join(parts[layout.STATE], lambda: self._pieces(known), into),
+            rank_state=parts.get(mine),
             step=known.step,
             attempt=known.attempt,
             metrics=known.metrics,
             path=self._storage.location(self.name),
             world_size=known.world_size,
             bytes=known.total_bytes,
-            read_rank_state=lambda other: self._part(layout.rank_part(other), known) if other in known.ranks else None,
+            read_rank_state=lambda other: self._rank_state(other, known),
         )
 
     def info(self, known: Manifest) -> CheckpointInfo:
@@ -112,6 +114,14 @@ class CheckpointReader:
             world_size=known.world_size,
             metrics=known.metrics,
         )
+
+    def _rank_state(self, rank: int, known: Manifest) -> Any:
+        part = layout.rank_part(rank)
+        return self._part(part, known) if layout.tree_file(part) in known.files else None
+
+    def _pieces(self, known: Manifest) -> Iterator[Mapping[str, Any]]:
+        for rank in known.ranks:
+            yield from self._part(layout.shard_part(rank), known)
 
     def _part(self, part: str, known: Manifest) -> Any:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint import layout
 from orchestrator.checkpoint.errors import CorruptCheckpointError, ResumeMismatchError
@@ -44,9 +44,11 @@ class Resume:
         self._rank, self._world_size = rank, world_size
         self._attempt, self._token = attempt, token
         self._loads = 0
+        self._into: Any = None
 
-    def load(self) -> Checkpoint | None:
+    def load(self, into: Any = None) -> Checkpoint | None:
         """The checkpoint to start from, None when there is none. See CheckpointStore.load_latest for errors."""
+        self._into = into
         if self._world_size == 1 or self._token is None:
             return self._decide()
         ticket = layout.ticket_name(self._attempt, self._token, self._loads)
@@ -70,13 +72,15 @@ class Resume:
             if in_memory is not None and version is not None and version <= in_memory:
                 break  # a copy in memory is quicker than a file that has to be verified
             try:
-                return CheckpointReader(self._storage, name).load(self._rank, self._world_size, verify_all=True)
+                return CheckpointReader(self._storage, name).load(
+                    self._rank, self._world_size, verify_all=True, into=self._into
+                )
             except CorruptCheckpointError as error:
                 self._directory.quarantine(name, str(error))
         if in_memory is None or self._snapshots is None:
             return None
         try:
-            return self._snapshots.load(in_memory, self._rank, self._world_size)
+            return self._snapshots.load(in_memory, self._rank, self._world_size, self._into)
         except CorruptCheckpointError as error:
             self._directory.quarantined.append(f"snapshot of step {in_memory.step}: {error}")
             self._snapshots = None
@@ -88,7 +92,9 @@ class Resume:
         try:
             if choice.startswith(_FROM_MEMORY):
                 return self._from_memory(choice.removeprefix(_FROM_MEMORY))
-            return CheckpointReader(self._storage, choice).load(self._rank, self._world_size, verify_all=False)
+            return CheckpointReader(self._storage, choice).load(
+                self._rank, self._world_size, verify_all=False, into=self._into
+            )
         except CorruptCheckpointError as error:
             if not choice.startswith(_FROM_MEMORY):
                 self._directory.quarantine(choice, str(error))
@@ -101,7 +107,7 @@ class Resume:
         version = layout.parse_name(name)
         if self._snapshots is None or version is None:
             raise CorruptCheckpointError("this rank has no access to the snapshots of the others")
-        return self._snapshots.load(version, self._rank, self._world_size)
+        return self._snapshots.load(version, self._rank, self._world_size, self._into)
 
     def _wait_for(self, ticket: str) -> str:
         deadline = time.monotonic() + WAIT_SECONDS

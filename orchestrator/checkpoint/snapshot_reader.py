@@ -9,10 +9,12 @@ from orchestrator.checkpoint import codec, layout, tensorfile
 from orchestrator.checkpoint.buffers import writable
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.reader import Checkpoint
+from orchestrator.checkpoint.sharded import join
 from orchestrator.checkpoint.snapshot_file import SnapshotDirectory, SnapshotMeta, SnapshotSlot
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator, Mapping
 
     from orchestrator.checkpoint.layout import Version
 
@@ -33,7 +35,7 @@ class SnapshotReader:
                 return meta.version
         return None
 
-    def load(self, version: Version, rank: int, world_size: int) -> Checkpoint:
+    def load(self, version: Version, rank: int, world_size: int, into: Any = None) -> Checkpoint:
         """Copy a snapshot out of shared memory, for ``rank`` of ``world_size``.
 
         Raises CorruptCheckpointError when it is not there, or was overwritten meanwhile.
@@ -41,7 +43,7 @@ class SnapshotReader:
         meta, slot = self._find(0, version)
         has_part = meta.gang and world_size == meta.world_size
         return Checkpoint(
-            state=_read(slot, meta, layout.STATE),
+            state=join(_read(slot, meta, layout.STATE), lambda: self._pieces(meta), into),
             rank_state=self._rank_part(rank, version) if has_part else None,
             step=meta.step,
             attempt=meta.attempt,
@@ -62,7 +64,13 @@ class SnapshotReader:
 
     def _rank_part(self, rank: int, version: Version) -> Any:
         meta, slot = self._find(rank, version)
-        return _read(slot, meta, layout.rank_part(rank))
+        part = layout.rank_part(rank)
+        return _read(slot, meta, part) if any(region.name == part for region in meta.parts) else None
+
+    def _pieces(self, whole: SnapshotMeta) -> Iterator[Mapping[str, Any]]:
+        for rank in range(whole.world_size):
+            meta, slot = self._find(rank, whole.version)
+            yield from _read(slot, meta, layout.shard_part(rank))
 
 
 def _read(slot: SnapshotSlot, meta: SnapshotMeta, name: str) -> Any:

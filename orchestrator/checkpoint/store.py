@@ -11,7 +11,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint import codec, layout
+from orchestrator.checkpoint import codec, sharded
 from orchestrator.checkpoint.directory import CheckpointDirectory
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.fence import Fence
@@ -90,17 +90,23 @@ class CheckpointStore:
     ) -> CheckpointInfo | None:
         """Store a checkpoint of ``step``; return it once it is complete, None while other ranks are outstanding.
 
-        ``state`` is stored by rank 0 and ignored elsewhere. ``rank_state`` is each rank's own: when used, every rank
+        ``state`` is stored by rank 0 and ignored elsewhere, but for its DTensors: of those every rank stores its own
+        pieces, so every rank passes them. ``rank_state`` is each rank's own: when used, every rank
         passes it. A step that this attempt has stored already is left as it is. Raises OSError or
         InsufficientSpaceError when the storage fails (earlier checkpoints are untouched), StaleAttemptError when a
         newer attempt has taken over, UnsupportedStateError for a state that cannot be stored.
         """
-        if self.rank != 0 and rank_state is None:
+        states, gang = sharded.parts_of(state, rank_state, self.rank)
+        if not states:
             return None
-        parts: dict[str, Part] = {layout.STATE: _part(state)} if self.rank == 0 else {}
-        if rank_state is not None:
-            parts[layout.rank_part(self.rank)] = _part(rank_state)
-        return self.save_parts(parts, step=step, gang=rank_state is not None, metrics=metrics)
+        return self.save_states(states, step=step, gang=gang, metrics=metrics)
+
+    def save_states(
+        self, states: Mapping[str, Any], *, step: int, gang: bool, metrics: Mapping[str, float] | None = None
+    ) -> CheckpointInfo | None:
+        """As ``save``, for the states of the parts by name (see sharded.parts_of)."""
+        parts = {name: _part(part) for name, part in states.items()}
+        return self.save_parts(parts, step=step, gang=gang, metrics=metrics)
 
     def save_parts(
         self,
@@ -130,23 +136,25 @@ class CheckpointStore:
         if self._fence.hold(announce=self.rank == 0):
             self._directory.clean(Version(attempt=self.attempt, step=0), self._run)
 
-    def load_latest(self) -> Checkpoint | None:
+    def load_latest(self, into: Any = None) -> Checkpoint | None:
         """Load the newest good checkpoint, from memory or storage, None when there is none; bad ones are set aside.
 
+        ``into``: a state whose DTensors are filled in place, see sharded.join; without it they come whole, on the CPU.
         All ranks of a run get the same one: the first to decide leaves a note that the others follow. Raises
         ResumeMismatchError when this rank cannot read what they agreed on, OSError when the storage is out of reach.
         """
         self.hold_fence()
-        return self._resume.load()
+        return self._resume.load(into)
 
-    def load_path(self, path: str) -> Checkpoint:
+    def load_path(self, path: str, into: Any = None) -> Checkpoint:
         """Load one named checkpoint, by path or URL, of this job or of another.
 
         Raises CorruptCheckpointError when it is damaged or no checkpoint: what was asked for by name has no substitute.
         """
         folder, _, name = path.rstrip("/").rpartition("/")
         try:
-            return CheckpointReader(open_storage(folder or "."), name).load(self.rank, self.world_size, verify_all=True)
+            reader = CheckpointReader(open_storage(folder or "."), name)
+            return reader.load(self.rank, self.world_size, verify_all=True, into=into)
         except CorruptCheckpointError as error:
             raise CorruptCheckpointError(f"cannot resume from {path}: {error}; name another checkpoint") from error
 

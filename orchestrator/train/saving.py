@@ -7,8 +7,8 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint import layout
 from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
+from orchestrator.checkpoint.sharded import parts_of
 from orchestrator.checkpoint.snapshot_file import SnapshotUnavailableError
 from orchestrator.checkpoint.snapshot_reader import SnapshotReader
 from orchestrator.checkpoint.snapshot_writer import SnapshotWriter
@@ -43,26 +43,27 @@ class Saver:
 
     def save(self, state: Any, *, step: int, rank_state: Any, metrics: Mapping[str, float]) -> bool:
         """See Context.save."""
-        if rank_state is None and self._environment.rank != 0:
-            return True
         clock = time.perf_counter()
+        parts, gang = parts_of(state, rank_state, self._environment.rank)
+        if not parts:
+            return True
         try:
-            if self._snapshot(state, step, rank_state, metrics):
+            if self._snapshot(parts, step, metrics, gang=gang):
                 return True
-            return self._store_now(state, step, rank_state, metrics)
+            return self._store_now(parts, step, metrics, gang=gang)
         finally:
             self.stall_seconds = time.perf_counter() - clock
 
-    def load(self) -> Checkpoint | None:
+    def load(self, into: Any = None) -> Checkpoint | None:
         """See Context.load."""
         clock = time.perf_counter()
         store = self._checkpoints()
         try:
-            loaded = store.load_latest()
+            loaded = store.load_latest(into)
         finally:
             self.tell(quarantined=store.quarantined)
         if loaded is None and self._environment.resume_from is not None:
-            loaded = store.load_path(self._environment.resume_from)
+            loaded = store.load_path(self._environment.resume_from, into)
         if loaded is not None:
             self.tell(resumed_step=loaded.step, resumed_path=loaded.path, resumed_seconds=time.perf_counter() - clock)
         return loaded
@@ -83,17 +84,13 @@ class Saver:
         except CheckpointWarning:
             return  # filters that turn warnings into errors must not let a full disk end the training
 
-    def _snapshot(self, state: Any, step: int, rank_state: Any, metrics: Mapping[str, float]) -> bool:
+    def _snapshot(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> bool:
         """Save into shared memory, where the rank actor takes over; False when that is not possible."""
         here = self._environment
-        gang = rank_state is not None
         if here.snapshot_dir is None or (gang and not here.on_one_node):
             return False  # ranks of several nodes see each other's parts on shared storage only
         clock = time.perf_counter()
         try:
-            parts = {layout.STATE: state} if here.rank == 0 else {}
-            if gang:
-                parts[layout.rank_part(here.rank)] = rank_state
             writer = self._snapshots(here.snapshot_dir)
             if writer.save(parts, step=step, gang=gang, metrics=metrics):
                 self.cost_seconds = writer.copy_seconds
@@ -105,13 +102,13 @@ class Saver:
             self.page.write_saved(time.perf_counter() - clock, snapshot_step=step)
         return True
 
-    def _store_now(self, state: Any, step: int, rank_state: Any, metrics: Mapping[str, float]) -> bool:
+    def _store_now(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> bool:
         """Save to storage while training waits; whether that went well."""
         clock, done = time.perf_counter(), False
         if self.page is not None:
             self.page.write_saving()
         try:
-            info = self._checkpoints().save(state, step=step, rank_state=rank_state, metrics=metrics)
+            info = self._checkpoints().save_states(parts, step=step, gang=gang, metrics=metrics)
             done = True
         except (StaleAttemptError, UnsupportedStateError):
             raise

@@ -12,9 +12,10 @@ import operator
 import os
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, SupportsFloat, cast
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, cast
 
 from orchestrator.train.board import Board
+from orchestrator.train.elastic import BatchShare, must_ask, share_out
 from orchestrator.train.environment import RankEnvironment, read_environment
 from orchestrator.train.progress import ProgressPage, ProgressPageError
 from orchestrator.train.run_metadata import RunMetadata
@@ -49,6 +50,7 @@ class Context:
         self._board: Board | None = None
         self._lock = threading.Lock()  # of saves and loads
         self._device: torch.device | None = None
+        self._asked = environment.elastic is None  # for its share of the batch, where there is a need to
 
     @property
     def rank(self) -> int:
@@ -86,6 +88,22 @@ class Context:
         return 1 if self._environment.attempt is None else self._environment.attempt
 
     @property
+    def elastic(self) -> tuple[int, int] | None:
+        """The fewest and the most ranks that this job may get; None when their number is fixed."""
+        return self._environment.elastic
+
+    def batch_share(self, global_batch: SupportsIndex, *, per_pass: SupportsIndex | None = None) -> BatchShare:
+        """Tell this rank's samples of each optimizer step of ``global_batch`` samples, whatever the number of ranks.
+
+        ``per_pass`` is the most samples of one forward pass: what fits this rank's memory. Elastic jobs must ask before
+        their first step; with a fixed number of ranks it is of use, too. Raises ValueError for a batch of fewer samples
+        than ranks.
+        """
+        share = share_out(global_batch, rank=self.rank, world_size=self.world_size, per_pass=per_pass)
+        self._asked = True
+        return share
+
+    @property
     def device(self) -> torch.device:
         """The device of this rank: ``cuda:LOCAL_RANK`` where CUDA is usable, else the CPU. Imports torch."""
         if self._device is None:
@@ -107,8 +125,11 @@ class Context:
 
         ``samples`` and ``tokens`` are totals so far. What is left out keeps its last value. Metrics are numbers, or
         anything that ``float()`` takes (a CUDA tensor makes the call wait for the device). A step below one already
-        reported is shown but counts as no progress. Raises TypeError or ValueError for what is no number.
+        reported is shown but counts as no progress. Raises TypeError or ValueError for what is no number, and
+        NotElasticError in an elastic job that has not asked for its ``batch_share``.
         """
+        if step is not None:
+            self._check_asked()
         known = {name: _metric(name, value) for name, value in metrics.items()} if metrics else None
         counts = {
             name: _whole(name, value)
@@ -130,16 +151,17 @@ class Context:
         """Save a checkpoint of ``step``. True when this rank's part is safe, False when saving failed.
 
         ``state`` is what all ranks share (model, optimizer, ...): rank 0 stores it, elsewhere it is ignored, so that
-        every rank may call this. ``rank_state`` is this rank's own (random states, data position): use it on every
+        every rank may call this. Of its DTensors (FSDP2) every rank stores its own pieces, so there every rank must. ``rank_state`` is this rank's own (random states, data position): use it on every
         rank or on none; the checkpoint then counts when every rank's part is in. Both may nest dictionaries, lists,
         tuples, plain values, numpy and torch; nothing is pickled. A step already saved by this attempt is left as is.
 
         A full disk or a failing one never raises: it warns once, is shown in ``orch status``, and the next save tries
-        again. Raises UnsupportedStateError for a state that cannot be stored, ValueError for a bad step, and
-        StaleAttemptError when a newer attempt has taken over and this process is a leftover. May be called from any
+        again. Raises UnsupportedStateError for a state that cannot be stored, ValueError for a bad step, NotElasticError
+        as ``report`` does, and StaleAttemptError when a newer attempt has taken over and this process is a leftover. May be called from any
         thread, one save at a time.
         """
         number = _whole("step", step, "save")
+        self._check_asked()
         scores = {name: _metric(name, value, "save") for name, value in (metrics or {}).items()}
         with self._lock:
             done = self._saver.save(state, step=number, rank_state=rank_state, metrics=scores)
@@ -164,14 +186,17 @@ class Context:
             self._saver.tell(interval_steps=choice.steps, interval_reason=choice.reason)
         return due
 
-    def load(self) -> Checkpoint | None:
+    def load(self, into: Any = None) -> Checkpoint | None:
         """The newest good checkpoint, or None when there is none to start from. Damaged ones are set aside.
+
+        Sharded tensors come back whole and on the CPU, on any number of ranks; with ``into``, a state of the same
+        structure, its DTensors are filled in place instead, and stand in ``state``.
 
         Without a checkpoint of its own, a job started with ``--resume-from`` gets the one named there. Raises
         CheckpointError when that one is damaged, or when ranks cannot agree; OSError when storage is out of reach.
         """
         with self._lock:
-            return self._saver.load()
+            return self._saver.load(into)
 
     def should_stop(self) -> bool:
         """Whether the job is to end now: save, then leave the loop. Ask once per step.
@@ -189,6 +214,10 @@ class Context:
         if self._page is not None:
             self._page.mark_stop_seen()
         return True
+
+    def _check_asked(self) -> None:
+        if not self._asked and self._environment.elastic is not None:
+            raise must_ask(*self._environment.elastic)
 
     def leave_page(self) -> None:
         """Report to nobody from now on."""

@@ -1,0 +1,99 @@
+"""One rank of the tests of sharded state: trains a small FSDP2 model, or loads what another number of ranks saved.
+
+Arguments: what to do (``save``, ``load``, ``whole``), the number of ranks, this rank, a directory, and ``snapshots`` to
+go through shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+
+def build(ranks: int, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model whose rows do not divide by the number of ranks, sharded over all of them."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 5), torch.nn.Linear(5, 1))
+    fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """One step with the same data on every rank, so that the number of ranks does not matter."""
+    torch.manual_seed(5)
+    optimizer.zero_grad()
+    model(torch.randn(16, 6)).square().mean().backward()
+    optimizer.step()
+
+
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Sharded state, as torch gives it."""
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state, "note": "text"}
+
+
+def result(model: torch.nn.Module) -> list[float]:
+    """All weights, whole."""
+    return [x for p in model.parameters() for x in p.full_tensor().flatten().tolist()]  # type: ignore[attr-defined]
+
+
+def main(what: str, ranks: int, rank: int, folder: Path) -> None:
+    """See the module."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{what}-{ranks}", rank=rank, world_size=ranks)
+    from orchestrator.train import context
+
+    model, optimizer = build(ranks, seed=1 if what == "save" else 2)
+    step(model, optimizer)
+    if what == "save":
+        assert context().save(state_of(model, optimizer), step=1)
+        dist.barrier()
+    else:
+        mine = state_of(model, optimizer)
+        loaded = context().load(into=mine if what == "load" else None)
+        assert loaded is not None
+        assert loaded.state["note"] == "text"
+        whole = StateDictOptions(full_state_dict=True) if what == "whole" else None
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=loaded.state["model"],
+            optim_state_dict=loaded.state["optimizer"],
+            options=whole,
+        )
+    before = result(model)
+    step(model, optimizer)
+    after = result(model)
+    if rank == 0:
+        (folder / f"{what}-{ranks}.json").write_text(json.dumps([before, after]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    arguments = sys.argv
+    os.environ.update(
+        RANK=arguments[3],
+        WORLD_SIZE=arguments[2],
+        LOCAL_RANK=arguments[3],
+        LOCAL_WORLD_SIZE=arguments[2],
+        ORCH_JOB_ID="sharded",
+        ORCH_ATTEMPT="1" if arguments[1] == "save" else "2",
+        ORCH_CHECKPOINT_DIR=f"{arguments[4]}/checkpoints",
+    )
+    if "snapshots" in arguments:
+        os.environ["ORCH_SNAPSHOT_DIR"] = f"{arguments[4]}/snapshots"
+    main(arguments[1], int(arguments[2]), int(arguments[3]), Path(arguments[4]))
