@@ -21,11 +21,15 @@ NODE_ADDRESS: Final = "node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterAccess:
-    """Where exporters listen and who may read: ``address`` ``node`` is the node's own in its cluster."""
+    """Where exporters listen, who may read, and whether processes are shown.
+
+    ``address`` ``node`` is the node's own in its cluster.
+    """
 
     address: str = "127.0.0.1"
     ports: tuple[int, int] = (0, 0)
     token: str = ""
+    processes: bool = False
 
     def http(self, node_address: str) -> HttpSettings:
         """The settings on a node of that address."""
@@ -62,14 +66,15 @@ class ExporterActor:
             node=simulated_node if simulate else None,
         )
         http = access.http(ray.util.get_node_ip_address())
-        self._exporter = GpuExporter(readers, node, ExporterSettings(http=http))
+        self._exporter = GpuExporter(readers, node, ExporterSettings(processes=access.processes, http=http))
         try:
             self._exporter.start()
         except OSError as error:
             # The range is for firewalls, and none stands before loopback: another port is better than no exporter.
             if error.errno != errno.EADDRINUSE or not is_loopback(http.host):
                 raise
-            self._exporter = GpuExporter(readers, node, ExporterSettings(http=replace(http, port=0, last_port=None)))
+            anywhere = replace(http, port=0, last_port=None)
+            self._exporter = GpuExporter(readers, node, ExporterSettings(processes=access.processes, http=anywhere))
             self._exporter.start()
 
     def report(self) -> ExporterReport:

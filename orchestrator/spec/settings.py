@@ -47,6 +47,8 @@ class Settings:
         node's own address in its Ray cluster, so that a Prometheus elsewhere gets there. Needs a token then.
     exporter_ports: `ORCH_EXPORTER_PORTS`, default 9477-9599, one for each GPU of a node: a range that a firewall or a
         network policy can name. 0 for any free ones.
+    exporter_processes: `ORCH_EXPORTER_PROCESSES`, default no. Whether exporters show every process on a GPU: a series
+        for each process that ever was is more than most want to keep.
     log_max_bytes: `ORCH_LOG_MAX_BYTES`, default 32 MiB. One file of a rank's log before it is rotated: an hour of a
         chatty script, and an editor still opens it.
     log_keep_files: `ORCH_LOG_KEEP_FILES`, default 3. Rotated files kept beside the current one, so that a rank
@@ -67,6 +69,7 @@ class Settings:
     metrics_port: int = 9476
     exporter_address: str = "127.0.0.1"
     exporter_ports: tuple[int, int] = (9477, 9599)
+    exporter_processes: bool = False
     log_max_bytes: int = 32 * 1024 * 1024
     log_keep_files: int = 3
     snapshot_max_bytes: int = 500_000_000
@@ -165,6 +168,10 @@ def _ports(text: str, environ: Mapping[str, str]) -> tuple[int, int]:  # noqa: A
     return first, last
 
 
+def _yes_or_no(text: str, environ: Mapping[str, str]) -> bool:
+    return bool(_choice("yes", "no")(text, environ) == "yes")
+
+
 def _size(low: int) -> _Read:
     def read(text: str, environ: Mapping[str, str]) -> int:  # noqa: ARG001
         match = _BYTES.fullmatch(text)
@@ -198,6 +205,7 @@ _VARIABLES: dict[str, tuple[str, _Read]] = {
     "metrics_port": ("ORCH_METRICS_PORT", _number(0, 65535)),
     "exporter_address": ("ORCH_EXPORTER_ADDRESS", _address),
     "exporter_ports": ("ORCH_EXPORTER_PORTS", _ports),
+    "exporter_processes": ("ORCH_EXPORTER_PROCESSES", _yes_or_no),
     "log_max_bytes": ("ORCH_LOG_MAX_BYTES", _size(4096)),
     "log_keep_files": ("ORCH_LOG_KEEP_FILES", _number(0, 1000)),
     "snapshot_max_bytes": ("ORCH_SNAPSHOT_MAX_BYTES", _size(0)),
