@@ -216,5 +216,5 @@ def _save_interval(job: Job, leader: ProgressSnapshot) -> float | None:
 def _node_states(nodes: Collection[Node]) -> Mapping[str, int]:
     counts = {"ready": 0, "cordoned": 0, "draining": 0, "unreachable": 0}
     for node in nodes:
-        counts["unreachable" if not node.alive else "cordoned" if node.cordoned else "ready"] += 1
+        counts["unreachable" if not (node.alive and node.reachable) else "cordoned" if node.cordoned else "ready"] += 1
     return counts
