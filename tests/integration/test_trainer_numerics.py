@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,10 @@ def assert_states_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> Non
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
+
+
+def test_the_process_group_is_as_configured(found: list[dict[str, Any]]) -> None:
+    assert found[1]["process_group"] == {"backend": "gloo", "timeout": timedelta(seconds=77)}
 
 
 def test_ranks_together_equal_one_process_with_the_whole_batch(found: list[dict[str, Any]]) -> None:

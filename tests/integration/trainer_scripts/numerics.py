@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,12 @@ def synchronized_norm(place: Place) -> Any:
     trainer.module.eval()
     found["evaluated"] = trainer.module(global_batches(1)[0][0]).detach()
     return found
+
+
+@scenario
+def process_group(_place: Place) -> Any:
+    group: Any = dist.distributed_c10d._get_default_group()
+    return {"backend": dist.get_backend(), "timeout": group._get_backend(torch.device("cpu")).options._timeout}
 
 
 class Partly(nn.Module):
@@ -404,7 +411,7 @@ def saved_in_the_middle(place: Place) -> Any:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    place = take_place(MultiGPUConfig(batch_size=RANK_BATCH))
+    place = take_place(MultiGPUConfig(batch_size=RANK_BATCH, backend="gloo", timeout=timedelta(seconds=77)))
     found = {}
     for name, function in SCENARIOS.items():
         found[name] = function(place)

@@ -176,3 +176,22 @@ def test_compile_runs_the_backend_it_is_told() -> None:
     assert first.loss.isfinite()
     assert list(model.state_dict()) == names
     torch._dynamo.reset()
+
+
+class Listening(nn.Linear):
+    """Remembers how it is compiled, and is not."""
+
+    def compile(self, *_: Any, **settings: Any) -> None:
+        self.asked = settings
+
+
+def test_compile_is_told_its_mode() -> None:
+    for settings, expected in (
+        ({}, {"backend": "inductor"}),
+        ({"compile_mode": "max-autotune"}, {"backend": "inductor", "mode": "max-autotune"}),
+    ):
+        model = Listening(8, 3)
+        DistributedDataParallelTrainer(MultiGPUConfig(compile=True, **settings), alone()).prepare(
+            model, loss_fn=cross_entropy, optimizer=sgd
+        )
+        assert model.asked == expected

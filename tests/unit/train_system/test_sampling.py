@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,10 @@ def test_workers_get_what_the_configuration_says() -> None:
     loader: Any = feed.loader
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (2, 2, True)
     assert loader.pin_memory is False, "there is no GPU to copy to"
+    on_gpu = replace(alone(), device=torch.device("cuda", 0))
+    for wanted in (None, True, False):
+        pinned: Any = build_feed(a_dataset(), MultiGPUConfig(pin_memory=wanted), on_gpu, training=True).loader
+        assert pinned.pin_memory is (wanted is not False)
     chosen = MultiGPUConfig(num_workers=1, prefetch_factor=5, persistent_workers=False)
     loader = build_feed(a_dataset(), chosen, alone(), training=True).loader
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 5, False)
