@@ -90,8 +90,19 @@ def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> None
                 node_free.gpus = 0.0
 
 
+def needs_home(job: Job) -> str:
+    """Why the job runs only on nodes that share the daemon's home: what it saves or begins with lies there; or nothing."""
+    if job.spec.checkpoint.storage_path is None:
+        return "it has no checkpoint.storage_path, and checkpoints in ORCH_HOME would be lost with the node"
+    if job.spec.checkpoint.watch is not None:
+        return "what checkpoint.watch finds in its working copy would be lost with the node"
+    if job.resume_from is not None and "://" not in job.resume_from:
+        return "the checkpoint that it begins with lies in ORCH_HOME"
+    return ""
+
+
 def _suits(job: Job, node: Node) -> bool:
-    if not node.shares_home and job.spec.checkpoint.storage_path is None:
+    if not node.shares_home and needs_home(job):
         return False
     model = job.spec.resources.resources_per_worker.gpu_model
     if model is None:

@@ -20,7 +20,7 @@ from orchestrator.checkpoint.pins import pin
 from orchestrator.core.events import JobSubmitted
 from orchestrator.core.ids import JobId, job_id
 from orchestrator.core.job import submitted
-from orchestrator.core.placement import could_ever_fit
+from orchestrator.core.placement import could_ever_fit, needs_home
 from orchestrator.daemon import snapshot
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import JobSpec, parse_job, to_dict
@@ -152,9 +152,10 @@ def _refuse_unshared(checked: Checked, alive: Sequence[Node]) -> None:
     apart = [n.name for n in alive if not n.shares_home]
     if apart and could_ever_fit(probe(checked), {n.id: replace(n, shares_home=True) for n in alive}):
         raise RefusedError(
-            f"the job needs {', '.join(sorted(set(apart)))}, which do not share ORCH_HOME with the daemon: checkpoints"
-            " saved there would be lost with the node",
-            hint="set checkpoint.storage_path to a directory that every node shares, or share ORCH_HOME/jobs",
+            f"the job needs {', '.join(sorted(set(apart)))}, which do not share ORCH_HOME with the daemon:"
+            f" {needs_home(probe(checked))}",
+            hint="set checkpoint.storage_path to a directory that every node shares (and leave checkpoint.watch out), or"
+            " share ORCH_HOME/jobs",
         )
 
 

@@ -482,7 +482,7 @@ class Cluster:
 
     def _prestart(self, count: int) -> None:
         for node in list_nodes().values():
-            if node.alive:
+            if node.alive and node.total.get("CPU"):  # a head that only coordinates takes no ranks
                 prestart_workers(node.address, node.port, count, self._token)
 
 

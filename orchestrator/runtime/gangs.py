@@ -233,7 +233,9 @@ class Gangs:
         if not apart:
             return
         try:
-            if blind := await self.files.blind(checkpoint_dir(job, self._paths), apart):
+            storage = checkpoint_dir(job, self._paths)
+            # A URL is the same place from everywhere.
+            if "://" not in storage and (blind := await self.files.blind(storage, apart)):
                 raise GangLostError(
                     job.nodes.index(blind[0]),
                     f"node {blind[0][:12]} does not see checkpoint.storage_path ({job.spec.checkpoint.storage_path}), so"

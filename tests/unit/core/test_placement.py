@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -198,7 +199,12 @@ def test_nothing_new_goes_to_a_node_that_does_not_answer() -> None:
 def test_a_node_with_files_of_its_own_takes_jobs_whose_checkpoints_outlive_it() -> None:
     apart = node("a", shares_home=False)
     assert put(job_of(1), apart) is None
-    assert put(job_of(1, checkpoint=CheckpointSpec(storage_path="/data")), apart) == ("a",)
+    job = job_of(1, checkpoint=CheckpointSpec(storage_path="/data"))
+    assert put(job, apart) == ("a",)
+    assert put(replace(job, resume_from="/home/ada/.orch/jobs/x/resume"), apart) is None, "that lies in the home"
+    assert put(replace(job, resume_from="s3://bucket/x"), apart) == ("a",)
+    watching = CheckpointSpec(storage_path="/data", watch="out/*.pt")
+    assert put(job_of(1, checkpoint=watching), apart) is None, "what it finds lies in the node's copy"
 
 
 def test_what_others_hold_is_not_free() -> None:
