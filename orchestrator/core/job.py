@@ -325,19 +325,7 @@ def _(event: ev.AttemptRunning, job: Job) -> Job:
 def _(event: ev.RankExited, job: Job) -> Job:
     if not _current(job, event.attempt) or not job.gang_open or any(e.rank == event.rank for e in job.exits):
         return job
-    ended = Exit(
-        rank=event.rank,
-        exit_code=event.exit_code,
-        signal=event.signal,
-        at=event.at,
-        error_type=event.error_type,
-        error_message=event.error_message,
-        error_at=event.error_at,
-        log_tail=event.log_tail,
-        evidence=event.evidence,
-        policy=event.policy,
-        policy_note=event.policy_note,
-    )
+    ended = Exit(**{f.name: getattr(event, f.name) for f in fields(Exit)})
     return replace(job, exits=(*job.exits, ended))
 
 

@@ -22,6 +22,7 @@ from orchestrator.daemon.loop import Loop
 from orchestrator.daemon.metering import Metering
 from orchestrator.daemon.node_trust import NodeTrust
 from orchestrator.daemon.node_views import node_view
+from orchestrator.daemon.notifier import Notifier
 from orchestrator.daemon.progress import ProgressBook
 from orchestrator.daemon.submission import read_secrets
 from orchestrator.gpu.sampler import Health
@@ -81,7 +82,9 @@ class Daemon:
         self._problems: dict[str, str] = {}
         self._cordoned: set[str] = set()
         self._trust = NodeTrust()
+        self.notifier = Notifier(self.store, settings.home / "notify.key", self.log)
         self._warmed_for: dict[JobId, int] = {}
+        self._warm_nodes: set[str] = set()
         self._have_nodes = asyncio.Event()
         self._head_gone = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -150,12 +153,14 @@ class Daemon:
         await self.cluster.start()
         await self._refresh()
         self._supervise(self.loop.run(), "loop")
+        self._supervise(self.notifier.run(), "notify")
         self._supervise(self._keep_refreshing(), "nodes")
         self._supervise(self._keep_head(), "head")
         self._supervise(self.gpus.run(), "gpus")
         self._supervise(self.metering.watch_lag(), "lag")
         self._supervise(self._look_after_nodes(), "trust")
-        await self._warm_fork_servers()
+        if self.cluster.embedded:
+            await self._warm_fork_servers()
         self.ready.set()
         self._spawn(self._settle())
         self.log.info("daemon.ready", seconds=round(time.time() - self.started_at, 3), ray=self.cluster.address)
@@ -317,6 +322,8 @@ class Daemon:
         nodes = await self.cluster.refresh()
         self._set_nodes(nodes)
         self.gangs.note_reach(self.loop.jobs.values())
+        if not self.cluster.embedded:  # one slow node of many holds nobody up
+            self._spawn(self._warm_fork_servers())
         if self.ready.is_set():
             await self.exporters.refresh()
 
@@ -346,7 +353,9 @@ class Daemon:
 
         # A head that only coordinates has no CPUs: no rank ever goes there.
         takes_ranks = {node.id for node in self.loop.nodes.values() if node.cpus > 0}
-        await asyncio.gather(*(warm(a) for node_id, a in self.cluster.agents.items() if node_id in takes_ranks))
+        cold = (self.cluster.agents.keys() & takes_ranks) - self._warm_nodes
+        self._warm_nodes = (self._warm_nodes & self.cluster.agents.keys()) | cold
+        await asyncio.gather(*(warm(self.cluster.agents[node_id]) for node_id in cold))
 
     def _head_lost(self) -> None:
         self.log.error("ray.head_lost", address=self.cluster.address)
@@ -438,6 +447,8 @@ class Daemon:
             self.loop.post(events)
 
     def _changed(self, job: Job) -> None:
+        if job.spec.notify:
+            self.notifier.wake()
         self.changes.touch(job.id)
         if job.seats and self._warmed_for.get(job.id) != job.gang:
             self._warmed_for[job.id] = job.gang

@@ -33,7 +33,6 @@ NOT_YET: dict[str, str] = {
     "health.progress": "progress read from the log; report steps with orchestrator.train.context()",
     "trackers": "experiment trackers; call them in the script",
     "report": "reports; leave the key out",
-    "notify": "web hooks; alert on orch's metrics instead",
 }
 """Keys whose feature is not built yet, with the reason and what to do meanwhile.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core.job import fold
+from orchestrator.core.notices import notices_of
 from orchestrator.spec.job import from_dict
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
+    from orchestrator.core.notices import Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Folded:
     before: dict[JobId, Job] = field(default_factory=dict)
     after: dict[JobId, Job] = field(default_factory=dict)
     written: list[Written] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
 
     def changed(self) -> list[tuple[Job, Job]]:
         """Jobs that changed: record before and after."""
@@ -48,6 +51,7 @@ def fold_batch(read: Callable[[JobId], Job], events: Sequence[ev.Event]) -> Fold
         if after is not job:
             batch.after[event.job_id] = after
             batch.written.append(Written(after.version, event))
+            batch.notices += notices_of(job, after, event.at)
     return batch
 
 

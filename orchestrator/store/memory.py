@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from orchestrator.core.job import submitted
+from orchestrator.core.notices import notices_of
 from orchestrator.core.states import JobState
 from orchestrator.store.errors import (
     AmbiguousJobError,
@@ -15,7 +16,7 @@ from orchestrator.store.errors import (
     StoreClosedError,
 )
 from orchestrator.store.folding import finished_class, fold_batch, same_submission
-from orchestrator.store.port import DiskStatus, FinishedCount, Found, JobFilter, StoredEvent
+from orchestrator.store.port import DiskStatus, FinishedCount, Found, JobFilter, StoredEvent, StoredNotice
 from orchestrator.store.verification import difference, replay
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
+    from orchestrator.core.notices import Notice
 
 
 class MemoryStore:
@@ -33,6 +35,8 @@ class MemoryStore:
         self._jobs: dict[JobId, Job] = {}
         self._events: dict[JobId, list[StoredEvent]] = {}
         self._finished: Counter[tuple[str, JobState, str]] = Counter()
+        self._notices: dict[int, tuple[StoredNotice, float]] = {}
+        self._told = 0
         self._sequence = 0
         self._closed = False
 
@@ -52,6 +56,7 @@ class MemoryStore:
         self._sequence += 1
         self._jobs[job.id] = job
         self._events[job.id] = [StoredEvent(job.version, event)]
+        self._note(notices_of(None, job, event.at))
         return job, True
 
     async def append(self, events: Sequence[ev.Event]) -> list[Job]:
@@ -64,6 +69,7 @@ class MemoryStore:
                 self._finished[after.spec.queue, after.state, finished_class(after)] += 1
         for written in batch.written:
             self._events[written.event.job_id].append(StoredEvent(written.number, written.event))
+        self._note(batch.notices)
         return list(batch.after.values())
 
     async def load_live(self) -> list[Job]:
@@ -121,6 +127,24 @@ class MemoryStore:
         """Jobs that ended since the store was made; pruning does not lower them."""
         self._check_open()
         return [FinishedCount(*key, count) for key, count in sorted(self._finished.items())]
+
+    def _note(self, notices: Sequence[Notice]) -> None:
+        for notice in notices:
+            self._told += 1
+            self._notices[self._told] = (StoredNotice(self._told, notice, 0), 0.0)
+
+    async def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
+        """Notices to be told by ``now``; see ``port.Store.due_notices``."""
+        self._check_open()
+        waiting = sorted(self._notices.values(), key=lambda item: (item[1], item[0].number))
+        return [n for n, next_at in waiting if next_at <= now][:limit], waiting[0][1] if waiting else None
+
+    async def settle_notice(self, number: int, *, again_at: float | None) -> None:
+        """A notice was told or given up, or is to be tried again."""
+        self._check_open()
+        found, _ = self._notices.pop(number, (None, 0.0))
+        if found is not None and again_at is not None:
+            self._notices[number] = (StoredNotice(number, found.notice, found.attempts + 1), again_at)
 
     async def ended_before(self, older_than: float) -> list[JobId]:
         """Terminal jobs that ended before ``older_than``, the oldest first."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
+    from orchestrator.core.notices import Notice
     from orchestrator.core.states import JobState
 
 
@@ -58,6 +59,15 @@ class FinishedCount:
     state: JobState
     failure_class: str
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNotice:
+    """A notice that is still to be told, its number, and how often that was tried."""
+
+    number: int
+    notice: Notice
+    attempts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +133,17 @@ class Store(Protocol):
 
     async def finished_counts(self) -> list[FinishedCount]:
         """Jobs that ended since the store was made; pruning does not lower them."""
+        ...
+
+    async def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
+        """Notices to be told by ``now`` (wall time), at most ``limit``, and when the first of all waiting ones is due.
+
+        Notices are written by ``submit`` and ``append`` together with the transitions that they tell of.
+        """
+        ...
+
+    async def settle_notice(self, number: int, *, again_at: float | None) -> None:
+        """A notice was told or given up (None), or is to be tried again at a wall time."""
         ...
 
     async def ended_before(self, older_than: float) -> list[JobId]:

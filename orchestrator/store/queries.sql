@@ -98,3 +98,23 @@ DELETE FROM jobs WHERE sequence = ? AND ended_at IS NOT NULL;
 -- Every row, for verification.
 SELECT sequence, id, version, name, user, uid, idempotency_key, state, submitted_at, ended_at, record
 FROM jobs WHERE sequence > ? ORDER BY sequence LIMIT ?;
+
+-- name: insert_notice
+-- A web hook is to be told of a transition.
+INSERT INTO notices (job, url, body, made_at, next_at) VALUES (?, ?, ?, ?, ?);
+
+-- name: due_notices
+-- What is to be told by now, the longest waiting first.
+SELECT number, job, url, body, made_at, attempts FROM notices WHERE next_at <= ? ORDER BY next_at, number LIMIT ?;
+
+-- name: next_notice
+-- When the next one is due.
+SELECT min(next_at) FROM notices;
+
+-- name: delete_notice
+-- It was told, or given up.
+DELETE FROM notices WHERE number = ?;
+
+-- name: delay_notice
+-- It could not be told: again later.
+UPDATE notices SET attempts = attempts + 1, next_at = ? WHERE number = ?;

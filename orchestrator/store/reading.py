@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.states import JobState
 from orchestrator.store.errors import AmbiguousJobError, JobNotFoundError
-from orchestrator.store.port import FinishedCount, Found, JobFilter, StoredEvent
-from orchestrator.store.rows import Parsed, event_of, job_of
+from orchestrator.store.port import FinishedCount, Found, JobFilter, StoredEvent, StoredNotice
+from orchestrator.store.rows import Parsed, event_of, job_of, notice_of
 from orchestrator.store.statements import STATEMENTS
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ class Reader:
         """Jobs by state, every state present."""
         found = dict(self._connection.execute(STATEMENTS["count_states"]).fetchall())
         return {state: found.get(state.value, 0) for state in JobState}
+
+    def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
+        """Notices to be told by ``now``, and when the first of all waiting ones is due."""
+        due = [notice_of(row) for row in self._connection.execute(STATEMENTS["due_notices"], (now, limit))]
+        (first,) = self._connection.execute(STATEMENTS["next_notice"]).fetchone()
+        return due, first
 
     def finished_counts(self) -> list[FinishedCount]:
         """Jobs that ended since the store was made."""

@@ -7,13 +7,14 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.events import event_body, event_from
+from orchestrator.core.ids import JobId
 from orchestrator.core.job import job_from_dict, job_to_dict
+from orchestrator.core.notices import Notice
 from orchestrator.store.errors import UnreadableRecordError
-from orchestrator.store.port import StoredEvent
+from orchestrator.store.port import StoredEvent, StoredNotice
 
 if TYPE_CHECKING:
     from orchestrator.core import events as ev
-    from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
 
 
@@ -67,6 +68,17 @@ def job_of(record: str) -> Job:
 def event_row(sequence: int, number: int, event: ev.Event) -> tuple[int, int, str, float, str, str]:
     """The columns of an event's row."""
     return sequence, number, event.kind, event.at, event.cause, _dumps(event_body(event))
+
+
+def notice_row(notice: Notice) -> tuple[str, str, str, float, float]:
+    """The columns of a new notice; it is due at once."""
+    return notice.job_id, notice.url, notice.body, notice.made_at, 0.0
+
+
+def notice_of(row: tuple[int, str, str, str, float, int]) -> StoredNotice:
+    """The notice of a row of ``due_notices``."""
+    number, job_id, url, body, made_at, attempts = row
+    return StoredNotice(number, Notice(job_id=JobId(job_id), url=url, body=body, made_at=made_at), attempts)
 
 
 def event_of(job_id: JobId, row: tuple[int, str, float, str, str]) -> StoredEvent:

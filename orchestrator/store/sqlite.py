@@ -25,7 +25,7 @@ from orchestrator.store.faults import is_damage, is_disk_full
 from orchestrator.store.lock import StoreLock
 from orchestrator.store.reading import Reader
 from orchestrator.store.schema import Migration, connect, known_migrations, prepare
-from orchestrator.store.work import PRUNE_BATCH, Append, Prune, Records, Submit
+from orchestrator.store.work import PRUNE_BATCH, Append, Prune, Records, SettleNotice, Submit
 from orchestrator.store.writer import Writer
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.core.states import JobState
-    from orchestrator.store.port import DiskStatus, FinishedCount, Found, JobFilter, StoredEvent
+    from orchestrator.store.port import DiskStatus, FinishedCount, Found, JobFilter, StoredEvent, StoredNotice
 
 T = TypeVar("T")
 
@@ -123,6 +123,14 @@ class SqliteStore:
     async def finished_counts(self) -> list[FinishedCount]:
         """Jobs that ended since the store was made; pruning does not lower them."""
         return await self._read(self._reader.finished_counts)
+
+    async def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
+        """Notices to be told by ``now``; see ``port.Store.due_notices``."""
+        return await self._read(lambda: self._reader.due_notices(now, limit))
+
+    async def settle_notice(self, number: int, *, again_at: float | None) -> None:
+        """A notice was told or given up, or is to be tried again."""
+        await self._writer.do(SettleNotice(number, again_at))
 
     async def ended_before(self, older_than: float) -> list[JobId]:
         """Terminal jobs that ended before ``older_than``, the oldest first: what ``prune`` would forget."""

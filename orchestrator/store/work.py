@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.core.job import submitted
+from orchestrator.core.notices import notices_of
 from orchestrator.store.errors import (
     IdempotencyConflictError,
     JobExistsError,
@@ -12,7 +13,7 @@ from orchestrator.store.errors import (
     VersionConflictError,
 )
 from orchestrator.store.folding import finished_class, fold_batch, same_submission
-from orchestrator.store.rows import event_row, job_of, job_row
+from orchestrator.store.rows import event_row, job_of, job_row, notice_row
 from orchestrator.store.statements import STATEMENTS
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
+    from orchestrator.core.notices import Notice
 
 PRUNE_BATCH = 200  # jobs forgotten per transaction: transitions of running jobs wait for no more than that
 _PAGES_PER_JOB = 8  # given back to the disk; more than most jobs have
@@ -125,6 +127,7 @@ class Submit(_Recording):
         job = submitted(event, last + 1)
         connection.execute(STATEMENTS["insert_job"], job_row(job))
         connection.execute(STATEMENTS["insert_event"], event_row(job.sequence, job.version, event))
+        _write_notices(connection, notices_of(None, job, event.at))
         self._remember(job)
         return job, True
 
@@ -150,7 +153,37 @@ class Append(_Recording):
             self._remember(after)
         rows = [event_row(batch.after[w.event.job_id].sequence, w.number, w.event) for w in batch.written]
         connection.executemany(STATEMENTS["insert_event"], rows)
+        _write_notices(connection, batch.notices)
         return list(batch.after.values())
+
+
+def _write_notices(connection: sqlite3.Connection, notices: Sequence[Notice]) -> None:
+    if notices:
+        connection.executemany(STATEMENTS["insert_notice"], [notice_row(n) for n in notices])
+
+
+class SettleNotice:
+    """Forget a notice that was told, or put it off."""
+
+    essential = True  # it gives room, or takes none
+    shrinks = False
+
+    def __init__(self, number: int, again_at: float | None) -> None:
+        self._number = number
+        self._again_at = again_at
+
+    def __call__(self, connection: sqlite3.Connection) -> None:
+        """Do it."""
+        if self._again_at is None:
+            connection.execute(STATEMENTS["delete_notice"], (self._number,))
+        else:
+            connection.execute(STATEMENTS["delay_notice"], (self._again_at, self._number))
+
+    def committed(self) -> None:
+        """Nothing is kept at hand."""
+
+    def undone(self) -> None:
+        """Nothing was kept."""
 
 
 class Prune:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, IllegalTransitionError
 from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.spec.job import NotifySpec
 from orchestrator.store.errors import (
     AmbiguousJobError,
     IdempotencyConflictError,
@@ -387,3 +389,28 @@ def test_a_closed_store_takes_and_tells_nothing(store: Store, run: Run) -> None:
     ):
         with pytest.raises(StoreClosedError, match="open it again"):
             run(call)
+
+
+class TestNotices:
+    """What web hooks are to be told is written with the transition, and stays until it was told."""
+
+    def test_a_transition_writes_its_notices_and_nothing_else_does(self, store: Store, run: Run) -> None:
+        hooks = (NotifySpec(url="http://a/x", on=("PENDING", "FAILED")), NotifySpec(url="http://b/y"))
+        run(store.submit(submission(make_spec(notify=hooks))))
+        due, first = run(store.due_notices(T0, 10))
+        assert [(n.notice.url, json.loads(n.notice.body)["state"]) for n in due] == [("http://a/x", "PENDING")]
+        assert first == 0.0
+        run(store.append([finished(run(store.job(ID)), JobState.CANCELLED)]))
+        assert len(run(store.due_notices(T0, 10))[0]) == 1, "nobody asked for CANCELLED"
+
+    def test_a_notice_waits_until_its_time_and_goes_when_it_is_told(self, store: Store, run: Run) -> None:
+        hook = NotifySpec(url="http://a/x", on=("PENDING",))
+        run(store.submit(submission(make_spec(notify=(hook,)))))
+        ((found,), _) = run(store.due_notices(T0, 10))
+        run(store.settle_notice(found.number, again_at=T0 + 60))
+        assert run(store.due_notices(T0 + 59, 10)) == ([], T0 + 60)
+        ((again,), _) = run(store.due_notices(T0 + 60, 10))
+        assert (again.number, again.attempts, again.notice) == (found.number, 1, found.notice)
+        run(store.settle_notice(found.number, again_at=None))
+        assert run(store.due_notices(T0 + 60, 10)) == ([], None)
+        run(store.settle_notice(found.number, again_at=None))

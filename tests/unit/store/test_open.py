@@ -109,6 +109,7 @@ class TestMigrations:
         store.close()
         with closing(connect(path)) as connection:
             connection.execute("DROP TABLE finished")
+            connection.execute("DROP TABLE notices")
             connection.execute("PRAGMA user_version = 1")
         store = open_store()
         assert run(store.finished_counts()) == totals
