@@ -65,7 +65,7 @@ def test_how_often_a_job_means_to_save(metering: Metering, interval: Any, facts:
 
 def test_the_slowest_rank_tells_whether_a_job_lives(metering: Metering) -> None:
     now = time.time()
-    quick = {"step": 9, "steps_reported": 9, "step_seconds": 0.1}
+    quick: dict[str, Any] = {"step": 9, "steps_reported": 9, "step_seconds": 0.1}
     ranks = [
         ProgressSnapshot(last_report_at=now - age, recent_step_seconds=(0.1, 0.3, 0.2), **quick) for age in (1, 90)
     ]
