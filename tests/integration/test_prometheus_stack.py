@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(480),  # both stories may be told in one test, on a machine that does other things, too
     pytest.mark.skipif(
         shutil.which("prometheus") is None or shutil.which("prometheus-alertmanager") is None,
         reason="prometheus or its alertmanager is missing: .ci/install-test-tools",
@@ -221,6 +221,9 @@ def nvidia(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """Hardware that fails in every way there is, under a job that does not mind."""
     folder = tmp_path_factory.mktemp("nvidia")
     driver = FakeNvml.create(folder, gpus=5)
+    for gpu in driver:
+        gpu.fan = 40  # what a GPU lacks when it is opened is not asked for again
+        gpu.processes({4711: 1 << 30})
     with ExitStack() as cleanup:
         world = World(folder, cleanup, Stack(environ={**driver.environment(), "ORCH_EXPORTER_PROCESSES": "yes"}))
         cleanup.callback(setattr, driver[1], "hang", 0)
@@ -234,9 +237,6 @@ def tell_of_hardware(world: World, driver: FakeNvml) -> Seen:
     job = world.submit("train", "--save", ranks=2)
     world.stack.wait_step(job, 1)
     preempt(world, job)
-    for gpu in driver:
-        gpu.fan = 40
-        gpu.processes({4711: 1 << 30})
     watched.eventually(lambda: len(watched.query("orch_exporter_up == 1")) == len(driver), "every GPU is scraped")
     watched.eventually(lambda: len(watched.query("orch_job_gpu")) == 2, "the job's GPUs are known")
     seen.facts["ports"] = [int(group["targets"][0].rpartition(":")[2]) for group in world.targets()]

@@ -116,7 +116,7 @@ def _shorten(folder: Path) -> None:
 class Watched:
     """Prometheus and Alertmanager watching the daemon whose reading listener is at `daemon`."""
 
-    def __init__(self, folder: Path, daemon: str, stack: ExitStack, *, seconds: float = 60.0) -> None:
+    def __init__(self, folder: Path, daemon: str, stack: ExitStack, *, seconds: float = 120.0) -> None:
         self._seconds = seconds
         self.webhook = Served()
         stack.callback(self.webhook.close)
