@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from orchestrator.checkpoint.reader import Checkpoint
     from orchestrator.train.config import MultiGPUConfig, TrainingMode
+    from orchestrator.train.elastic import BatchShare, NotElasticError
     from orchestrator.train.manager import MultiGPUTrainingManager
     from orchestrator.train.monitor import PerformanceMonitor
     from orchestrator.train.progress import ProgressPage, ProgressSnapshot
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from orchestrator.train.training_context import Context
 
 __all__ = [
+    "BatchShare",
     "Checkpoint",
     "CheckpointWarning",
     "Context",
     "MultiGPUConfig",
     "MultiGPUTrainingManager",
+    "NotElasticError",
     "PerformanceMonitor",
     "ProgressPage",
     "ProgressSnapshot",
@@ -39,6 +42,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BatchShare": "orchestrator.train.elastic",
+    "NotElasticError": "orchestrator.train.elastic",
     "Checkpoint": "orchestrator.checkpoint.reader",
     "CheckpointWarning": "orchestrator.train.saving",
     "Context": "orchestrator.train.training_context",

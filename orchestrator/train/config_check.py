@@ -35,26 +35,26 @@ def trainer_findings(spec: JobSpec) -> Iterator[Finding]:
     values, unreadable = sort_out(MultiGPUConfig, given)
     for name, problem in unreadable.items():
         yield _finding(problem, {name: None})
-    ranks = _ranks(spec)
+    ranks, most = _ranks(spec)
     try:
-        config = MultiGPUConfig(**values, world_size=ranks)
+        config = MultiGPUConfig(**values, world_size=None if most else ranks)
     except ConfigError as error:
         problems: Iterable[str] = error.problems
     else:
-        problems = _with_the_job(config, spec, ranks)
+        problems = _with_the_job(config, spec, ranks, most)
     for problem in config_rules.not_about(unreadable, problems):
         yield _finding(problem, given)
 
 
-def _ranks(spec: JobSpec) -> int | None:
-    """How many there will be, or at least; None when nobody knows yet."""
+def _ranks(spec: JobSpec) -> tuple[int | None, int | None]:
+    """How many there will be, or at least, None when nobody knows yet; and the most of an elastic job."""
     workers = spec.resources.num_workers
     if workers == "auto":
-        return None
-    return workers.min if isinstance(workers, ElasticWorkers) else workers
+        return None, None
+    return (workers.min, workers.max) if isinstance(workers, ElasticWorkers) else (workers, None)
 
 
-def _with_the_job(config: MultiGPUConfig, spec: JobSpec, ranks: int | None) -> Iterator[str]:
+def _with_the_job(config: MultiGPUConfig, spec: JobSpec, ranks: int | None, most: int | None) -> Iterator[str]:
     if config.checkpoint_frequency is not None and spec.checkpoint.interval != "auto":
         yield "checkpoint_frequency and checkpoint.interval both say when to save: keep one"
     if ranks is None:
@@ -67,6 +67,7 @@ def _with_the_job(config: MultiGPUConfig, spec: JobSpec, ranks: int | None) -> I
         on_cuda=gpus > 0,
         computes_bf16=True,
         computes_fp8=True,
+        most_ranks=most,
     )
     yield from config_rules.conflicts_with_place(config, around)
 

@@ -83,6 +83,8 @@ class Surroundings:
     on_cuda: bool
     computes_bf16: bool
     computes_fp8: bool
+    most_ranks: int | None = None
+    """Of an elastic job, whose number of ranks may change; None when it is fixed."""
 
 
 def wrong_values(config: MultiGPUConfig) -> Iterator[tuple[str, str]]:
@@ -247,7 +249,9 @@ def _loader_conflicts(config: MultiGPUConfig) -> Iterator[str]:
 
 def conflicts_with_place(config: MultiGPUConfig, around: Surroundings) -> Iterator[str]:
     """Every contradiction between the configuration and the process that it is used in."""
-    if config.world_size is None and config.global_batch_size is not None:
+    if around.most_ranks is not None:
+        yield from _elastic_conflicts(config, around.most_ranks)
+    elif config.world_size is None and config.global_batch_size is not None:
         yield from batch_misfit(config.global_batch_size, config.batch_size, around.world_size)
     if config.training_mode == "data_parallel" and around.world_size > 1:
         yield (
@@ -263,6 +267,25 @@ def conflicts_with_place(config: MultiGPUConfig, around: Surroundings) -> Iterat
         yield "this GPU does not compute bf16: set precision to auto (which takes fp16 here)"
     if config.precision == "fp8" and not around.computes_fp8:
         yield "fp8 needs a GPU of compute capability 8.9 or newer: set precision to auto"
+
+
+def _elastic_conflicts(config: MultiGPUConfig, most_ranks: int) -> Iterator[str]:
+    if config.training_mode == "data_parallel":
+        yield (
+            "data_parallel is one process, and an elastic job has a changing number of them: leave training_mode out, or "
+            "write a fixed num_workers"
+        )
+    if not config.enable_fault_tolerance:
+        yield (
+            "enable_fault_tolerance is false, but an elastic job needs checkpoints to go on from on another number of ranks: "
+            "leave it out, or write a fixed num_workers"
+        )
+    whole = config.global_batch_size
+    if whole is not None and whole < most_ranks:
+        yield (
+            f"global_batch_size {whole} has not one sample for each of {most_ranks} ranks: raise it, or lower "
+            "resources.num_workers.max"
+        )
 
 
 def _device_conflicts(config: MultiGPUConfig, around: Surroundings) -> Iterator[str]:

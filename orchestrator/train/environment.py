@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.interval import DEFAULT_RECOVERY_SECONDS, PRIOR_FAILURE_SECONDS
+from orchestrator.train.elastic import parse_range
 from orchestrator.train.run_metadata import VARIABLE as METADATA_VARIABLE
 from orchestrator.train.schedule import AUTO, IntervalSetting, IntervalSettingError, parse_interval
 
@@ -32,7 +33,8 @@ class EnvironmentValueError(ValueError):
 class RankEnvironment:
     """One rank's place and settings. ``attempt`` is None, and ``job_id`` empty, outside of orch.
 
-    ``token`` is equal on all ranks of one run and differs between runs; None when nothing can promise that.
+    ``token`` is equal on all ranks of one run and differs between runs; None when nothing can promise that. ``elastic``
+    is the fewest and the most ranks that the job may get; None when their number is fixed.
     """
 
     rank: int = 0
@@ -55,6 +57,7 @@ class RankEnvironment:
     recovery_seconds: float = DEFAULT_RECOVERY_SECONDS
     failure_seconds: float = PRIOR_FAILURE_SECONDS
     metadata_path: str | None = None
+    elastic: tuple[int, int] | None = None
 
     @property
     def on_one_node(self) -> bool:
@@ -92,6 +95,7 @@ def read_environment(environ: Mapping[str, str]) -> RankEnvironment:
         recovery_seconds=_seconds(environ, "ORCH_RECOVERY_SECONDS", DEFAULT_RECOVERY_SECONDS),
         failure_seconds=_seconds(environ, "ORCH_FAILURE_SECONDS", PRIOR_FAILURE_SECONDS),
         metadata_path=environ.get(METADATA_VARIABLE) or None,
+        elastic=_elastic(environ),
     )
 
 
@@ -100,6 +104,14 @@ def _interval(environ: Mapping[str, str]) -> IntervalSetting:
         return parse_interval(environ.get("ORCH_CHECKPOINT_INTERVAL", ""))
     except IntervalSettingError as error:
         raise EnvironmentValueError(f"ORCH_CHECKPOINT_INTERVAL: {error}") from error
+
+
+def _elastic(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    text = environ.get("ORCH_ELASTIC", "")
+    try:
+        return parse_range(text) if text else None
+    except ValueError as error:
+        raise EnvironmentValueError(f"ORCH_ELASTIC: {error}") from error
 
 
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:

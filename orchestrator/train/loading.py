@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from orchestrator.train.elastic_sampling import ShareSampler, refuse_loader
 from orchestrator.train.errors import DataError
 from orchestrator.train.sampling import GlobalBatchSampler, SeededSamples
 
 if TYPE_CHECKING:
     from orchestrator.train.config import MultiGPUConfig
+    from orchestrator.train.elastic import BatchShare
     from orchestrator.train.place import Place
 
 
@@ -63,7 +65,7 @@ class Feed:
         if self.stateful and state is not None:
             cast("Stateful", self.loader).load_state_dict(state)
             return iter(self.loader)
-        if self.sampler is not None and not self.stateful:
+        if self.sampler is not None and (state is None or not self.stateful):
             self.sampler.seek(epoch, position)
             return iter(self.loader)
         batches = iter(self.loader)
@@ -85,34 +87,50 @@ class Feed:
                 set_epoch(epoch)
 
 
-def build_feed(dataset: Any, config: MultiGPUConfig, place: Place, *, training: bool, accumulate: int = 1) -> Feed:
-    """A loader for `dataset`; a loader passed in its place is taken as it is.
+def build_feed(
+    dataset: Any,
+    config: MultiGPUConfig,
+    place: Place,
+    *,
+    training: bool,
+    accumulate: int = 1,
+    share: BatchShare | None = None,
+) -> Feed:
+    """A loader for `dataset`; a loader passed in its place is taken as it is, unless there is a `share` to deal out.
 
     Raises DataError for a dataset that is empty or has not one optimizer step's worth of samples.
     """
+    streams = isinstance(dataset, IterableDataset | DataLoader) or not hasattr(dataset, "__getitem__")
+    if share is not None and streams:
+        refuse_loader(dataset)
     if isinstance(dataset, IterableDataset):
         return Feed(_stateful_loader(dataset, config, place, batch_size=config.batch_size), stateful=True)
-    if isinstance(dataset, DataLoader) or not hasattr(dataset, "__getitem__"):
+    if streams:
         if not isinstance(dataset, Iterable):
             raise DataError(
                 f"a {type(dataset).__name__} is no dataset: it needs __getitem__ and __len__, or __iter__ (or pass a loader)"
             )
         return Feed(dataset, stateful=isinstance(dataset, Stateful))
     samples = _length(dataset)
-    _check_size(samples, config, place, training=training, accumulate=accumulate)
+    _check_size(samples, config, place, training=training, accumulate=accumulate, share=share)
     stateful = isinstance(dataset, Stateful)
     whole = type(dataset) is TensorDataset  # draws no random numbers, and can be asked for a batch at once
     seeded = config.num_workers > 0 and not stateful and not whole
-    sampler = GlobalBatchSampler(
-        samples,
-        batch_size=config.batch_size,
-        rank=place.rank,
-        world_size=place.world_size,
-        shuffle=config.shuffle and training,
-        seed=config.seed,
-        drop_last=training,
-        accumulate=accumulate if training else 1,
-        draws=seeded,
+    shuffle = config.shuffle and training
+    sampler = (
+        GlobalBatchSampler(
+            samples,
+            batch_size=config.batch_size,
+            rank=place.rank,
+            world_size=place.world_size,
+            shuffle=shuffle,
+            seed=config.seed,
+            drop_last=training,
+            accumulate=accumulate if training else 1,
+            draws=seeded,
+        )
+        if share is None
+        else ShareSampler(samples, share, shuffle=shuffle, seed=config.seed, draws=seeded)
     )
     options: dict[str, Any] = {"batch_sampler": sampler}
     if whole:
@@ -149,12 +167,26 @@ def _length(dataset: Any) -> int:
         ) from error
 
 
-def _check_size(samples: int, config: MultiGPUConfig, place: Place, *, training: bool, accumulate: int) -> None:
+def _check_size(
+    samples: int,
+    config: MultiGPUConfig,
+    place: Place,
+    *,
+    training: bool,
+    accumulate: int,
+    share: BatchShare | None,
+) -> None:
     needed = config.batch_size * place.world_size * accumulate if training else 1
+    if share is not None:
+        needed = share.global_batch
     if samples >= needed:
         return
     if samples == 0:
         raise DataError("the dataset is empty: check the path or the filter that it is made from")
+    if share is not None:
+        raise DataError(
+            f"the dataset has {samples} samples, and one optimizer step takes {needed}: lower global_batch_size"
+        )
     raise DataError(
         f"the dataset has {samples} samples, and one optimizer step takes {needed} (batch_size {config.batch_size} x "
         f"{place.world_size} ranks x {accumulate} accumulated): lower batch_size or gradient_accumulation_steps"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from orchestrator.train import comparison, context
 from orchestrator.train.agreement import explain_broken_collective, share_error
 from orchestrator.train.config import MultiGPUConfig
+from orchestrator.train.elastic_sampling import elastic_share
 from orchestrator.train.energy import open_meter
 from orchestrator.train.epochs import Collector, check_equal_lengths, evaluate, mean_over_ranks
 from orchestrator.train.errors import StopTraining, TrainError
@@ -67,7 +68,9 @@ class MultiGPUTrainingManager:
         self.place = take_place(self.config, ctx)
         self._ctx = context() if ctx is None else ctx
         seed_everything(self.config.seed, self.place.rank)
-        self.trainer = make_trainer(self.config, self.place)
+        with self._one_voice():
+            share = elastic_share(self.config, self._ctx)
+        self.trainer = make_trainer(self.config, self.place, share)
         self.fault_tolerance = FaultToleranceManager(self._ctx, self.config, self.place)
         self.progress = Progress()
         self.metrics: MetricsCollector | None = None
@@ -105,8 +108,10 @@ class MultiGPUTrainingManager:
         with self._one_voice():
             wrapped = self.trainer.prepare(model, loss_fn=loss_fn, optimizer=optimizer, scheduler=scheduler)
             self._functions = dict(metrics or {})
-            accumulate = self.trainer.accumulate
-            train = build_feed(dataset, self.config, self.place, training=True, accumulate=accumulate)
+            trainer = self.trainer
+            train = build_feed(
+                dataset, self.config, self.place, training=True, accumulate=trainer.accumulate, share=trainer.share
+            )
             validate = None if val_dataset is None else build_feed(val_dataset, self.config, self.place, training=False)
             self._feeds = {id(feed.loader): feed for feed in (train, validate) if feed is not None}
             self._energy = self._energy or open_meter(self.place.device)
@@ -128,6 +133,7 @@ class MultiGPUTrainingManager:
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             batch_size=self.config.batch_size,
             accumulate=self.trainer.accumulate,
+            samples_per_step=self.trainer.samples_per_step,
             resumed_step=self.progress.step or None,
         )
 
@@ -220,7 +226,8 @@ class MultiGPUTrainingManager:
         self.trainer.model.train()
         if own is None:
             self._epoch_random = random_state(self.place.device)
-            self._used = progress.position // (self.config.batch_size * self.place.world_size)
+            # What is used up are whole steps, also when they were those of another number of ranks.
+            self._used = progress.position * self.trainer.accumulate // self.trainer.samples_per_step
             self.metrics.start_epoch()
             return feed.start(progress.epoch, position=progress.position, used=self._used)
         self._epoch_random = own["epoch_random"]
@@ -233,12 +240,12 @@ class MultiGPUTrainingManager:
         return batches
 
     def _advance(self, result: StepResult, batches: int) -> None:
-        progress, ranks = self.progress, self.place.world_size
+        progress, trainer = self.progress, self.trainer
         self._used += batches
         progress.step += 1
-        progress.position += batches * self.config.batch_size * ranks
-        progress.samples += result.samples * ranks
-        progress.tokens += result.tokens * ranks
+        progress.position += batches * trainer.samples_per_step // trainer.accumulate
+        progress.samples += round(result.samples * trainer.ranks_worth)
+        progress.tokens += round(result.tokens * trainer.ranks_worth)
 
     def _between_steps(self, group: list[Any]) -> None:
         """What is done as often as training reports: a few times a second, not in every step."""
@@ -329,7 +336,7 @@ class MultiGPUTrainingManager:
         }
         seconds = list(metrics.step_seconds_list)
         if seconds:
-            mean, rate = sum(seconds) / len(seconds), metrics.samples * self.place.world_size / metrics.steps
+            mean, rate = sum(seconds) / len(seconds), metrics.samples * self.trainer.ranks_worth / metrics.steps
             values |= {"step_seconds": mean, "samples_per_second": rate / mean}
             interval = mean_interval(seconds)
             if interval is not None:

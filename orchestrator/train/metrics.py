@@ -57,7 +57,7 @@ class MetricsCollector:
         self._trainer = trainer
         self._energy = energy
         place, config = trainer.place, trainer.config
-        self._ranks = place.world_size
+        self._ranks = trainer.ranks_worth
         self._peak = config.peak_flops or device_peak(place.device, trainer.precision.name)
         self._flops_per_sample = config.flops_per_sample
         self._counted = config.flops_per_sample is not None

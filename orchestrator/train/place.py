@@ -73,7 +73,7 @@ def take_place(config: MultiGPUConfig, ctx: Context | None = None) -> Place:
         problem = f"rank is {config.rank}, but context() was asked before and knows rank {ctx.rank}: ask it afterwards"
         raise fail_once(ConfigError(problem), rank=config.rank)
     device = _device(config, ctx.device, ctx.local_rank)
-    problems = list(config_rules.conflicts_with_place(config, _surroundings(device, ctx.world_size, ctx.local_rank)))
+    problems = list(config_rules.conflicts_with_place(config, _surroundings(device, ctx)))
     if problems:
         raise fail_once(ConfigError(*problems))
     if device.type == "cuda":
@@ -140,19 +140,20 @@ def _device(config: MultiGPUConfig, found: torch.device, local_rank: int) -> tor
     return torch.device("cuda", ids[index]) if index < len(ids) else found  # too few is refused by the rules
 
 
-def _surroundings(device: torch.device, world_size: int, local_rank: int) -> config_rules.Surroundings:
+def _surroundings(device: torch.device, ctx: Context) -> config_rules.Surroundings:
     on_cuda = device.type == "cuda"
     count = torch.cuda.device_count() if on_cuda else 0
     known = on_cuda and (device.index or 0) < count
     capability = torch.cuda.get_device_capability(device) if known else (0, 0)
     nvidia = torch.version.hip is None
     return config_rules.Surroundings(
-        world_size=world_size,
-        local_rank=local_rank,
+        world_size=ctx.world_size,
+        local_rank=ctx.local_rank,
         cuda_devices=count,
         on_cuda=on_cuda,
         computes_bf16=not on_cuda or not nvidia or capability >= _BF16_CAPABILITY,
         computes_fp8=not on_cuda or (nvidia and capability >= _FP8_CAPABILITY),
+        most_ranks=None if ctx.elastic is None else ctx.elastic[1],
     )
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from orchestrator.train.config import MultiGPUConfig
+    from orchestrator.train.elastic import BatchShare
     from orchestrator.train.place import Place
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], "Optimizer"]
@@ -74,12 +75,14 @@ class MultiGPUTrainer(ABC):
     shards_parameters = False
     """Whether a rank holds only a part of each parameter."""
 
-    def __init__(self, config: MultiGPUConfig, place: Place) -> None:
+    def __init__(self, config: MultiGPUConfig, place: Place, share: BatchShare | None = None) -> None:
         self.config = config
         self.place = place
+        self.share = share
+        """This rank's part of each step, where ranks may have different ones: in an elastic job."""
         self.precision = MixedPrecision(config, place.device)
         self.clock = make_clock(place.device)
-        self.accumulate = accumulation(config, place.world_size)
+        self.accumulate = accumulation(config, place.world_size) if share is None else share.accumulation
         """Batches per optimizer step."""
         self.pieces = 1
         """Parts that a batch is cut into because memory ran out; 1 until it does."""
@@ -87,6 +90,20 @@ class MultiGPUTrainer(ABC):
         """Set to have the next step compute its gradient's norm, if it does not anyway."""
         self._passes = 0  # of the optimizer step that has begun
         self._exchanging = False  # ranks wait for each other: a pass cannot be taken back any more
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of one optimizer step, of all ranks together."""
+        if self.share is not None:
+            return self.share.global_batch
+        return self.config.batch_size * self.place.world_size * self.accumulate
+
+    @property
+    def ranks_worth(self) -> float:
+        """How many times this rank's samples all ranks' samples are: the number of ranks, where they have equally many."""
+        if self.share is None:
+            return float(self.place.world_size)
+        return self.share.global_batch / self.share.samples
 
     # Set-up
 
@@ -175,7 +192,7 @@ class MultiGPUTrainer(ABC):
             self.guard.begin()
         last = self._passes + 1 == self.accumulate
         try:
-            loss = self._pass(batch, 1.0 / self.accumulate, last=last)
+            loss = self._pass(batch, self._weight(batch, 1.0 / self.accumulate), last=last)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise self.shortage(error) from error
@@ -205,19 +222,25 @@ class MultiGPUTrainer(ABC):
         self.guard.begin()
         if len(batches) == 1:
             samples, tokens = count(batches[0])
-            loss = self._pass(batches[0], 1.0, last=True)
+            loss = self._pass(batches[0], self._weight(batches[0], 1.0), last=True)
             value = self.guard.value if self.pieces == 1 else None
         else:
             counts = [count(batch) for batch in batches]
             samples, tokens = sum(size for size, _ in counts), sum(more for _, more in counts)
             parts = [
-                self._pass(batch, size / samples, last=number == len(batches)) * (size / samples)
+                self._pass(batch, self._weight(batch, size / samples), last=number == len(batches)) * (size / samples)
                 for number, (batch, (size, _)) in enumerate(zip(batches, counts, strict=True), start=1)
             ]
             loss, value = torch.stack(parts).sum(), None
         good, norm = self._update()
         self.clock.end()
         return StepResult(loss, samples, tokens, True, not good, norm, value)
+
+    def _weight(self, batch: Any, of_rank: float) -> float:
+        """What the mean loss of `batch` counts in the mean over ranks; `of_rank` is its part of what this rank does."""
+        if self.share is None:
+            return of_rank
+        return count(batch)[0] * self.place.world_size / self.share.global_batch
 
     def _pass(self, batch: Any, weight: float, *, last: bool) -> Tensor:
         """Forward and backward over one batch, in as many parts as memory needs; its mean loss."""

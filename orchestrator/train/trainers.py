@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from orchestrator.train.config import MultiGPUConfig
+    from orchestrator.train.elastic import BatchShare
     from orchestrator.train.place import Place
 
 # torch 2.13 gave the option a new name
@@ -147,12 +148,12 @@ class FullyShardedTrainer(MultiGPUTrainer):
         set_optimizer_state_dict(self.module, self.optimizer, dict(optimizer), options=options)
 
 
-def make_trainer(config: MultiGPUConfig, place: Place) -> MultiGPUTrainer:
-    """The trainer for the configured mode."""
+def make_trainer(config: MultiGPUConfig, place: Place, share: BatchShare | None = None) -> MultiGPUTrainer:
+    """The trainer for the configured mode; in an elastic job, with this rank's `share` of each step."""
     match config.training_mode:
         case TrainingMode.DATA_PARALLEL:
-            return DataParallelTrainer(config, place)
+            return DataParallelTrainer(config, place, share)
         case TrainingMode.DISTRIBUTED_DATA_PARALLEL:
-            return DistributedDataParallelTrainer(config, place)
+            return DistributedDataParallelTrainer(config, place, share)
         case TrainingMode.FULLY_SHARDED:
-            return FullyShardedTrainer(config, place)
+            return FullyShardedTrainer(config, place, share)

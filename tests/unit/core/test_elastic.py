@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
@@ -16,7 +16,7 @@ from orchestrator.core.elastic import FRESH_SECONDS
 from orchestrator.core.ids import JobId
 from orchestrator.core.job import Job, fold, job_from_dict, job_to_dict
 from orchestrator.core.placement import capacity, claim, could_ever_fit, free_on, place
-from orchestrator.core.scheduler import Commands, State, decide
+from orchestrator.core.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.spec.job import ElasticWorkers
 from tests.unit.core.builders import (
@@ -286,7 +286,7 @@ def check_books(jobs: dict[JobId, Job], known: tuple[Node, ...]) -> None:
 
 
 @given(drawn=queues, known=clusters)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_everybody_is_placed_within_his_bounds_and_who_waits_could_not_start(
     drawn: list[tuple[Any, str, int, float]], known: tuple[Node, ...]
 ) -> None:
@@ -308,7 +308,7 @@ def _keys(job: Job) -> dict[str, Any]:
 
 
 @given(size=sizes, strategy=strategies, known=clusters)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_capacity_is_the_most_that_can_be_placed(size: Any, strategy: str, known: tuple[Node, ...]) -> None:
     job = elastic_job(workers=size, strategy=strategy)
     free = free_on(known, ())
@@ -319,7 +319,7 @@ def test_capacity_is_the_most_that_can_be_placed(size: Any, strategy: str, known
 
 
 @given(drawn=queues, known=clusters, ends=st.lists(st.integers(0, 9), max_size=4), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_growing_takes_nothing_from_who_waits_and_does_not_flap(
     drawn: list[tuple[Any, str, int, float]], known: tuple[Node, ...], ends: list[int], data: st.DataObject
 ) -> None:
@@ -339,7 +339,7 @@ def test_growing_takes_nothing_from_who_waits_and_does_not_flap(
         # Whoever waits now has claimed what is free: a growing job's stop left the claims alone.
         still = [j for j in waiting if jobs[j.id].state is JobState.PENDING and could_ever_fit(j, nodes(*known))]
         free = free_on(known, jobs.values())
-        for job in still:
+        for job in sorted(still, key=queue_order):
             assert place(job, free, nodes(*known)) is None
             claim(job, free, nodes(*known))
         jobs = {i: _one_turn(j, now) for i, j in jobs.items()}
