@@ -32,6 +32,7 @@ ENTRIES = (
     Entry("explain", "history", JOBS),
     Entry("queue", "status", JOBS),
     Entry("checkpoints", "history", JOBS),
+    Entry("drill", "drill", JOBS),
     Entry("profile", "profile", JOBS),
     Entry("up", "machine", MACHINE),
     Entry("down", "machine", MACHINE),

@@ -1,0 +1,116 @@
+"""`orch drill`: hurt a running job on purpose, and see that it comes through."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError, RefusedError
+from orchestrator.cli.commands.shared import Job, Json  # noqa: TC001 - typer reads them
+from orchestrator.cli.console import clean
+from orchestrator.cli.session import Session
+from orchestrator.cli.submitting import print_json
+
+if TYPE_CHECKING:
+    from orchestrator.cli.drilling import DrillReport
+
+
+class Victim(enum.StrEnum):
+    """What ``--kill`` kills."""
+
+    RANK = "rank"
+    ACTOR = "actor"
+    AGENT = "agent"
+    DAEMON = "daemon"
+    RAY = "ray"
+
+
+NOT_BUILT = {
+    "agent": "killing a node's agent is not built yet; Ray restarts one that dies",
+    "ray": "killing Ray is not built yet; every job of the cluster would start again from its checkpoint",
+    "hang": "the hang drill is not built yet: `kill -STOP` a rank's process, and -CONT it, by hand",
+    "fill-disk": "filling the disk is not built yet; put checkpoint.storage_path on a small file system and fill that",
+}
+WHAT = {
+    "rank": "kills the training process of rank {rank}; the job goes on from its newest checkpoint",
+    "actor": "kills the actor of rank {rank}; the gang is made anew and goes on from its newest checkpoint on storage",
+    "daemon": "kills the daemon and starts it again; all jobs run on, and nobody can submit meanwhile",
+    "tear-checkpoint": "destroys the newest checkpoint and kills the actor of rank {rank}; the job goes back to the one before",
+}
+
+
+def drill(
+    job: Job,
+    kill: Annotated[Victim | None, typer.Option("--kill", help="Kill one of its processes.")] = None,
+    hang: Annotated[bool, typer.Option("--hang", help="Stop a rank without ending it.")] = False,
+    tear_checkpoint: Annotated[
+        bool, typer.Option("--tear-checkpoint", help="Damage the newest checkpoint, then make the job read it.")
+    ] = False,
+    fill_disk: Annotated[bool, typer.Option("--fill-disk", help="Leave its checkpoints no room for a while.")] = False,
+    rank: Annotated[int, typer.Option("--rank", metavar="N", min=0, help="Which rank is hit.")] = 0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long to wait for the recovery.")
+    ] = 120.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> int:
+    """Hurt a running job on purpose and report how it came through; exit code 1 when it did not."""
+    from orchestrator.cli.drilling import Drill
+
+    chosen = [
+        name for name, on in (("hang", hang), ("tear-checkpoint", tear_checkpoint), ("fill-disk", fill_disk)) if on
+    ]
+    chosen += [kill.value] if kill is not None else []
+    if len(chosen) != 1:
+        raise BadRequestError(
+            "one drill at a time" if chosen else "which drill?",
+            hint="--kill rank, actor or daemon, or --tear-checkpoint",
+        )
+    (what,) = chosen
+    if what in NOT_BUILT:
+        raise RefusedError(NOT_BUILT[what].partition("; ")[0], hint=NOT_BUILT[what].partition("; ")[2])
+    session = Session()
+    planned = Drill(session.client(), job, rank=rank, seconds=timeout)
+    if not yes:
+        _ask(session, f"{planned.job.id}: {WHAT[what].format(rank=rank)}")
+    run = {
+        "rank": planned.kill_rank,
+        "actor": planned.kill_actor,
+        "daemon": planned.kill_daemon,
+        "tear-checkpoint": planned.tear_checkpoint,
+    }
+    report = run[what]()
+    if json:
+        print_json(session, report.to_json())
+    else:
+        _print(session, report)
+    return EXIT_OK if report.intact else EXIT_JOB_FAILED
+
+
+def _ask(session: Session, sentence: str) -> None:
+    import sys
+
+    if not sys.stdin.isatty():
+        raise RefusedError(f"nobody was asked: {sentence}", hint="--yes says that it may")
+    session.console.note(sentence)
+    if not typer.confirm("go on?"):
+        raise RefusedError("nothing was done", hint="--yes does not ask")
+
+
+def _print(session: Session, report: DrillReport) -> None:
+    def seconds(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f} s"
+
+    rows = [
+        ("did", clean(report.did)),
+        ("detected after", seconds(report.detection_seconds)),
+        ("recovered after", seconds(report.recovery_seconds)),
+        ("steps lost", "-" if report.steps_lost is None else str(report.steps_lost)),
+        ("attempts", f"{report.attempt_before} before, {report.attempt_after} now"),
+        ("good checkpoint", "-" if report.checkpoint_step is None else f"step {report.checkpoint_step}"),
+        ("intact", "yes" if report.intact else "no: " + "; ".join(clean(p) for p in report.problems)),
+    ]
+    for label, text in rows:
+        session.console.print(f"{label:<16} {text}")

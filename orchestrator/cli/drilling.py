@@ -1,0 +1,294 @@
+"""Drills: does to a running job what fate would, and reads from its events what came of it.
+
+Works from outside, like fate: signals to processes of this machine, damage to a checkpoint's file. Everything that it
+measures is in the job's public record. A process is looked up, held, and looked up again before it is touched, so that a
+process id that was given away meanwhile is never hit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.api.errors import OrchError, RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.api.client import Client
+    from orchestrator.api.views import EventView, JobView
+
+POLL_SECONDS = 0.02
+STEP_SECONDS = 30.0
+SUPERVISOR_SECONDS = 3.0  # a service manager brings a daemon back by itself
+
+
+@dataclass(slots=True, kw_only=True)
+class DrillReport:
+    """What came of a drill. Seconds count from the blow; None where there is nothing to measure.
+
+    ``intact``: the job goes on, its attempts follow one another without overlap, and its newest checkpoint verifies.
+    """
+
+    job_id: str
+    drill: str
+    did: str = ""
+    detection_seconds: float | None = None
+    recovery_seconds: float | None = None
+    steps_lost: int | None = None
+    attempt_before: int = 0
+    attempt_after: int = 0
+    checkpoint_step: int | None = None
+    intact: bool = False
+    problems: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON-ready values."""
+        return asdict(self)
+
+
+class Drill:
+    """One drill on one job: ``check`` refuses or says what will be done, ``run`` does it and reports."""
+
+    def __init__(self, client: Client, ref: str, *, rank: int = 0, seconds: float = 120.0) -> None:
+        self._client = client
+        self._rank = rank
+        self._seconds = seconds
+        self.job = client.job(ref)
+        if self.job.state != "RUNNING":
+            raise RefusedError(
+                f"{self.job.id} is {self.job.state}; a drill needs a running job",
+                hint=f"wait until it runs: orch status {self.job.id} --watch",
+            )
+        if not 0 <= rank < self.job.num_workers:
+            raise RefusedError(f"{self.job.id} has ranks 0 to {self.job.num_workers - 1}", hint="choose another --rank")
+
+    # -- what is hit
+
+    def kill_rank(self) -> DrillReport:
+        """SIGKILL to the training process of the rank."""
+        self._here(self._rank)
+        return self._after_blow("kill rank", lambda: self._kill(self._rank_pid, f"rank {self._rank}"))
+
+    def kill_actor(self) -> DrillReport:
+        """SIGKILL to the rank's actor: its lifeline closes, and the whole gang is made anew."""
+        self._here(self._rank)
+        return self._after_blow("kill actor", lambda: self._kill(self._actor_pid, f"the actor of rank {self._rank}"))
+
+    def tear_checkpoint(self) -> DrillReport:
+        """Cut the newest checkpoint's largest file in half, then kill the rank's actor so that it is read again."""
+        self._here(self._rank)
+        saved = [c for c in self._client.checkpoints(self.job.id, verify=True) if c.valid and Path(c.path).is_dir()]
+        if len(saved) < 2:
+            raise RefusedError(
+                f"{self.job.id} has {len(saved)} good checkpoint(s) on this machine; tearing one needs another to go back to",
+                hint=f"wait for the next: orch checkpoints {self.job.id}",
+            )
+        torn = saved[0]
+
+        def blow() -> str:
+            victim = max((p for p in Path(torn.path).rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+            os.truncate(victim, victim.stat().st_size // 2)
+            return f"tore {victim} and {self._kill(self._actor_pid, f'the actor of rank {self._rank}')}"
+
+        report = self._after_blow("tear checkpoint", blow)
+        trusted = [c for c in self._client.checkpoints(self.job.id, verify=True) if c.path == torn.path and c.valid]
+        if trusted:
+            report.problems.append(f"the torn checkpoint of step {torn.step} verifies as good")
+        report.intact = not report.problems
+        return report
+
+    def kill_daemon(self) -> DrillReport:
+        """SIGKILL to the daemon; it is started again with the same command line unless something else does so."""
+        import psutil
+
+        pid = self._client.health().pid
+        try:
+            process = psutil.Process(pid)
+            command, environ, cwd = process.cmdline(), process.environ(), process.cwd()
+        except psutil.Error as error:
+            raise RefusedError(
+                f"the daemon is process {pid}, which is not to be seen from here ({error})",
+                hint="run the drill on the daemon's machine, as its owner",
+            ) from error
+        report = DrillReport(job_id=self.job.id, drill="kill daemon", attempt_before=self.job.attempt)
+        step = self._step()
+        began = time.time()
+        report.did = self._kill(lambda: pid, "the daemon")
+        self._until_daemon(pid, lambda: _start(command, environ, cwd))
+        job = self._wait("steps go on", lambda: self._beyond(step))
+        report.recovery_seconds = round(time.time() - began, 3)
+        report.steps_lost = 0
+        if job.attempt != report.attempt_before:
+            report.problems.append("a new attempt was started: the daemon did not adopt what was running")
+        return self._judged(report)
+
+    # -- what came of it
+
+    def _after_blow(self, drill: str, blow: Callable[[], str]) -> DrillReport:
+        report = DrillReport(job_id=self.job.id, drill=drill, attempt_before=self.job.attempt)
+        reports_steps = self._step() is not None
+        seen = self._history()[-1].sequence
+        began = time.time()
+        report.did = blow()
+
+        def done() -> Sequence[EventView] | None:
+            fresh = self._client.events(self.job.id, after=seen)
+            last = "first_step" if reports_steps else "attempt_running"
+            ended = any(e.kind == "job_finished" for e in fresh)
+            again = any(e.kind == last and (e.attempt or 0) > report.attempt_before for e in fresh)
+            return fresh if ended or again else None
+
+        fresh = self._wait("the job goes on", done)
+        for event in fresh:
+            if event.kind == "attempt_failed" and report.detection_seconds is None:
+                report.detection_seconds = round(event.at - began, 3)
+            if (event.attempt or 0) <= report.attempt_before:
+                continue
+            if event.kind == "first_step":
+                report.recovery_seconds = round(float(event.body["step_at"]) - began, 3)
+                report.steps_lost = int(event.body["steps_lost"])
+            elif event.kind == "attempt_running" and not reports_steps:
+                report.recovery_seconds = round(event.at - began, 3)
+        return self._judged(report)
+
+    def _judged(self, report: DrillReport) -> DrillReport:
+        job = self._client.job(self.job.id)
+        report.attempt_after = job.attempt
+        if job.state in ("FAILED", "CANCELLED"):
+            report.problems.append(f"the job is {job.state}: {job.reason}")
+        report.problems += overlaps(self._history())
+        saved = [c for c in self._client.checkpoints(job.id, verify=True) if not c.problem]
+        if saved:
+            report.checkpoint_step = saved[0].step
+        elif job.checkpoint is not None and job.checkpoint.path:
+            report.problems.append("no checkpoint verifies")
+        report.intact = not report.problems
+        return report
+
+    def _history(self) -> Sequence[EventView]:
+        return self._client.events(self.job.id)
+
+    def _step(self) -> int | None:
+        """The job's newest step; None for one that reports none within its time."""
+        deadline = time.monotonic() + STEP_SECONDS
+        while time.monotonic() < deadline:
+            job = self._client.job(self.job.id)
+            if job.progress is not None and job.progress.step is not None:
+                return job.progress.step
+            if job.progress is not None or job.is_terminal:
+                break
+            time.sleep(POLL_SECONDS)
+        return None
+
+    def _beyond(self, step: int | None) -> JobView | None:
+        try:
+            job = self._client.job(self.job.id)
+        except OrchError:
+            return None
+        newer = step is None or (job.progress is not None and (job.progress.step or 0) > step)
+        return job if newer or job.is_terminal else None
+
+    def _until_daemon(self, old_pid: int, start: Callable[[], None]) -> None:
+        deadline, started = time.monotonic() + SUPERVISOR_SECONDS, False
+
+        def back() -> bool:
+            nonlocal started
+            try:
+                return self._client.health().pid != old_pid
+            except OrchError:
+                if not started and time.monotonic() > deadline:
+                    started = True
+                    start()
+                return False
+
+        self._wait("the daemon answers again", back)
+
+    def _wait(self, what: str, ask: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + self._seconds
+        while time.monotonic() < deadline:
+            found = ask()
+            if found:
+                return found
+            time.sleep(POLL_SECONDS)
+        raise RefusedError(
+            f"the drill was done, but within {self._seconds:g} s not seen: {what}",
+            hint=f"orch events {self.job.id} tells how it stands; --timeout waits longer",
+        )
+
+    # -- processes
+
+    def _here(self, rank: int) -> None:
+        node = self.job.gpus[rank].node if rank < len(self.job.gpus) else "?"
+        if node != socket.gethostname():
+            raise RefusedError(
+                f"rank {rank} of {self.job.id} runs on {node}, this is {socket.gethostname()}",
+                hint=f"run the drill on {node}, or choose a rank of this machine with --rank",
+            )
+
+    def _rank_pid(self) -> int:
+        job = self._client.job(self.job.id)
+        pid = job.gpus[self._rank].pid if self._rank < len(job.gpus) and job.state == "RUNNING" else None
+        return pid or 0
+
+    def _actor_pid(self) -> int:
+        placed = [e for e in self._history() if e.kind == "gang_placed"]
+        return int(placed[-1].body["seats"][self._rank]["actor_pid"]) if placed else 0
+
+    def _kill(self, find: Callable[[], int], what: str) -> str:
+        """SIGKILL to the process that ``find`` names, before and after it is held."""
+        pid = find()
+        try:
+            held = os.pidfd_open(pid) if pid else -1
+        except OSError:
+            held = -1
+        if held < 0:
+            raise RefusedError(f"{what} has no process on this machine", hint="it is just being restarted: try again")
+        try:
+            if find() != pid:
+                raise RefusedError(f"{what} was restarted this moment", hint="try again")
+            signal.pidfd_send_signal(held, signal.SIGKILL)
+        except PermissionError as error:
+            raise RefusedError(
+                f"{what} is another user's process", hint="run the drill as the daemon's user"
+            ) from error
+        finally:
+            os.close(held)
+        return f"killed {what} (process {pid})"
+
+
+def overlaps(history: Sequence[EventView]) -> list[str]:
+    """What is wrong with the order of attempts: each begins once, and only when the one before is gone."""
+    problems: list[str] = []
+    started: set[int] = set()
+    live: int | None = None
+    for event in history:
+        number = event.attempt or 0
+        if event.kind == "attempt_started":
+            if number in started:
+                problems.append(f"attempt {number} was started twice")
+            if live is not None:
+                problems.append(f"attempt {number} was started while attempt {live} was not confirmed gone")
+            started.add(number)
+            live = number
+        elif (event.kind in ("attempt_gone", "attempt_succeeded") and number == live) or event.kind == "gang_released":
+            live = None
+    return problems
+
+
+def _start(command: Sequence[str], environ: dict[str, str], cwd: str) -> None:
+    subprocess.Popen(
+        command,
+        env=environ,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
