@@ -44,7 +44,7 @@ def detail_lines(console: Console, job: JobView, now: float) -> list[str]:
 
 
 def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
-    workers = f"{job.num_workers} rank" + ("" if job.num_workers == 1 else "s")
+    workers = _workers(job)
     wants = ", ".join(f"{name} {_value(value)}" for name, value in per_worker(job).items() if value is not None)
     return [
         ("progress", _progress(console, job)),
@@ -65,6 +65,14 @@ def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
         ("logs", clean(job.log_dir)),
         ("outputs", clean(job.outputs_dir)),
     ]
+
+
+def _workers(job: JobView) -> str:
+    """How many ranks; of an elastic job, of how many."""
+    bounds = job.resources.get("num_workers")
+    if isinstance(bounds, dict):
+        return f"{job.num_workers} of {bounds.get('min')}-{bounds.get('max')} ranks"
+    return f"{job.num_workers} rank" + ("" if job.num_workers == 1 else "s")
 
 
 def _value(value: object) -> str:

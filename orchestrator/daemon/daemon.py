@@ -465,7 +465,7 @@ class Daemon:
             self.settings.paths.secrets(job.id).unlink(missing_ok=True)
         pages = page_directory(self.cluster.namespace)
         shutil.rmtree(snapshot_directory(pages, job.id), ignore_errors=True)
-        for rank in range(job.num_workers):
+        for rank in range(max((a.ranks for a in job.attempts), default=job.num_workers)):
             with contextlib.suppress(OSError):
                 (pages / f"{job.id}.{rank}.page").unlink(missing_ok=True)
         self._remembered.append(job.id)

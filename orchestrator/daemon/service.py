@@ -31,7 +31,7 @@ from orchestrator.api.service import (
     Verb,
 )
 from orchestrator.core import events as ev
-from orchestrator.core.placement import free_on, place
+from orchestrator.core.placement import capacity, free_on, place
 from orchestrator.core.scheduler import queue_order, request_stop
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon import saved, snapshot, submission
@@ -159,8 +159,12 @@ class Service:
             key=queue_order,
         )
         worker = checked.spec.resources.resources_per_worker
-        nodes = None if ahead else place(probe, free_on(loop.nodes.values(), loop.jobs.values()), loop.nodes)
-        common = {"num_workers": probe.num_workers, "ahead": tuple(j.id for j in ahead)}
+        free = free_on(loop.nodes.values(), loop.jobs.values())
+        nodes = None if ahead else place(probe, free, loop.nodes)
+        if nodes is not None and probe.most_workers > len(nodes):
+            nodes = place(probe, free, loop.nodes, ranks=min(probe.most_workers, capacity(probe, free, loop.nodes)))
+        ranks = probe.num_workers if nodes is None else len(nodes)
+        common = {"num_workers": ranks, "ahead": tuple(j.id for j in ahead)}
         if nodes is None:
             reason = f"behind {len(ahead)} queued job(s)" if ahead else "its GPUs and CPUs are in use"
             return {"starts": "later", "reason": reason, **common}

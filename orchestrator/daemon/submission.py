@@ -140,7 +140,7 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
     if alive and not could_ever_fit(probe(checked), nodes):
         _refuse_unshared(checked, alive)
         per_node = "; ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in alive)
-        workers = checked.spec.resources.num_workers
+        workers = probe(checked).least_workers
         raise RefusedError(
             f"{workers} ranks of {worker.gpu:g} GPU and {worker.cpu:g} CPU can never fit here ({per_node})",
             hint="ask for fewer ranks, or less per rank (resources_per_worker)",
