@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[demo,dashboards,runtime-env,plots,top,stacks,bench,dev]'
+		--editable '.[demo,dashboards,runtime-env,plots,top,stacks,s3,huggingface,bench,dev]'
 	touch $(STAMP)
 
 demo: $(STAMP)
