@@ -6,6 +6,7 @@ usage: steps.py --busy 0.3 [--slow-rank N] [--save] [--fail-after N] [--steps N]
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 
@@ -24,6 +25,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1_000_000)
     args = parser.parse_args()
 
+    # One processor for all ranks: what else runs on this machine then holds all of them up alike.
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     ctx = context()
     found = ctx.load() if args.save else None
     step = found.step if found else 0
