@@ -51,6 +51,7 @@ _PREFIXES = (
     "TORCH_CPP_",
     "TORCH_LINALG_",
     "TORCH_ROCM_",
+    "TQDM_",
     "TSAN_",
     "UBSAN_",
 )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from . import linux, quirks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
 
 # Read by OpenBLAS when numpy loads it: a pool of threads in the fork server would make every fork unsafe. The
 # interpreter of each training process sets the count that it would have had (interpreter.py).
@@ -82,11 +82,24 @@ class Baseline:
 
 
 class _RecordingEnviron(type(os.environ)):  # type: ignore[misc]  # the class is private, the instance is not
-    """os.environ that remembers which names were asked for."""
+    """os.environ that remembers which names were asked for.
+
+    Going through all of it asks for none by name: tqdm does so, torch imports tqdm where it is installed, and every
+    variable that differs would mean a cold start. What tqdm looks for is among the prefixes of coldness.py.
+    """
 
     def __getitem__(self, key: str) -> str:
         _consulted.add(key)
         return str(super().__getitem__(key))
+
+    def items(self) -> ItemsView[str, str]:
+        return self.copy().items()
+
+    def values(self) -> ValuesView[str]:
+        return self.copy().values()
+
+    def copy(self) -> dict[str, str]:
+        return {self.decodekey(key): self.decodevalue(value) for key, value in self._data.items()}
 
     def __contains__(self, key: object) -> bool:
         if isinstance(key, str):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from orchestrator.runtime.forkserver import warm
 from orchestrator.runtime.forkserver.coldness import cold_reason
 from orchestrator.runtime.forkserver.warm import Baseline
 
@@ -115,3 +117,16 @@ def test_module_imported_from_that_very_place_is_no_shadow(tmp_path: Path) -> No
 
 def test_place_that_cannot_be_listed_shadows_nothing(tmp_path: Path) -> None:
     assert cold_reason(baseline(dict.fromkeys(sys.modules)), ENVIRON, (), str(tmp_path / "archive.zip")) is None
+
+
+def test_going_through_the_whole_environment_asks_for_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tqdm does when it is imported, and torch imports it where it is installed."""
+    monkeypatch.setattr(warm, "_consulted", set())
+    monkeypatch.setenv("SOME_VARIABLE", "1")
+    with warm._recorded_environment():
+        assert ("SOME_VARIABLE", "1") in os.environ.items()
+        assert "1" in os.environ.values()
+        assert os.environ.copy()["SOME_VARIABLE"] == "1"
+        assert warm._consulted == set()
+        assert os.environ.get("SOME_VARIABLE") == "1"
+    assert warm._consulted == {"SOME_VARIABLE"}
