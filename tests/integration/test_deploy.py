@@ -602,9 +602,8 @@ def code_of(page: Path) -> str:
     """What a page shows as something to type."""
     text = page.read_text()
     blocks = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE)
-    return "\n".join(
-        blocks + re.findall(r"`[^`\n]+`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
-    )
+    blocks = [re.sub(r"\s#.*", "", block) for block in blocks]  # what is said beside a command
+    return "\n".join(blocks + re.findall(r"`[^`]+`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)))
 
 
 def test_documents_and_alerts_name_commands_and_options_that_orch_has() -> None:
