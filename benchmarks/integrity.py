@@ -43,12 +43,15 @@ def state_of(step: int) -> dict[str, Any]:
 def same(found: Any, step: int) -> bool:
     """Bit for bit the state of ``step``."""
     wanted = state_of(step)
-    return bool(
-        found["seed"] == wanted["seed"]
-        and found["optimizer"]["step"] == step
-        and torch.equal(found["model"]["w"], wanted["model"]["w"])
-        and torch.equal(found["optimizer"]["m"], wanted["optimizer"]["m"])
-    )
+    try:
+        return bool(
+            found["seed"] == wanted["seed"]
+            and found["optimizer"]["step"] == step
+            and torch.equal(found["model"]["w"], wanted["model"]["w"])
+            and torch.equal(found["optimizer"]["m"], wanted["optimizer"]["m"])
+        )
+    except (LookupError, TypeError, RuntimeError):  # not even the same structure
+        return False
 
 
 class Orch:

@@ -62,7 +62,6 @@ class FileWatcher:
                 self.status = dataclasses.replace(
                     self.status, failures=self.status.failures + 1, failure=message, persisted=self.status.persisted + 1
                 )
-                self._closing.wait(LOOK_SECONDS * 10)
 
     def _run(self) -> None:
         while not self._closing.wait(LOOK_SECONDS):

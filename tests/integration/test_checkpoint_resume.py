@@ -30,7 +30,9 @@ resources: {{num_workers: 1, resources_per_worker: {{gpu: 0, cpu: 0.1}}}}
 checkpoint: {{keep: 3, score_attribute: loss, score_order: min}}
 retry: {{max_restarts: {{infra: 3}}}}
 """
-DIRECT = SCRIPT.replace("from orchestrator", "import os; os.environ.pop('ORCH_SNAPSHOT_DIR', None)\nfrom orchestrator", 1)
+DIRECT = SCRIPT.replace(
+    "from orchestrator", "import os; os.environ.pop('ORCH_SNAPSHOT_DIR', None)\nfrom orchestrator", 1
+)
 """Saves to storage itself, so that every step is a file."""
 
 

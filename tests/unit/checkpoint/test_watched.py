@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from orchestrator.checkpoint.info import CheckpointStatus
 from orchestrator.checkpoint.watched import WatchedFiles, WatchSettings
+from orchestrator.checkpoint.watcher import FileWatcher
 
 
 @pytest.fixture
@@ -216,3 +217,37 @@ def test_a_single_file_is_a_checkpoint_too(job: Path) -> None:
     files = watch(job)
     assert registered(files) == [7]
     assert files.newest_good(attempt=2) == str(path)
+
+
+def test_the_watcher_registers_retains_and_tells(job: Path) -> None:
+    settings = WatchSettings(pattern="out/ckpt-*", directory=str(job), registry=str(job.parent / "registry"), keep=1)
+    watcher = FileWatcher(settings)
+    for step in (1, 2):
+        write(job, step, age=100 - step)
+    watcher.look()
+    watcher.look()
+    assert (watcher.status.step, watcher.status.persisted, watcher.status.watched) == (2, 2, True)
+    assert watcher.status.path == str(job / "out" / "ckpt-2")
+    assert [path.name for path in (job / "out").iterdir()] == ["ckpt-2"]
+    write(job, 3, age=0)
+    watcher.ended(time.time(), well=False)
+    watcher.look()
+    assert watcher.status.step == 2
+    write(job, 4, age=0)
+    watcher.ended(time.time(), well=True)
+    watcher.look()
+    assert watcher.status.step == 4
+    watcher.close()
+
+
+def test_a_registry_that_cannot_be_written_is_told_and_deletes_nothing(job: Path) -> None:
+    (job.parent / "registry").write_text("a file, where a directory should be")
+    settings = WatchSettings(pattern="out/ckpt-*", directory=str(job), registry=str(job.parent / "registry"), keep=1)
+    for step in (1, 2):
+        write(job, step, age=100 - step)
+    watcher = FileWatcher(settings)
+    watcher.look()
+    watcher.look()
+    assert watcher.status.failures
+    assert "could not be looked after" in watcher.status.failure
+    assert len(list((job / "out").iterdir())) == 2
