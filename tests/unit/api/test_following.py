@@ -71,7 +71,7 @@ def test_wait_has_a_limit_when_asked(served: ServedFake, client: Client) -> None
     begin = time.monotonic()
     with pytest.raises(DeadlineError, match="not ended yet") as caught:
         wait(client, job.id, timeout_seconds=0.1)
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 10
     assert "orch wait" in caught.value.hint
 
 
@@ -110,7 +110,7 @@ def test_patience_ends(tmp_path: Path) -> None:
     begin = time.monotonic()
     with pytest.raises(DaemonUnreachableError):
         wait(client, "x", patience=Patience(reconnect_seconds=0.3, notice=told.append))
-    assert 0.1 < time.monotonic() - begin < 3
+    assert 0.1 < time.monotonic() - begin < 10
     assert len(told) == 1
 
 
