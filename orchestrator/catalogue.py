@@ -338,7 +338,11 @@ DAEMON_START_TIMESTAMP: Final = _gauge(
     "orch_daemon_start_timestamp_seconds", (), "seconds", "daemon", "Unix time at which the daemon started."
 )
 DAEMON_LOOP_LAG: Final = _gauge(
-    "orch_daemon_loop_lag_seconds", (), "seconds", "daemon", "How late the daemon's event loop woke up at most, in the last 15 seconds."
+    "orch_daemon_loop_lag_seconds",
+    (),
+    "seconds",
+    "daemon",
+    "How late the daemon's event loop woke up at most, in the last 15 seconds.",
 )
 STORE_COMMIT_FAILURES: Final = _counter(
     "orch_store_commit_failures_total", (), "", "daemon", "Transactions that the store could not commit."
