@@ -248,7 +248,11 @@ class TestRead:
             ({"since": T0 + 99}, []),
             ({"limit": 0}, []),
         ],
-        ids=str,
+        ids=lambda value: str(
+            {k: sorted(v) if isinstance(v, frozenset) else v for k, v in value.items()}
+            if isinstance(value, dict)
+            else value
+        ),
     )
     def test_jobs_are_filtered_newest_first(
         self, store: Store, run: Run, query: dict[str, Any], expected: list[int]
