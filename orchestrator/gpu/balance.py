@@ -12,6 +12,7 @@ Values in, values out: no clock, no device.
 from __future__ import annotations
 
 import enum
+import math
 import statistics
 from collections import deque
 from dataclasses import dataclass
@@ -76,6 +77,24 @@ class GpuLoad:
                 return self.memory
             case Quantity.POWER:
                 return self.power
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """What a GPU did at one moment: Unix time by its node's clock, and how many seconds ago that was when it was told.
+
+    The age is what another machine goes by: clocks of nodes differ.
+    """
+
+    timestamp: float
+    age_seconds: float
+    load: GpuLoad
+
+
+def load_of(sample: Sample) -> GpuLoad:
+    """What a balance takes from a sample."""
+    memory = None if sample.memory_used_bytes is None else float(sample.memory_used_bytes)
+    return GpuLoad(utilization=sample.utilization, memory=memory, power=sample.power_watts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,15 +173,23 @@ class LoadWindow:
 
     def add(self, sample: Sample) -> None:
         """Take a sample in; samples of a GPU come in the order of their monotonic time."""
-        memory = None if sample.memory_used_bytes is None else float(sample.memory_used_bytes)
-        load = GpuLoad(utilization=sample.utilization, memory=memory, power=sample.power_watts)
-        self.add_load(sample.gpu_uuid, sample.monotonic, load)
+        self.add_load(sample.gpu_uuid, sample.monotonic, load_of(sample))
 
     def add_load(self, gpu_uuid: str, at: float, load: GpuLoad) -> None:
         """Take in what a GPU did at monotonic time `at`, for those who have no sample at hand."""
         rows = self._rows.setdefault(gpu_uuid, deque())
         rows.append((at, load.utilization, load.memory, load.power))
         self._expire(rows, at)
+
+    def add_points(self, gpu_uuid: str, points: Iterable[LoadPoint], now: float) -> None:
+        """Take in what another machine tells at monotonic time `now` of a GPU's last seconds, oldest first.
+
+        What took long to come seems younger than it is; it is never put before what is known already.
+        """
+        for point in points:
+            rows = self._rows.get(gpu_uuid)
+            at = max(now - point.age_seconds, rows[-1][0] if rows else -math.inf)
+            self.add_load(gpu_uuid, at, point.load)
 
     def _expire(self, rows: deque[tuple[float, float | None, float | None, float | None]], now: float) -> None:
         while rows and rows[0][0] <= now - self._seconds:

@@ -190,6 +190,7 @@ def _waiting(ranks: Sequence[RankView]) -> Iterator[Finding]:
     if usual <= 0.0 or top / usual < STRAGGLER_FACTOR:
         return
     view = loads[watts.index(top)][0]
+    timed = all(one.step_seconds for one in ranks)
     yield Finding(
         cause=Cause.WAITING,
         rank=view.rank,
@@ -198,8 +199,13 @@ def _waiting(ranks: Sequence[RankView]) -> Iterator[Finding]:
         text=(
             f"All GPUs are busy, but that of rank {view.rank} draws {top:.0f} W and the others about {usual:.0f} W: they"
             " probably spin in a collective, waiting for it."
+            + (" Their steps take equally long, waiting included." if timed else "")
         ),
-        advice="Let the script report its step times (`context().report`) to see by how much, and compare its input.",
+        advice=(
+            "Compare this rank's share of the data, its input pipeline and its host's load with another rank's."
+            if timed
+            else "Let the script report its step times (`context().report`) to see by how much, and compare its input."
+        ),
     )
 
 
