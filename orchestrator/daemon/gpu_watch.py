@@ -11,6 +11,7 @@ import time
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.core.straggler import paces
 from orchestrator.daemon.gpu_recording import GpuRecording
 from orchestrator.gpu.balance import Balance, Band, LoadWindow
 from orchestrator.gpu.diagnosis import RankView, diagnose
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.core.events import Seat
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.daemon.progress import JobProgress
+    from orchestrator.gpu.balance import GpuLoad
     from orchestrator.runtime.cluster import Cluster
     from orchestrator.runtime.exporter_actor import ExporterReport
     from orchestrator.runtime.exporters import Exporters
@@ -117,21 +118,28 @@ class GpuWatch:
     def _rank_views(self, job: Job, now: float) -> list[RankView]:
         progress = self._progress(job.id)
         told = progress.ranks if progress is not None and progress.attempt == job.attempt_number else {}
-        return [self._rank_view(seat, uuid, told.get(seat.rank), now) for seat in job.seats for uuid in seat.gpu_uuids]
-
-    def _rank_view(self, seat: Seat, uuid: str, told: ProgressSnapshot | None, now: float) -> RankView:
-        report = self._exporters.reports.get(uuid)
-        sample = report.status.sample if report else None
-        step, data = step_times(told) if told is not None else (None, None)
-        return RankView(
-            rank=seat.rank,
-            gpu_uuid=uuid,
-            load=self._window.load(uuid, now),
-            throttle=sample.throttle_active if sample else (),
-            foreign_pids=self._foreign(uuid, report) if report else (),
-            step_seconds=step,
-            data_seconds=data,
-        )
+        loads = {uuid: self._window.load(uuid, now) for seat in job.seats for uuid in seat.gpu_uuids}
+        steps = {seat.rank: _step_seconds(told.get(seat.rank)) for seat in job.seats}
+        parts = {rank: snapshot.metrics for rank, snapshot in told.items()}
+        worked = {seat.rank: _worked(steps[seat.rank], [loads[uuid] for uuid in seat.gpu_uuids]) for seat in job.seats}
+        own = {pace.rank: pace.own_seconds for pace in paces(steps, parts, worked)}
+        views = []
+        for seat in job.seats:
+            for uuid in seat.gpu_uuids:
+                report = self._exporters.reports.get(uuid)
+                sample = report.status.sample if report else None
+                view = RankView(
+                    rank=seat.rank,
+                    gpu_uuid=uuid,
+                    load=loads[uuid],
+                    throttle=sample.throttle_active if sample else (),
+                    foreign_pids=self._foreign(uuid, report) if report else (),
+                    step_seconds=steps[seat.rank],
+                    own_seconds=own[seat.rank],
+                    data_seconds=parts.get(seat.rank, {}).get("data_seconds"),
+                )
+                views.append(view)
+        return views
 
     def _foreign(self, uuid: str, report: ExporterReport) -> tuple[int, ...]:
         """Processes on the GPU that belong to none of the jobs that hold it."""
@@ -195,16 +203,17 @@ def _row(gpu: Any, node: str, report: Any, holders: Any) -> GpuRow:
     return gpu_row(status.info, node, status.sample, health=status.health, problem=status.error, holders=tuple(holders))
 
 
-def step_times(told: ProgressSnapshot) -> tuple[float | None, float | None]:
-    """(a rank's own seconds for a step, those of them spent getting data), as far as it reports them.
+def _step_seconds(told: ProgressSnapshot | None) -> float | None:
+    """A rank's time for a step: as the training system measures it, else from one report of a step to the next."""
+    if told is None:
+        return None
+    measured = told.metrics.get("step_seconds")
+    if measured is None and told.recent_step_seconds:
+        return median(told.recent_step_seconds)
+    return measured
 
-    Its own: without the time for which it waited for other ranks, where that is measured; else every rank of a job in
-    lockstep shows the slowest one's. The training system reports all of it; a script may report `step_seconds`,
-    `communication_seconds` and `data_seconds` itself.
-    """
-    step = told.metrics.get("step_seconds")
-    if step is None and told.recent_step_seconds:
-        step = median(told.recent_step_seconds)
-    if step is not None:
-        step = max(0.0, step - told.metrics.get("communication_seconds", 0.0))
-    return step, told.metrics.get("data_seconds")
+
+def _worked(step: float | None, loads: Collection[GpuLoad | None]) -> float | None:
+    """Seconds of a step in which a rank worked and did not wait; only simulated GPUs tell the one from the other."""
+    shares = [load.work for load in loads if load is not None and load.work is not None]
+    return None if step is None or not shares else step * max(shares)

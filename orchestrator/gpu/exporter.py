@@ -180,7 +180,9 @@ class _Lane:
     def _read(self, reading: Reading) -> None:
         if reading.detail is Detail.FULL:
             sample = reading.sample
-            self._recent.append((sample.monotonic, sample.timestamp, load_of(sample)))
+            self._recent.append(
+                (sample.monotonic, sample.timestamp, load_of(sample, simulated=self.sampler.info.simulated))
+            )
             while self._recent[0][0] <= sample.monotonic - WINDOW_SECONDS:
                 self._recent.popleft()
         for recorder in self._jobs.values():  # the dictionary is replaced, never changed

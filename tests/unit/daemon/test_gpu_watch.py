@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import structlog
 
 from orchestrator.core.ids import JobId
 from orchestrator.daemon import gpu_watch
-from orchestrator.daemon.gpu_watch import GpuWatch, step_times
+from orchestrator.daemon.gpu_watch import GpuWatch
 from orchestrator.daemon.progress import JobProgress
 from orchestrator.gpu.balance import GpuLoad, LoadPoint
 from orchestrator.gpu.exporter import GpuStatus
@@ -179,12 +180,24 @@ def ranks(*metrics: Mapping[str, float]) -> JobProgress:
 def test_the_straggler_is_named_by_what_the_ranks_report(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.jobs = [job(("GPU-a",), ("GPU-b",))]
     world.loads(a=300.0, b=100.0)
-    world.progress = ranks(
-        {"step_seconds": 0.5}, {"step_seconds": 0.5, "communication_seconds": 0.4, "data_seconds": 0.01}
-    )
+    quick = {"step_seconds": 0.5, "data_seconds": 0.01, "forward_seconds": 0.05}
+    world.progress = ranks({**quick, "forward_seconds": 0.29}, quick)
     (found,) = poor(world, monkeypatch)
     assert (found["cause"], found["rank"]) == ("straggler", 0)
     assert found["factor"] == pytest.approx(5.0)
+
+
+def test_simulated_gpus_tell_who_works_and_who_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.jobs = [job(("GPU-a",), ("GPU-b",))]
+    world.loads(a=300.0, b=100.0)
+    for uuid, work in (("GPU-a", 0.9), ("GPU-b", 0.3)):
+        points = world.exporters.points[uuid]
+        world.exporters.points[uuid] = [replace(one, load=replace(one.load, work=work)) for one in points]
+    world.progress = ranks({}, {})
+    (found,) = poor(world, monkeypatch)
+    assert (found["cause"], found["rank"]) == ("straggler", 0)
+    assert found["factor"] == pytest.approx(3.0)
+    assert "0.45 s against 0.15 s" in found["text"]
 
 
 def test_a_starved_rank_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +224,3 @@ def test_only_a_process_of_nobody_who_holds_the_gpu_is_foreign(world: World, mon
     found = {one["cause"]: one for one in poor(world, monkeypatch)}
     assert found["foreign_process"]["rank"] == 1
     assert "666" in found["foreign_process"]["text"]
-
-
-def test_a_rank_that_reports_no_steps_has_no_times() -> None:
-    assert step_times(ProgressSnapshot()) == (None, None)
-    assert step_times(ProgressSnapshot(recent_step_seconds=(0.1, 0.3, 0.2))) == (0.2, None)
