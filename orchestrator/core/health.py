@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 IDLE_SHARE: Final = 0.01
 """Of one processor: threads of communication libraries wake up now and then, and use less than this."""
@@ -82,7 +82,7 @@ class RankLook:
 
     ``state`` is the kernel's letter for the training process, T when any process of the rank is stopped, empty when it is
     gone; ``stopped_pid`` is the one that is. ``threads`` holds the training thread first, then the process's others; empty
-    where ``problem`` says why there are no stacks.
+    where ``problem`` says why there are no stacks. ``printed`` counts the lines that the rank has written.
     """
 
     rank: int
@@ -96,6 +96,7 @@ class RankLook:
     wait_name: str = ""
     threads: tuple[Thread, ...] = ()
     problem: str = ""
+    printed: int = 0
 
     @property
     def place(self) -> str:
@@ -123,11 +124,15 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The judgement, the rank that it speaks of (None: all of them), and why, as half a sentence."""
+    """The judgement, the rank that it speaks of (None: all of them), and why, as half a sentence.
+
+    ``stopped``: it rests on the kernel's word that a process is stopped, which needs no patience.
+    """
 
     call: Call
     rank: int | None
     why: str
+    stopped: bool = False
 
     @property
     def sentence(self) -> str:
@@ -189,14 +194,15 @@ def _helped(look: RankLook) -> bool:
     return any(part in frame.file for frame in frames for part in _RESULT_FILES)
 
 
-def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: int, how: Circumstances) -> Verdict:
-    """Hung or slow, from two looks at each of the job's ``ranks`` ranks that could be reached."""
+def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int], how: Circumstances) -> Verdict:
+    """Hung or slow, from two looks at each of ``ranks``, the job's ranks that run, or at those that could be reached."""
     stands = {rank: standing(*pairs[rank]) for rank in sorted(pairs)}
     newest = {rank: pairs[rank][1] for rank in sorted(pairs)}
     stopped = _first(stands, Standing.STOPPED)
     if stopped is not None:
         pid = newest[stopped].stopped_pid
-        return Verdict(call=Call.HUNG, rank=stopped, why=f"is stopped (process {pid} got SIGSTOP, or a debugger's)")
+        why = f"is stopped: its process {pid} got a SIGSTOP and no SIGCONT"
+        return Verdict(call=Call.HUNG, rank=stopped, why=why, stopped=True)
     may_go_on = (
         (Standing.TRACED, "is held by a debugger"),
         (Standing.WORKS, "computes, or reads"),
@@ -210,8 +216,8 @@ def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: int, how: Circu
     if unknown is not None:
         why = newest[unknown].problem or "nothing shows what it waits for"
         return Verdict(call=Call.SLOW, rank=unknown, why=f"makes no step, and {why}")
-    if len(stands) < ranks:
-        missing = next(rank for rank in range(ranks) if rank not in stands)
+    missing = next((rank for rank in sorted(ranks) if rank not in stands), None)
+    if missing is not None or not stands:
         return Verdict(call=Call.SLOW, rank=missing, why="could not be looked at")
     return _nobody_works(stands, newest, how)
 

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Final
 
 TICK_SECONDS: Final = 0.5
-LONGEST_TICK_SECONDS: Final = 2.0
+LONGEST_TICK_SECONDS: Final = 1.0
 """Of a longer gap between two ticks nobody was there to see anything."""
 FLOOR_SECONDS: Final = 3.0
 """Nobody is looked at sooner, however short the steps are: reports come once a second."""

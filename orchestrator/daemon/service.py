@@ -231,7 +231,7 @@ class Service:
         if request.rank >= job.num_workers:
             raise BadRequestError(f"{job.id} has no rank {request.rank}", hint=f"0 to {job.num_workers - 1}")
         try:
-            return await self._daemon.gangs.trace(job, request.rank, request.steps, request.timeout_seconds)
+            return await self._daemon.calls.trace(job, request.rank, request.steps, request.timeout_seconds)
         except TraceRefusedError as error:
             message, _, hint = str(error).partition(": ")
             raise RefusedError(message, hint=hint) from error

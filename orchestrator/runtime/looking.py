@@ -31,13 +31,17 @@ _REFUSED: Final = (
 )
 
 
-def look_at(rank: int, pid: int, *, stacks: bool) -> RankLook:
-    """One look at the rank whose training process is ``pid``; ``stacks`` costs some 20 ms of a processor."""
+def look_at(rank: int, root_pid: int, *, training_pid: int | None = None, stacks: bool) -> RankLook:
+    """One look at the rank whose process is ``root_pid``; ``stacks`` costs some 20 ms of a processor.
+
+    ``training_pid`` is the one below it that reports, where that is known: `bash run.sh` is not what trains.
+    """
     at = time.monotonic()
+    tree = _tree(root_pid)
+    pid = training_pid if training_pid in tree else root_pid
     state, _ = _stat(pid)
     if not state:
         return RankLook(rank=rank, at=at, pid=pid, problem="its process is gone")
-    tree = _tree(pid)
     cpu = io = 0.0
     stopped = 0
     for process in tree:
