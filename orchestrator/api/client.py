@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import submission, wire
 from orchestrator.api.endpoint import Endpoint, endpoint_from
-from orchestrator.api.errors import BadRequestError, error_from_json
+from orchestrator.api.errors import BadRequestError, ProtocolMismatchError, error_from_json
 from orchestrator.api.protocol import API_PREFIX, LOG_END_KEY, LOG_ERROR_KEY, MAX_WAIT_SECONDS, STREAM_HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         StacksView,
         SubmitReply,
     )
+    from orchestrator.gpu.view import GpuRow
 
 DEADLINE_SECONDS = 10.0
 SLOW_DEADLINE_SECONDS = 600.0
@@ -188,6 +189,19 @@ class Client:
         from orchestrator.api.views import NodeList
 
         return NodeList.from_json(self._call("GET", "/nodes")).nodes
+
+    def gpus(self) -> Sequence[GpuRow]:
+        """Every GPU of every node as it is now: its load and heat, what is wrong with it, which ranks run on it.
+
+        Raises ProtocolMismatchError for an answer that holds something else.
+        """
+        from orchestrator.gpu.view import GpuRow
+
+        reply = self._call("GET", "/gpus")
+        try:
+            return tuple(GpuRow.from_json(row) for row in reply["gpus"])
+        except (KeyError, TypeError) as error:
+            raise ProtocolMismatchError(f"the daemon's answer is not a list of GPUs: {error}") from error
 
     def health(self) -> HealthView:
         """The daemon's own state."""

@@ -123,6 +123,7 @@ class Daemon:
             self.exporters,
             settings.paths,
             lambda: self.loop.jobs.values(),  # noqa: PLW0108 - the loop replaces its dictionary when it has read the store
+            self._progress.of,
             self.log,
         )
         self.gangs = self._make_gangs(environ)
