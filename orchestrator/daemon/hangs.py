@@ -231,7 +231,8 @@ class HangWatch:
             looks = {**looks, **await self._looker.look(job, stacks=True)}
         await self._looker.note(job, {rank: report_lines(look) for rank, look in looks.items()})
         sentence = f"{verdict.sentence}; {_lateness(pulse)}"
-        action = job.spec.health.on_hang or ("restart" if pulse.reports else "notify")
+        reports = pulse.reports and job.spec.health.progress is None
+        action = job.spec.health.on_hang or ("restart" if reports else "notify")
         self._log.warning("job.hung", job=job.id, attempt=job.attempt_number, rank=verdict.rank, action=action)
         if action == "notify":
             await self._tell(job, watched, Call.HUNG, f"{sentence}; nothing is done about it (health.on_hang: notify)")

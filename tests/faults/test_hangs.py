@@ -31,6 +31,9 @@ while step < 120:
         held = threading.Lock()
         held.acquire()
         held.acquire()
+    began = time.perf_counter()
+    while what == "slow" and time.perf_counter() - began < (0.06 if ctx.rank == 1 else 0.005):
+        pass
     time.sleep(0.02)
     dist.all_reduce(x)
     step += 1
@@ -96,6 +99,38 @@ def test_notify_tells_and_leaves_the_job_alone(stack: Stack, tmp_path: Path) -> 
         os.kill(pid, signal.SIGCONT)
     job = stack.wait(job_id, 60)
     assert (job.state, job.attempt) == ("SUCCEEDED", 1)
+
+
+def test_the_rank_that_the_others_wait_for_is_named(stack: Stack, tmp_path: Path) -> None:
+    job_id = submit(stack, tmp_path, "slow")
+    slow = wait_until("it is named", lambda: stack.job(job_id).straggler, 30)
+    assert slow.rank == 1
+    assert slow.factor > 2
+    assert "rank 1 takes" in stack.orch("status", job_id).stdout
+    stack.client.cancel(job_id)
+
+
+PRINTS = """
+import sys, time
+for step in range(1, 100_000):
+    print(f"step {step}/100000", flush=True)
+    time.sleep(0.05)
+"""
+
+
+def test_steps_that_are_only_printed_are_shown_and_their_hang_is_told(stack: Stack, tmp_path: Path) -> None:
+    health = r"progress: {pattern: 'step (\d+)/(\d+)'}"
+    job_id = stack.submit(SPEC.format(what="x", health=health), tmp_path / "prints", train=PRINTS)
+    job = stack.wait_step(job_id, 20)
+    assert job.progress is not None
+    assert job.progress.total_steps == 100_000
+    pid = stack.pids(job_id)[1]
+    os.kill(pid, signal.SIGSTOP)
+    wait_until("it is told", lambda: "hang" in kinds(stack, job_id), 30)
+    assert (stack.job(job_id).state, stack.job(job_id).attempt) == ("RUNNING", 1)
+    stack.client.cancel(job_id)
+    os.kill(pid, signal.SIGCONT)
+    assert stack.wait(job_id, 30).state == "CANCELLED"
 
 
 @pytest.mark.parametrize("rank", ["2", "-1"])
