@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.cluster import Node
+from orchestrator.core.events import Seat
 from orchestrator.core.job import Job
 from orchestrator.core.states import JobState
 from orchestrator.daemon.metering import Metering
@@ -74,6 +75,15 @@ def test_the_slowest_rank_tells_whether_a_job_lives(metering: Metering) -> None:
     assert found.hang_suspected is True
     assert found.rank_step_seconds == {0: 0.2, 1: 0.2}
     assert series(metering, replace(running(), state=JobState.DRAINING), *ranks).hang_suspected is None
+
+
+def test_a_gpu_that_ranks_share_counts_once(metering: Metering) -> None:
+    seats = tuple(
+        Seat(rank=rank, node_id="n1", node_name="n1", gpu_ids=("0",), gpu_uuids=("GPU-a",)) for rank in range(2)
+    )
+    found = series(metering, replace(running(), seats=seats, gang_open=True))
+    assert found.seats == (("GPU-a", 0), ("GPU-a", 1))
+    assert found.gpus == 1
 
 
 def test_nodes_are_counted_by_what_they_are_good_for(metering: Metering) -> None:
