@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         PlanReply,
         PruneReply,
         ShutdownReply,
+        StacksView,
         SubmitReply,
     )
     from orchestrator.gpu.view import GpuRow
@@ -217,6 +218,13 @@ class Client:
             body={"steps": steps, "rank": rank, "timeout_seconds": timeout_seconds},
             deadline_seconds=timeout_seconds + SLOW_DEADLINE_SECONDS,
         )
+
+    def stacks(self, ref: str, *, rank: int | None = None) -> StacksView:
+        """Where each rank of a running job stands, or one of them; it is written to their logs, too."""
+        from orchestrator.api.views import StacksView
+
+        reply = self._call("POST", _job_path(ref, "/stacks"), body={"rank": rank}, seconds=SLOW_DEADLINE_SECONDS)
+        return StacksView.from_json(reply)
 
     # -- acting
 

@@ -68,7 +68,7 @@ def test_actors_import_nothing_to_copy_objects_that_nobody_sends(stack: Stack) -
         assert forgo_foreign_serializers()
     finally:
         serialization_addons.apply = before
-    wait_until("there is a node", lambda: stack.client.nodes())
+    wait_until("there is a node", stack.client.nodes)
     raylet = psutil.Process(stack.head_pids()["raylet"])
     agents = [child for child in raylet.children() if "ray::NodeAgent" in " ".join(child.cmdline())]
     assert agents
