@@ -84,7 +84,8 @@ def test_a_running_job_shows_whether_it_is_suspected_to_hang(metering: Metering,
 
 def test_a_gpu_that_ranks_share_counts_once(metering: Metering) -> None:
     seats = tuple(
-        Seat(rank=rank, node_id="n1", node_name="n1", gpu_ids=("0",), gpu_uuids=("GPU-a",)) for rank in range(2)
+        Seat(rank=rank, node_id="n1", node_name="n1", gpu_ids=("0",), gpu_uuids=("GPU-a",), actor_pid=1)
+        for rank in range(2)
     )
     found = series(metering, replace(running(), seats=seats, gang_open=True))
     assert found.seats == (("GPU-a", 0), ("GPU-a", 1))
