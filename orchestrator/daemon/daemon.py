@@ -200,6 +200,7 @@ class Daemon:
 
     def _observed(self, job: Job, event: ev.Event) -> None:
         self.metering.observe(job, event)
+        self.gpus.observe(event)
         if self._trust.observe(job, event):
             self.log.warning("node.avoided", job=job.id)
             self._set_nodes(dict(self.loop.nodes))
