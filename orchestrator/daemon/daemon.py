@@ -109,15 +109,7 @@ class Daemon:
             on_lost=self._head_lost,
             own_groups=lambda: {placement_group_name(j.id, j.gang) for j in self.loop.jobs.values() if j.gang_open},
         )
-        self.exporters = Exporters(
-            self.cluster,
-            ExporterAccess(
-                address=settings.exporter_address,
-                ports=settings.exporter_ports,
-                token=options.read_token(),
-                processes=settings.exporter_processes,
-            ),
-        )
+        self.exporters = Exporters(self.cluster, self._exporter_access())
         self.gpus = GpuWatch(
             self.cluster,
             self.exporters,
@@ -133,6 +125,14 @@ class Daemon:
             looker=self.calls,
             command=self.loop.command,
             log=self.log,
+        )
+
+    def _exporter_access(self) -> ExporterAccess:
+        return ExporterAccess(
+            address=self.settings.exporter_address,
+            ports=self.settings.exporter_ports,
+            token=self.options.read_token(),
+            processes=self.settings.exporter_processes,
         )
 
     def _make_gangs(self, environ: Mapping[str, str]) -> Gangs:
