@@ -1,7 +1,7 @@
 """The progress page: 16 KiB of shared memory through which a training process tells its rank actor how it goes.
 
 The rank process writes, the rank actor reads; the only thing that flows back is the request to stop. A report costs a
-few microseconds and no system call, may come every millisecond, and the latest one wins. Standard library only.
+few microseconds and one short system call, may come every millisecond, and the latest one wins. Standard library only.
 
 Must not: block training, allocate without bound, or ever show a half-written record (see progress_layout.py).
 """
