@@ -109,15 +109,7 @@ class Daemon:
             on_lost=self._head_lost,
             own_groups=lambda: {placement_group_name(j.id, j.gang) for j in self.loop.jobs.values() if j.gang_open},
         )
-        self.exporters = Exporters(
-            self.cluster,
-            ExporterAccess(
-                address=settings.exporter_address,
-                ports=settings.exporter_ports,
-                token=options.read_token(),
-                processes=settings.exporter_processes,
-            ),
-        )
+        self.exporters = Exporters(self.cluster, self._exporter_access())
         self.gpus = GpuWatch(
             self.cluster,
             self.exporters,
@@ -132,6 +124,14 @@ class Daemon:
     def _jobs(self) -> Collection[Job]:
         """The live jobs; the loop replaces its dictionary when it has read the store."""
         return self.loop.jobs.values()
+
+    def _exporter_access(self) -> ExporterAccess:
+        return ExporterAccess(
+            address=self.settings.exporter_address,
+            ports=self.settings.exporter_ports,
+            token=self.options.read_token(),
+            processes=self.settings.exporter_processes,
+        )
 
     def _make_gangs(self, environ: Mapping[str, str]) -> tuple[Gangs, GangCalls]:
         limits = LogLimits(max_bytes=self.settings.log_max_bytes, keep_files=self.settings.log_keep_files)
@@ -199,6 +199,7 @@ class Daemon:
 
     def _observed(self, job: Job, event: ev.Event) -> None:
         self.metering.observe(job, event)
+        self.gpus.observe(event)
         if self._trust.observe(job, event):
             self.log.warning("node.avoided", job=job.id)
             self._set_nodes(dict(self.loop.nodes))
