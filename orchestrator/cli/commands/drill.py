@@ -30,13 +30,13 @@ class Victim(enum.StrEnum):
 NOT_BUILT = {
     "agent": "killing a node's agent is not built yet; Ray restarts one that dies",
     "ray": "killing Ray is not built yet; every job of the cluster would start again from its checkpoint",
-    "hang": "the hang drill is not built yet: `kill -STOP` a rank's process, and -CONT it, by hand",
     "fill-disk": "filling the disk is not built yet; put checkpoint.storage_path on a small file system and fill that",
 }
 WHAT = {
     "rank": "kills the training process of rank {rank}; the job goes on from its newest checkpoint",
     "actor": "kills the actor of rank {rank}; the gang is made anew and goes on from its newest checkpoint on storage",
     "daemon": "kills the daemon and starts it again; all jobs run on, and nobody can submit meanwhile",
+    "hang": "stops rank {rank} without ending it; when that is found, the job goes on from its newest checkpoint",
     "tear-checkpoint": "destroys the newest checkpoint and kills the actor of rank {rank}; the job goes back to the one before",
 }
 
@@ -66,7 +66,7 @@ def drill(
     if len(chosen) != 1:
         raise BadRequestError(
             "one drill at a time" if chosen else "which drill?",
-            hint="--kill rank, actor or daemon, or --tear-checkpoint",
+            hint="--kill rank, actor or daemon, --hang, or --tear-checkpoint",
         )
     (what,) = chosen
     if what in NOT_BUILT:
@@ -79,6 +79,7 @@ def drill(
         "rank": planned.kill_rank,
         "actor": planned.kill_actor,
         "daemon": planned.kill_daemon,
+        "hang": planned.hang,
         "tear-checkpoint": planned.tear_checkpoint,
     }
     report = run[what]()
