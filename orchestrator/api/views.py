@@ -290,7 +290,7 @@ class NodeView(View):
     """A node.
 
     ``state``: READY, CORDONED (takes nothing new), AVOIDED (ranks kept failing there), DRAINING (moves its jobs away) or
-    UNREACHABLE.
+    UNREACHABLE. ``agent_pid`` is a process of that node.
     """
 
     id: str
@@ -306,6 +306,7 @@ class NodeView(View):
     memory_free_bytes: int | None = None
     gpus: tuple[GpuView, ...] = ()
     jobs: tuple[str, ...] = ()
+    agent_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,7 @@ def node_view(node: Node, report: NodeReport | None, jobs: Collection[Job], node
         memory_free_bytes=max(0, free.memory_bytes) if free else 0,
         gpus=gpus,
         jobs=tuple(sorted({job.id for job in jobs if node.id in job.nodes})),
+        agent_pid=report.agent_pid if report else None,
     )
 
 
