@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
-from orchestrator.api.errors import DaemonStoppingError
+from orchestrator.api.errors import DaemonStoppingError, DiskFullError
 from orchestrator.api.service import NodeVerb
 from orchestrator.core import events as ev
 from orchestrator.core.job import fold, submitted
@@ -35,6 +35,7 @@ from orchestrator.runtime.job_files import JobFiles
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.node_dir import page_directory, snapshot_directory
+from orchestrator.store.errors import StoreError
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry.logging import get_logger
 
@@ -80,7 +81,6 @@ class Daemon:
         self.metering = Metering(settings, self.started_at)
         self._remembered: list[JobId] = []
         self._problems: dict[str, str] = {}
-        self._cordoned: set[str] = set()
         self._trust = NodeTrust()
         self.notifier = Notifier(self.store, settings.home / "notify.key", self.log)
         self._warmed_for: dict[JobId, int] = {}
@@ -148,6 +148,7 @@ class Daemon:
     async def start(self) -> None:
         """Read the store, begin deciding, connect to Ray; ready when gangs can be placed. Raises ClusterError."""
         await self.loop.load()
+        self._trust.restore(await self.store.places())
         await self._replay_ledger()
         self.log.info("daemon.loaded", live_jobs=len(self.loop.jobs), home=str(self.settings.home))
         await self.cluster.start()
@@ -192,6 +193,16 @@ class Daemon:
         if self._trust.observe(job, event):
             self.log.warning("node.avoided", job=job.id)
             self._set_nodes(dict(self.loop.nodes))
+        self._spawn(self._save_trust())
+
+    async def _save_trust(self) -> None:
+        """Write what is held against nodes and GPUs; what cannot be written now is tried again with the next look."""
+        places = self._trust.unsaved()
+        try:
+            await self.store.put_places(places)
+        except StoreError as error:
+            self._trust.keep(places)
+            self.log.warning("trust.not_saved", error=str(error))
 
     async def _check_node(self, node_id: str) -> tuple[str, ...]:
         agent = self.cluster.agent_for(node_id)
@@ -210,6 +221,7 @@ class Daemon:
             await asyncio.sleep(REFRESH_SECONDS)
             if self.cluster.connected and await self._trust.look(self._check_node):
                 self._set_nodes(dict(self.loop.nodes))
+            await self._save_trust()
 
     async def picture(self) -> Snapshot:
         """Everything that the metrics show, now."""
@@ -231,7 +243,7 @@ class Daemon:
             for gpu in report.gpus:
                 told = self.exporters.reports.get(gpu.uuid)
                 broken = told is not None and told.status.health is not Health.OK
-                idle = "cordoned" if node_id in self._cordoned else "idle"
+                idle = "cordoned" if node_id in self._trust.cordoned else "idle"
                 state = "broken" if broken else "busy" if gpu.uuid in held else idle
                 counts[report.hostname, state] += 1
         for node, _ in self.exporters.missing():
@@ -328,9 +340,7 @@ class Daemon:
             await self.exporters.refresh()
 
     def _set_nodes(self, nodes: dict[str, Node]) -> None:
-        from dataclasses import replace
-
-        marked = self._trust.mark({i: replace(n, cordoned=i in self._cordoned) for i, n in nodes.items()})
+        marked = self._trust.mark(nodes)
         if self._stop_jobs and self._stopping.is_set():
             return
         self.loop.set_nodes(marked)
@@ -413,10 +423,15 @@ class Daemon:
         """Cordon, drain or uncordon."""
         moved: tuple[JobId, ...] = ()
         if verb is NodeVerb.UNCORDON:
-            self._cordoned.discard(node.id)
             self._trust.forgive(node.id)
         else:
-            self._cordoned.add(node.id)
+            self._trust.cordon(node.id, node.name, by)
+        places = self._trust.unsaved()
+        try:
+            await self.store.put_places(places)
+        except StoreError as error:
+            self._trust.keep(places)
+            raise DiskFullError(f"{verb} holds for now, but could not be written: {error}") from error
         self._set_nodes(dict(self.loop.nodes))
         if verb is NodeVerb.DRAIN:
             moved = tuple(j.id for j in self.loop.jobs.values() if j.gang_open and node.id in j.nodes)
