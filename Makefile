@@ -39,9 +39,10 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit tests/stateful tests/architecture
 
 integration: $(STAMP)
-	$(BIN)/python -m pytest -q tests/integration tests/acceptance
+	.ci/install-test-tools
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/acceptance tests/faults
 
-# Real kills of everything. Not yet part of `make test`: it must first pass time after time on a busy machine.
+# Real kills of everything, alone; part of integration too.
 faults: $(STAMP)
 	$(BIN)/python -m pytest -q tests/faults
 

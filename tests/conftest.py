@@ -8,6 +8,19 @@ import pytest
 
 from tests.support.stack import Stack
 
+LONG = (
+    "test_prometheus_stack.py",
+    "test_ray_cluster.py",
+    "test_wheel.py",
+    "test_trainer_processes.py",
+    "test_trainer_examples.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take a minute or more come first: begun last, they would leave the other process with nothing to do."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:

@@ -23,6 +23,7 @@ from orchestrator.api.bodies import (
     ProfileBody,
     PruneBody,
     ShutdownBody,
+    StacksBody,
     SubmitBody,
     bad_request,
 )
@@ -53,6 +54,7 @@ from orchestrator.api.views import (
     PlanReply,
     PruneReply,
     ShutdownReply,
+    StacksView,
     SubmitReply,
     View,
 )
@@ -97,7 +99,7 @@ def control_routes(service: JobService, closing: asyncio.Event) -> FastAPI:
     _add_reading_routes(app, service)
     _add_waiting_routes(app, service, closing)
     _add_submission_routes(app, service)
-    _add_profile_route(app, service, closing)
+    _add_looking_routes(app, service, closing)
     _add_job_routes(app, service)
     _add_daemon_routes(app, service)
     _document_problems(app)
@@ -285,7 +287,7 @@ def _add_submission_routes(app: FastAPI, service: JobService) -> None:
         return answer(await service.plan(body.request(), caller_of(request)))
 
 
-def _add_profile_route(app: FastAPI, service: JobService, closing: asyncio.Event) -> None:
+def _add_looking_routes(app: FastAPI, service: JobService, closing: asyncio.Event) -> None:
     @app.post(
         f"{API_PREFIX}/jobs/{{ref}}/profile",
         response_class=Response,
@@ -296,6 +298,12 @@ def _add_profile_route(app: FastAPI, service: JobService, closing: asyncio.Event
         job_id, _ = await _own_job(service, ref, request, "profile")
         data = await until_closing(service.profile(job_id, body.request()), closing, request)
         return Response(data, media_type="application/gzip")
+
+    @app.post(f"{API_PREFIX}/jobs/{{ref}}/stacks", response_model=StacksView)
+    async def stacks(ref: Ref, body: StacksBody, request: Request) -> Response:
+        """Where the ranks of a running job of one's own stand; it is written to their logs, too."""
+        job_id, _ = await _own_job(service, ref, request, "look into")
+        return answer(await until_closing(service.stacks(job_id, body.rank), closing, request))
 
 
 def _add_job_routes(app: FastAPI, service: JobService) -> None:

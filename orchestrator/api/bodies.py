@@ -106,6 +106,12 @@ class ProfileBody(Body):
         return ProfileRequest(steps=self.steps, rank=self.rank, timeout_seconds=self.timeout_seconds)
 
 
+class StacksBody(Body):
+    """Of which rank; all of them where none is named."""
+
+    rank: int | None = Field(default=None, ge=0)
+
+
 class EmptyBody(Body):
     """Nothing: ``{}``."""
 

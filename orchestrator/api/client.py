@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import submission, wire
 from orchestrator.api.endpoint import Endpoint, endpoint_from
-from orchestrator.api.errors import BadRequestError, error_from_json
+from orchestrator.api.errors import BadRequestError, ProtocolMismatchError, error_from_json
 from orchestrator.api.protocol import API_PREFIX, LOG_END_KEY, LOG_ERROR_KEY, MAX_WAIT_SECONDS, STREAM_HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
         PlanReply,
         PruneReply,
         ShutdownReply,
+        StacksView,
         SubmitReply,
     )
+    from orchestrator.gpu.view import GpuRow
 
 DEADLINE_SECONDS = 10.0
 SLOW_DEADLINE_SECONDS = 600.0
@@ -188,6 +190,19 @@ class Client:
 
         return NodeList.from_json(self._call("GET", "/nodes")).nodes
 
+    def gpus(self) -> Sequence[GpuRow]:
+        """Every GPU of every node as it is now: its load and heat, what is wrong with it, which ranks run on it.
+
+        Raises ProtocolMismatchError for an answer that holds something else.
+        """
+        from orchestrator.gpu.view import GpuRow
+
+        reply = self._call("GET", "/gpus")
+        try:
+            return tuple(GpuRow.from_json(row) for row in reply["gpus"])
+        except (KeyError, TypeError) as error:
+            raise ProtocolMismatchError(f"the daemon's answer is not a list of GPUs: {error}") from error
+
     def health(self) -> HealthView:
         """The daemon's own state."""
         from orchestrator.api.views import HealthView
@@ -203,6 +218,13 @@ class Client:
             body={"steps": steps, "rank": rank, "timeout_seconds": timeout_seconds},
             deadline_seconds=timeout_seconds + SLOW_DEADLINE_SECONDS,
         )
+
+    def stacks(self, ref: str, *, rank: int | None = None) -> StacksView:
+        """Where each rank of a running job stands, or one of them; it is written to their logs, too."""
+        from orchestrator.api.views import StacksView
+
+        reply = self._call("POST", _job_path(ref, "/stacks"), body={"rank": rank}, seconds=SLOW_DEADLINE_SECONDS)
+        return StacksView.from_json(reply)
 
     # -- acting
 

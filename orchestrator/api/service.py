@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         PlanReply,
         PruneReply,
         ShutdownReply,
+        StacksView,
         SubmitReply,
     )
     from orchestrator.core.ids import JobId
@@ -172,6 +173,13 @@ class JobService(Protocol):
         """A torch.profiler trace of a running job's next steps: a Chrome trace, gzipped JSON.
 
         Raises RefusedError: the job does not run, does not use the training system, or did not get there in time.
+        """
+        ...
+
+    async def stacks(self, job_id: JobId, rank: int | None) -> StacksView:
+        """Where each rank of a running job stands, or one of them; the same is written to the ranks' logs.
+
+        Raises RefusedError: the job does not run. BadRequestError: it has no such rank.
         """
         ...
 

@@ -43,10 +43,13 @@ from orchestrator.api.views import (
     NodeView,
     PlanReply,
     PruneReply,
+    RankStacksView,
     SeatPlan,
     ShutdownReply,
+    StacksView,
     SubmitReply,
     TargetGroup,
+    ThreadView,
 )
 from orchestrator.core.ids import JobId, job_id
 
@@ -318,6 +321,19 @@ class FakeService:
         if self._jobs[job_id].state != "RUNNING":
             raise RefusedError(f"{job_id} does not run")
         return b"a trace"
+
+    async def stacks(self, job_id: JobId, rank: int | None) -> StacksView:
+        """See JobService."""
+        job = self._jobs[job_id]
+        if job.state != "RUNNING":
+            raise RefusedError(f"{job_id} does not run")
+        ranks = range(job.num_workers) if rank is None else (rank,)
+        frames = ("train (/work/train.py:7)",)
+        looks = (
+            RankStacksView(rank=number, pid=100 + number, state="S", threads=(ThreadView(name="Main", frames=frames),))
+            for number in ranks
+        )
+        return StacksView(job_id=job_id, ranks=tuple(looks))
 
     async def health(self) -> HealthView:
         """See JobService."""

@@ -78,12 +78,59 @@ class AttemptView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView(View):
-    """Where one rank runs: its node, its GPUs (empty for ``gpu: 0``) and the process id of the training process."""
+    """Where one rank runs: its node, its GPUs (empty for ``gpu: 0``) and the process id of the training process.
+
+    ``step_seconds`` is its usual step, ``own_seconds`` what of it the rank works itself, not waiting for others.
+    """
 
     rank: int
     node: str
     gpu_uuids: tuple[str, ...] = ()
     pid: int | None = None
+    step_seconds: float | None = None
+    own_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerView(View):
+    """The rank that the others wait for: it takes ``factor`` times the ``usual_seconds`` of the others for a step."""
+
+    rank: int
+    factor: float
+    seconds: float
+    usual_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadView(View):
+    """One Python thread; ``frames`` as ``function (file:line)``, the innermost first."""
+
+    name: str
+    frames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStacksView(View):
+    """One rank's processes at this moment: ``state`` is the kernel's letter, ``waits_in`` the kernel's name for where.
+
+    ``threads`` begins with the training thread; ``problem`` says why there are none.
+    """
+
+    rank: int
+    pid: int | None = None
+    state: str = ""
+    cpu_seconds: float = 0.0
+    waits_in: str = ""
+    threads: tuple[ThreadView, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksView(View):
+    """Where each rank of a job stands."""
+
+    job_id: str
+    ranks: tuple[RankStacksView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +220,7 @@ class JobView(View):
     log_dir: str = ""
     outputs_dir: str = ""
     balance: dict[str, Any] | None = None
+    straggler: StragglerView | None = None
     version: int = 0
 
     @property
@@ -439,7 +487,10 @@ _NESTED: Mapping[type[View], Mapping[str, type[View]]] = {
         "checkpoint": CheckpointRef,
         "failure": FailureView,
         "timings": TimingsView,
+        "straggler": StragglerView,
     },
+    StacksView: {"ranks": RankStacksView},
+    RankStacksView: {"threads": ThreadView},
     JobList: {"jobs": JobView},
     EventList: {"events": EventView},
     CheckpointList: {"checkpoints": CheckpointView},

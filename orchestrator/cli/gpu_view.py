@@ -87,20 +87,34 @@ def power(row: GpuRow) -> str:
     )
 
 
-def balance_line(balance: Mapping[str, Any] | None) -> tuple[str, str]:
-    """(what to say of a job's balance, its band); empty for a job that has none."""
+def balance_line(
+    balance: Mapping[str, Any] | None, quantities: Sequence[str] = ("utilization", "power")
+) -> tuple[str, str]:
+    """(what to say of a job's balance in these quantities, its band); empty for a job that has none."""
     if not balance:
         return "", ""
-    quantities = balance.get("quantities") or {}
-    parts = [
-        f"{name} CV {100 * quantities[name]['cv']:.0f}%" for name in ("utilization", "power") if name in quantities
-    ]
+    known = balance.get("quantities") or {}
+    spreads = {name: known[name] for name in quantities if name in known}
+    worst = max(spreads, key=lambda name: float(spreads[name]["cv"]), default="")
+    parts = []
+    for name, spread in spreads.items():
+        least = spread.get("min_per_median") if name == worst else None
+        parts.append(f"{name} CV {100 * spread['cv']:.0f}%" + ("" if least is None else f" (min/median {least:.2f})"))
     band = str(balance.get("band") or "")
     if balance.get("silent"):
         parts.append(f"{len(balance['silent'])} of {balance.get('gpus')} GPUs silent")
     if not parts:
         return "", band
     return f"{band}: {', '.join(parts)}" if band else ", ".join(parts), band
+
+
+def poor_balance(balance: Mapping[str, Any] | None) -> str:
+    """One line for a job whose GPUs need a look: what is wrong, and the first cause. Empty for every other job."""
+    text, band = balance_line(balance)
+    if not text or not (band == "poor" or (balance or {}).get("silent")):
+        return ""
+    causes = (balance or {}).get("findings") or ()
+    return f"balance {text}" + (f". {causes[0]['text']}" if causes else "")
 
 
 def findings(balance: Mapping[str, Any] | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean
+from orchestrator.cli.gpu_view import BAND_STYLES, balance_line, findings
 from orchestrator.cli.job_table import STATE_STYLES, per_worker, progress_text, state_text
 from orchestrator.cli.table import Cell, Column, render_table
 from orchestrator.cli.units import age, clock, number, span
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 LABEL_WIDTH = 14
 MAX_METRICS = 12
+QUANTITIES = ("utilization", "memory", "power")
 _SPEED = {
     "samples_per_second": "samples/s",
     "tokens_per_second": "tokens/s",
@@ -50,6 +52,8 @@ def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
         ("progress", _progress(console, job)),
         ("speed", _speed(job)),
         ("metrics", _metrics(job)),
+        ("balance", _balance(console, job)),
+        *(("" if line else "why", clean(text)) for line, text in enumerate(findings(job.balance))),
         ("ranks", f"{workers}, each {wants}" if wants else workers),
         ("queue", f"{job.queue}, priority {job.priority}, {clean(job.user)}"),
         ("submitted", f"{clock(job.submitted_at)} ({age(now - job.submitted_at)} ago)"),
@@ -113,6 +117,11 @@ def _metrics(job: JobView) -> str:
     if len(items) > MAX_METRICS:
         shown.append(f"and {len(items) - MAX_METRICS} more")
     return "  ".join(shown)
+
+
+def _balance(console: Console, job: JobView) -> str:
+    text, band = balance_line(job.balance, QUANTITIES)
+    return console.style(text, *BAND_STYLES.get(band, ())) if text else ""
 
 
 def _ended(job: JobView) -> str:

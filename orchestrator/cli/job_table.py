@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.console import clean, clip
+from orchestrator.cli.gpu_view import poor_balance
 from orchestrator.cli.table import Cell, Column, render_table
 from orchestrator.cli.units import age, bar, number, span
 
@@ -58,7 +59,7 @@ def _row(console: Console, job: JobView, now: float, *, with_user: bool) -> list
         Cell(gpus_text(job)),
         Cell(age(now - job.submitted_at)),
         Cell(clean(job.user) if with_user else ""),
-        Cell(clean(job.reason), ("dim",)),
+        _remark(job),
     ]
 
 
@@ -74,9 +75,18 @@ def _stacked(console: Console, job: JobView, now: float) -> list[str]:
     name = clip(job.id, console.width - len(state) - 2, console.glyphs.ellipsis)
     lines = [f"{console.style(name, 'bold')}  {console.style(state, *STATE_STYLES.get(job.state, ()))}"]
     lines.append("  " + clip(dot.join(fact for fact in facts if fact), console.width - 2, console.glyphs.ellipsis))
-    if job.reason:
-        lines.append("  " + console.style(clip(clean(job.reason), console.width - 2, console.glyphs.ellipsis), "dim"))
+    remark = _remark(job)
+    if remark.text:
+        lines.append(
+            "  " + console.style(clip(remark.text, console.width - 2, console.glyphs.ellipsis), *remark.styles)
+        )
     return lines
+
+
+def _remark(job: JobView) -> Cell:
+    """Why the job is where it is; of one that runs badly balanced that."""
+    poor = poor_balance(job.balance) if job.state == "RUNNING" else ""
+    return Cell(clean(poor), ("yellow",)) if poor else Cell(clean(job.reason), ("dim",))
 
 
 def state_text(job: JobView) -> str:

@@ -34,6 +34,7 @@ ENTRIES = (
     Entry("checkpoints", "history", JOBS),
     Entry("drill", "drill", JOBS),
     Entry("profile", "profile", JOBS),
+    Entry("stacks", "stacks", JOBS),
     Entry("up", "machine", MACHINE),
     Entry("down", "machine", MACHINE),
     Entry("serve", "machine", MACHINE),

@@ -100,6 +100,15 @@ def request_stop(job: Job, purpose: StopPurpose, by: str, now: float) -> list[ev
     return [ev.StopRequested(job_id=job.id, at=now, purpose=purpose, by=by, deadline=deadline)]
 
 
+def declare_hung(job: Job, failure: ev.Failure, failed_at: float, now: float) -> list[ev.Event]:
+    """The events that end an attempt which hangs since ``failed_at``; empty when it has ended, or is ending, by itself."""
+    if job.state is not JobState.RUNNING or job.succeeded or job.gang_lost or any(not e.ok for e in job.exits):
+        return []
+    commands = Commands()
+    _fail(job, failure, failed_at, now, commands)
+    return commands.events
+
+
 def _advance(job: Job, now: float, commands: Commands) -> None:
     before = len(commands.events)
     match job.state:
@@ -346,4 +355,4 @@ def _demand(job: Job) -> str:
     return " and ".join(wants)
 
 
-__all__ = ["Commands", "State", "decide", "desired_effect", "queue_order", "request_stop"]
+__all__ = ["Commands", "State", "decide", "declare_hung", "desired_effect", "queue_order", "request_stop"]

@@ -18,6 +18,7 @@ from orchestrator.core.scheduler import request_stop
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.gpu_watch import GpuWatch
+from orchestrator.daemon.hangs import HangWatch
 from orchestrator.daemon.loop import Loop
 from orchestrator.daemon.metering import Metering
 from orchestrator.daemon.node_trust import NodeTrust
@@ -29,6 +30,7 @@ from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.exporter_actor import ExporterAccess
 from orchestrator.runtime.exporters import Exporters
+from orchestrator.runtime.gang_calls import GangCalls
 from orchestrator.runtime.gangs import Gangs
 from orchestrator.runtime.gpu_evidence import gpu_evidence
 from orchestrator.runtime.job_files import JobFiles
@@ -121,9 +123,17 @@ class Daemon:
             self.exporters,
             settings.paths,
             lambda: self.loop.jobs.values(),  # noqa: PLW0108 - the loop replaces its dictionary when it has read the store
+            self._progress.of,
             self.log,
         )
         self.gangs = self._make_gangs(environ)
+        self.calls = GangCalls(self.gangs)
+        self.hangs = HangWatch(
+            jobs=lambda: self.loop.jobs.values(),  # noqa: PLW0108 - as above
+            looker=self.calls,
+            command=self.loop.command,
+            log=self.log,
+        )
 
     def _make_gangs(self, environ: Mapping[str, str]) -> Gangs:
         limits = LogLimits(max_bytes=self.settings.log_max_bytes, keep_files=self.settings.log_keep_files)
@@ -160,6 +170,7 @@ class Daemon:
         self._supervise(self.gpus.run(), "gpus")
         self._supervise(self.metering.watch_lag(), "lag")
         self._supervise(self._look_after_nodes(), "trust")
+        self._supervise(self.hangs.run(), "hangs")
         if self.cluster.embedded:
             await self._warm_fork_servers()
         self.ready.set()
@@ -232,6 +243,7 @@ class Daemon:
             progress=self._progress.all(),
             balances=self.gpus.raw_balances,
             gpu_states=self._gpu_states(),
+            hang_suspected=self.hangs.suspected,
         )
 
     def _gpu_states(self) -> dict[tuple[str, str], int]:
@@ -456,6 +468,7 @@ class Daemon:
         if job is None:
             return
         self.metering.progress(job_id, attempt, rank, snapshot)
+        self.hangs.progress(job, attempt, rank, snapshot)
         events = self._progress.take(job, attempt, rank, snapshot, self.settings.paths.metrics(job_id))
         self.changes.touch(job_id)
         if events:

@@ -8,33 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
-
-from orchestrator.gpu.balance import Balance, Band, GpuLoad, LoadWindow
+from orchestrator.core.straggler import paces
+from orchestrator.daemon.gpu_recording import GpuRecording
+from orchestrator.gpu.balance import Balance, Band, LoadWindow
 from orchestrator.gpu.diagnosis import RankView, diagnose
 from orchestrator.gpu.sampler import Health
 from orchestrator.gpu.view import GpuHolder, GpuRow, balance_json, gpu_row
-from orchestrator.spec.paths import Paths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Mapping
 
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
+    from orchestrator.daemon.progress import JobProgress
+    from orchestrator.gpu.balance import GpuLoad
     from orchestrator.runtime.cluster import Cluster
+    from orchestrator.runtime.exporter_actor import ExporterReport
     from orchestrator.runtime.exporters import Exporters
+    from orchestrator.spec.paths import Paths
+    from orchestrator.train.progress import ProgressSnapshot
 
 WATCH_SECONDS: Final = 2.0
 POOR_SECONDS: Final = 20.0  # how long a balance must have been poor before reasons are looked for
 
 
 class GpuWatch:
-    """See the module. ``jobs`` gives the live jobs."""
+    """See the module. ``jobs`` gives the live jobs, ``progress`` what a job's ranks reported last."""
 
     def __init__(
         self,
@@ -42,17 +46,18 @@ class GpuWatch:
         exporters: Exporters,
         paths: Paths,
         jobs: Callable[[], Collection[Job]],
+        progress: Callable[[JobId], JobProgress | None],
         log: FilteringBoundLogger,
     ) -> None:
         self._cluster = cluster
         self._exporters = exporters
-        self._paths = paths
+        self._recording = GpuRecording(exporters, paths)
         self._jobs = jobs
+        self._progress = progress
         self._log = log
         self._window = LoadWindow()
         self._seen: dict[str, float] = {}
         self._poor_since: dict[JobId, float] = {}
-        self._recording: dict[JobId, tuple[int, tuple[str, ...]]] = {}
         self._assigned: dict[str, dict[int, tuple[int, ...]]] = {}
         self.balances: dict[JobId, dict[str, Any]] = {}
         self.raw_balances: dict[JobId, Balance] = {}
@@ -72,10 +77,10 @@ class GpuWatch:
         """One look at every GPU that a job holds."""
         holding = [job for job in self._jobs() if job.seats and job.gang_open]
         await self._assign(holding)
-        await self._record(holding)
         uuids = {uuid for job in holding for seat in job.seats for uuid in seat.gpu_uuids}
-        if uuids:
-            self._take(await self._exporters.ask(uuids))
+        reports = await self._exporters.ask(uuids | self._recording.to_ask(), since=self._seen)
+        self._take(reports)
+        await self._recording.settle(holding, reports)
         now = time.monotonic()
         for job in holding:
             self._judge(job, now)
@@ -84,15 +89,15 @@ class GpuWatch:
             self.raw_balances.pop(job_id, None)
             self._poor_since.pop(job_id, None)
 
-    def _take(self, reports: Any) -> None:
+    def _take(self, reports: Mapping[str, ExporterReport]) -> None:
+        """Add what each GPU did since it was asked last; after a restart of the daemon, its whole last minute."""
+        now = time.monotonic()
         for uuid, report in reports.items():
-            sample = report.status.sample
-            if sample is not None and sample.timestamp != self._seen.get(uuid):
-                self._seen[uuid] = sample.timestamp
-                # The monotonic clock of another node says nothing here; when the sample came does.
-                memory = None if sample.memory_used_bytes is None else float(sample.memory_used_bytes)
-                load = GpuLoad(utilization=sample.utilization, memory=memory, power=sample.power_watts)
-                self._window.add_load(uuid, time.monotonic(), load)
+            if report.loads:
+                self._seen[uuid] = report.loads[-1].timestamp
+                self._window.add_points(uuid, report.loads, now)
+            elif (sample := report.status.sample) is not None and sample.timestamp < self._seen.get(uuid, 0.0):
+                self._seen[uuid] = sample.timestamp  # its node's clock was set back
 
     def _judge(self, job: Job, now: float) -> None:
         uuids = [uuid for seat in job.seats for uuid in seat.gpu_uuids]
@@ -111,21 +116,40 @@ class GpuWatch:
         self.balances[job.id] = balance_json(found, findings)
 
     def _rank_views(self, job: Job, now: float) -> list[RankView]:
+        progress = self._progress(job.id)
+        told = progress.ranks if progress is not None and progress.attempt == job.attempt_number else {}
+        loads = {uuid: self._window.load(uuid, now) for seat in job.seats for uuid in seat.gpu_uuids}
+        steps = {seat.rank: _step_seconds(told.get(seat.rank)) for seat in job.seats}
+        parts = {rank: snapshot.metrics for rank, snapshot in told.items()}
+        worked = {seat.rank: _worked(steps[seat.rank], [loads[uuid] for uuid in seat.gpu_uuids]) for seat in job.seats}
+        own = {pace.rank: pace.own_seconds for pace in paces(steps, parts, worked)}
         views = []
         for seat in job.seats:
             for uuid in seat.gpu_uuids:
                 report = self._exporters.reports.get(uuid)
                 sample = report.status.sample if report else None
-                views.append(
-                    RankView(
-                        rank=seat.rank,
-                        gpu_uuid=uuid,
-                        load=self._window.load(uuid, now),
-                        throttle=sample.throttle_active if sample else (),
-                        foreign_pids=_foreign(job, (p.pid for p in sample.processes)) if sample else (),
-                    )
+                view = RankView(
+                    rank=seat.rank,
+                    gpu_uuid=uuid,
+                    load=loads[uuid],
+                    throttle=sample.throttle_active if sample else (),
+                    foreign_pids=self._foreign(uuid, report) if report else (),
+                    step_seconds=steps[seat.rank],
+                    own_seconds=own[seat.rank],
+                    data_seconds=parts.get(seat.rank, {}).get("data_seconds"),
                 )
+                views.append(view)
         return views
+
+    def _foreign(self, uuid: str, report: ExporterReport) -> tuple[int, ...]:
+        """Processes on the GPU that belong to none of the jobs that hold it."""
+        own = {
+            job.pids[seat.rank]
+            for job in self._jobs()
+            for seat in job.seats
+            if uuid in seat.gpu_uuids and seat.rank < len(job.pids)
+        }
+        return tuple(line[0] for line in report.lineages if own.isdisjoint(line))
 
     async def _assign(self, holding: Collection[Job]) -> None:
         """Tell nodes with simulated GPUs which processes run on which."""
@@ -143,25 +167,6 @@ class GpuWatch:
             if agent is not None and self._assigned.get(node_id, {}) != assignment:
                 await asyncio.wait_for(agent.assign.remote(assignment), 10.0)
                 self._assigned[node_id] = assignment
-
-    async def _record(self, holding: Collection[Job]) -> None:
-        """Begin the telemetry of new gangs, end that of gangs that are gone."""
-        for job in holding:
-            uuids = tuple(uuid for seat in job.seats for uuid in seat.gpu_uuids)
-            if not job.spec.telemetry.record or not uuids or job.id in self._recording:
-                continue
-            for uuid in uuids:
-                report = self._exporters.nodes.get(uuid)
-                apart = report is not None and not report.home_shared  # then it stays on its node
-                home = Path(report.home) if report is not None and apart else self._paths.home
-                directory = str(Paths(home=home, socket=self._paths.socket).job(job.id) / "telemetry")
-                await self._exporters.record(uuid, job.id, directory, job.spec.telemetry.rate)
-            self._recording[job.id] = (job.gang, uuids)
-        held = {job.id: job.gang for job in holding}
-        for job_id, (gang, uuids) in list(self._recording.items()):
-            if held.get(job_id) != gang:
-                await self._exporters.stop_recording(uuids, job_id)
-                del self._recording[job_id]
 
     async def rows(self) -> list[GpuRow]:
         """Every GPU of every node as it is now, for people."""
@@ -198,15 +203,17 @@ def _row(gpu: Any, node: str, report: Any, holders: Any) -> GpuRow:
     return gpu_row(status.info, node, status.sample, health=status.health, problem=status.error, holders=tuple(holders))
 
 
-def _foreign(job: Job, pids: Iterable[int]) -> tuple[int, ...]:
-    """Processes on the GPU that are none of the job's; only what this machine can tell."""
-    own = set(job.pids)
-    foreign = []
-    for pid in pids:
-        try:
-            ancestors = {pid, *(p.pid for p in psutil.Process(pid).parents())}
-        except psutil.Error:
-            continue
-        if not ancestors & own:
-            foreign.append(pid)
-    return tuple(foreign)
+def _step_seconds(told: ProgressSnapshot | None) -> float | None:
+    """A rank's time for a step: as the training system measures it, else from one report of a step to the next."""
+    if told is None:
+        return None
+    measured = told.metrics.get("step_seconds")
+    if measured is None and told.recent_step_seconds:
+        return median(told.recent_step_seconds)
+    return measured
+
+
+def _worked(step: float | None, loads: Collection[GpuLoad | None]) -> float | None:
+    """Seconds of a step in which a rank worked and did not wait; only simulated GPUs tell the one from the other."""
+    shares = [load.work for load in loads if load is not None and load.work is not None]
+    return None if step is None or not shares else step * max(shares)

@@ -21,10 +21,9 @@ from orchestrator.core.states import JobState
 from orchestrator.telemetry.histogram import Histogram
 from orchestrator.telemetry.marks import mark_of
 from orchestrator.telemetry.snapshot import DaemonFacts, Disk, JobSeries, Snapshot
-from orchestrator.telemetry.stillness import still_for_too_long
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
@@ -114,6 +113,7 @@ class Metering:
         progress: Mapping[JobId, JobProgress],
         balances: Mapping[JobId, Balance],
         gpu_states: Mapping[tuple[str, str], int],
+        hang_suspected: Callable[[JobId], bool | None] = lambda _: None,
     ) -> Snapshot:
         """Everything, now."""
         now = time.time()
@@ -125,7 +125,14 @@ class Metering:
             at=now,
             daemon=self._facts(nodes),
             series=[
-                self._series(j, now, progress.get(j.id), balances.get(j.id), reading.jobs.get(j.id, {})) for j in jobs
+                self._series(
+                    j,
+                    progress.get(j.id),
+                    balances.get(j.id),
+                    reading.jobs.get(j.id, {}),
+                    suspected=hang_suspected(j.id),
+                )
+                for j in jobs
             ],
             queues=queues,
             jobs=Counter((j.spec.queue, j.state.value) for j in live),
@@ -159,10 +166,11 @@ class Metering:
     def _series(
         self,
         job: Job,
-        now: float,
         progress: JobProgress | None,
         balance: Balance | None,
         seconds: Mapping[Phase, float],
+        *,
+        suspected: bool | None,
     ) -> JobSeries:
         leader = progress.leader if progress else None
         holds = job.gang_open
@@ -190,7 +198,7 @@ class Metering:
                 rank: median(s.recent_step_seconds) for rank, s in ranks.items() if s.recent_step_seconds
             },
             heartbeat_at=min(heard, default=None),
-            hang_suspected=still_for_too_long(ranks.values(), now) if job.state is JobState.RUNNING else None,
+            hang_suspected=suspected if job.state is JobState.RUNNING else None,
             restarts=job.restarts,
             balance_cv={s.quantity.value: s.cv for s in spreads},
             balance_min_per_median={

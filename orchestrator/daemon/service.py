@@ -36,7 +36,8 @@ from orchestrator.core.scheduler import queue_order, request_stop
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon import saved, snapshot, submission
 from orchestrator.daemon.log_stream import LogStream
-from orchestrator.daemon.views import event_view, job_view
+from orchestrator.daemon.views import event_view, job_view, rank_stacks
+from orchestrator.runtime.looking import report_lines
 from orchestrator.store import errors as store_errors
 from orchestrator.store.port import JobFilter as StoreFilter
 from orchestrator.train.trace_request import TraceRefusedError
@@ -231,10 +232,22 @@ class Service:
         if request.rank >= job.num_workers:
             raise BadRequestError(f"{job.id} has no rank {request.rank}", hint=f"0 to {job.num_workers - 1}")
         try:
-            return await self._daemon.gangs.trace(job, request.rank, request.steps, request.timeout_seconds)
+            return await self._daemon.calls.trace(job, request.rank, request.steps, request.timeout_seconds)
         except TraceRefusedError as error:
             message, _, hint = str(error).partition(": ")
             raise RefusedError(message, hint=hint) from error
+
+    async def stacks(self, job_id: JobId, rank: int | None) -> v.StacksView:
+        """Where the ranks of a running job stand."""
+        job = await self._record(job_id)
+        if job.state is not JobState.RUNNING:
+            raise RefusedError(f"{job.id} is {job.state.value}; only a running job has stacks")
+        if rank is not None and rank >= job.num_workers:
+            raise BadRequestError(f"{job.id} has no rank {rank}", hint=f"0 to {job.num_workers - 1}")
+        calls, ranks = self._daemon.calls, tuple(range(job.num_workers)) if rank is None else (rank,)
+        looks = await calls.look(job, stacks=True, ranks=ranks)
+        await calls.note(job, {number: report_lines(look) for number, look in looks.items()})
+        return v.StacksView(job_id=job.id, ranks=tuple(rank_stacks(number, looks.get(number)) for number in ranks))
 
     async def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[v.LogLine], None]:
         """Lines of the job's log."""

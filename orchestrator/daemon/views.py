@@ -11,6 +11,7 @@ from orchestrator.spec.job import to_dict
 
 if TYPE_CHECKING:
     from orchestrator.core.events import Failure
+    from orchestrator.core.health import RankLook
     from orchestrator.core.job import Attempt, Job
     from orchestrator.daemon.progress import JobProgress
     from orchestrator.store.port import StoredEvent
@@ -148,6 +149,22 @@ def _timings(job: Job) -> v.TimingsView:
         submit_to_first_step_seconds=None if first is None else first - job.submitted_at,
         recovery_seconds=tuple(round(r, 4) for r in recoveries),
         steps_lost=sum(a.steps_lost for a in job.attempts),
+    )
+
+
+def rank_stacks(rank: int, look: RankLook | None) -> v.RankStacksView:
+    """One rank's processes; ``look`` is None for one that was not reached."""
+    if look is None:
+        return v.RankStacksView(rank=rank, problem="it was not reached: it has just ended, or its node does not answer")
+    threads = tuple(v.ThreadView(name=t.name, frames=tuple(map(str, t.frames))) for t in look.threads)
+    return v.RankStacksView(
+        rank=rank,
+        pid=look.pid,
+        state=look.state,
+        cpu_seconds=look.cpu_seconds,
+        waits_in=look.wait_name,
+        threads=threads,
+        problem=look.problem,
     )
 
 

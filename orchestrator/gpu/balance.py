@@ -12,6 +12,7 @@ Values in, values out: no clock, no device.
 from __future__ import annotations
 
 import enum
+import math
 import statistics
 from collections import deque
 from dataclasses import dataclass
@@ -61,11 +62,15 @@ def band(cv: float) -> Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLoad:
-    """A GPU's averages over the window: ratio, bytes, watts. None where no sample had the value."""
+    """A GPU's averages over the window: ratio, bytes, watts. None where no sample had the value.
+
+    `work` is the share of time in which a simulated GPU's ranks worked rather than waited; real GPUs do not tell.
+    """
 
     utilization: float | None
     memory: float | None
     power: float | None
+    work: float | None = None
 
     def of(self, quantity: Quantity) -> float | None:
         """The average of one quantity."""
@@ -76,6 +81,25 @@ class GpuLoad:
                 return self.memory
             case Quantity.POWER:
                 return self.power
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """What a GPU did at one moment: Unix time by its node's clock, and how many seconds ago that was when it was told.
+
+    The age is what another machine goes by: clocks of nodes differ.
+    """
+
+    timestamp: float
+    age_seconds: float
+    load: GpuLoad
+
+
+def load_of(sample: Sample, *, simulated: bool = False) -> GpuLoad:
+    """What a balance takes from a sample of a GPU, which may be `simulated`."""
+    memory = None if sample.memory_used_bytes is None else float(sample.memory_used_bytes)
+    work = sample.memory_activity if simulated else None
+    return GpuLoad(utilization=sample.utilization, memory=memory, power=sample.power_watts, work=work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,21 +174,29 @@ class LoadWindow:
     def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
         """Average over the last `seconds`."""
         self._seconds = seconds
-        self._rows: dict[str, deque[tuple[float, float | None, float | None, float | None]]] = {}
+        self._rows: dict[str, deque[tuple[float, GpuLoad]]] = {}
 
     def add(self, sample: Sample) -> None:
         """Take a sample in; samples of a GPU come in the order of their monotonic time."""
-        memory = None if sample.memory_used_bytes is None else float(sample.memory_used_bytes)
-        load = GpuLoad(utilization=sample.utilization, memory=memory, power=sample.power_watts)
-        self.add_load(sample.gpu_uuid, sample.monotonic, load)
+        self.add_load(sample.gpu_uuid, sample.monotonic, load_of(sample))
 
     def add_load(self, gpu_uuid: str, at: float, load: GpuLoad) -> None:
         """Take in what a GPU did at monotonic time `at`, for those who have no sample at hand."""
         rows = self._rows.setdefault(gpu_uuid, deque())
-        rows.append((at, load.utilization, load.memory, load.power))
+        rows.append((at, load))
         self._expire(rows, at)
 
-    def _expire(self, rows: deque[tuple[float, float | None, float | None, float | None]], now: float) -> None:
+    def add_points(self, gpu_uuid: str, points: Iterable[LoadPoint], now: float) -> None:
+        """Take in what another machine tells at monotonic time `now` of a GPU's last seconds, oldest first.
+
+        What took long to come seems younger than it is; it is never put before what is known already.
+        """
+        for point in points:
+            rows = self._rows.get(gpu_uuid)
+            at = max(now - point.age_seconds, rows[-1][0] if rows else -math.inf)
+            self.add_load(gpu_uuid, at, point.load)
+
+    def _expire(self, rows: deque[tuple[float, GpuLoad]], now: float) -> None:
         while rows and rows[0][0] <= now - self._seconds:
             rows.popleft()
 
@@ -177,13 +209,19 @@ class LoadWindow:
         if not rows:
             del self._rows[gpu_uuid]
             return None
-        return GpuLoad(utilization=_mean(rows, 1), memory=_mean(rows, 2), power=_mean(rows, 3))
+        loads = [load for _, load in rows]
+        return GpuLoad(
+            utilization=_mean(load.utilization for load in loads),
+            memory=_mean(load.memory for load in loads),
+            power=_mean(load.power for load in loads),
+            work=_mean(load.work for load in loads),
+        )
 
     def balance(self, gpu_uuids: Iterable[str], now: float) -> Balance:
         """The balance of a job that holds these GPUs."""
         return balance({uuid: self.load(uuid, now) for uuid in gpu_uuids})
 
 
-def _mean(rows: Iterable[tuple[float, float | None, float | None, float | None]], column: int) -> float | None:
-    values = [value for row in rows if (value := row[column]) is not None]
-    return statistics.fmean(values) if values else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

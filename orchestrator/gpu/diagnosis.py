@@ -11,13 +11,15 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.straggler import Pace, find_straggler
 from orchestrator.gpu.balance import ADVICE, Balance, Band, GpuLoad, Quantity
 from orchestrator.gpu.sample import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-STRAGGLER_FACTOR: Final = 1.15
+SPIN_FACTOR: Final = 1.15
+"""How much more power than the others a GPU must draw to be called the one that works while they spin."""
 STARVED_SHARE: Final = 0.2
 SPINNING_UTILIZATION: Final = 0.8
 _HARMLESS: Final = frozenset({Throttle.CLOCK_SETTING, Throttle.SYNC_BOOST})
@@ -40,9 +42,9 @@ class Cause(enum.StrEnum):
 class RankView:
     """What is known of one rank over the window.
 
-    `step_seconds` is the rank's own time for a step, waiting for others left out, and `data_seconds` the part of it spent
-    getting the next batch; both None when the script does not report them. `foreign_pids` are processes on the rank's GPU
-    that do not belong to the job.
+    `step_seconds` is the rank's time for a step, `own_seconds` what it worked itself in it, waiting for others left out,
+    and `data_seconds` what it spent getting the next batch; None where nothing tells. `foreign_pids` are processes on the
+    rank's GPU that do not belong to the job. A rank with several GPUs has a view for each.
     """
 
     rank: int
@@ -51,6 +53,7 @@ class RankView:
     throttle: tuple[Throttle, ...] = ()
     foreign_pids: tuple[int, ...] = ()
     step_seconds: float | None = None
+    own_seconds: float | None = None
     data_seconds: float | None = None
 
 
@@ -158,26 +161,29 @@ def _starved(ranks: Sequence[RankView]) -> Iterator[Finding]:
 
 
 def _stragglers(ranks: Sequence[RankView]) -> Iterator[Finding]:
-    times = [view.step_seconds for view in ranks if view.step_seconds]
-    if len(times) < 2:
-        return
-    # The lower median: of two ranks the faster one is what the slower is measured against.
-    usual = statistics.median_low(times)
-    for view in sorted(ranks, key=lambda view: -(view.step_seconds or 0.0)):
-        factor = (view.step_seconds or 0.0) / usual
-        if factor >= STRAGGLER_FACTOR:
-            yield Finding(
-                cause=Cause.STRAGGLER,
-                rank=view.rank,
-                gpu_uuid=view.gpu_uuid,
-                factor=factor,
-                text=f"Rank {view.rank} takes {factor:.1f} times as long for a step as the others, which wait for it.",
-                advice="Compare its share of the data, its input pipeline and its host's load with another rank's.",
-            )
+    first = {view.rank: view for view in reversed(ranks)}
+    found = find_straggler(
+        [
+            Pace(rank=rank, step_seconds=view.step_seconds, own_seconds=view.own_seconds)
+            for rank, view in sorted(first.items())
+        ]
+    )
+    if found is not None:
+        yield Finding(
+            cause=Cause.STRAGGLER,
+            rank=found.rank,
+            gpu_uuid=first[found.rank].gpu_uuid,
+            factor=found.factor,
+            text=(
+                f"Rank {found.rank} takes {found.factor:.1f} times as long for its part of a step as the others"
+                f" ({found.seconds:.3g} s against {found.usual_seconds:.3g} s), and they wait for it."
+            ),
+            advice="Compare its share of the data, its input pipeline and its host's load with another rank's.",
+        )
 
 
 def _waiting(ranks: Sequence[RankView]) -> Iterator[Finding]:
-    """Without step times: every GPU is busy, one draws more power than the rest. Those spin, and it is what they wait for."""
+    """Without each rank's own times: every GPU is busy, one draws more power than the rest. Those spin, and it is what they wait for."""
     loads = [(view, view.load) for view in ranks if view.load is not None]
     if len(loads) < 2 or len(loads) < len(ranks):
         return
@@ -187,9 +193,10 @@ def _waiting(ranks: Sequence[RankView]) -> Iterator[Finding]:
         return
     watts = [value or 0.0 for value in powers]
     usual, top = statistics.median_low(watts), max(watts)
-    if usual <= 0.0 or top / usual < STRAGGLER_FACTOR:
+    if usual <= 0.0 or top / usual < SPIN_FACTOR:
         return
     view = loads[watts.index(top)][0]
+    timed = all(one.step_seconds for one in ranks)
     yield Finding(
         cause=Cause.WAITING,
         rank=view.rank,
@@ -198,8 +205,13 @@ def _waiting(ranks: Sequence[RankView]) -> Iterator[Finding]:
         text=(
             f"All GPUs are busy, but that of rank {view.rank} draws {top:.0f} W and the others about {usual:.0f} W: they"
             " probably spin in a collective, waiting for it."
+            + (" Their steps take equally long, waiting included." if timed else "")
         ),
-        advice="Let the script report its step times (`context().report`) to see by how much, and compare its input.",
+        advice=(
+            "Compare this rank's share of the data, its input pipeline and its host's load with another rank's."
+            if timed
+            else "Let the script report its step times (`context().report`) to see by how much, and compare its input."
+        ),
     )
 
 

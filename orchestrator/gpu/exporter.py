@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from orchestrator.gpu.balance import WINDOW_SECONDS, LoadPoint, load_of
 from orchestrator.gpu.exposition import Block, ExporterStatus, Renderer, compose
 from orchestrator.gpu.job_record import JobRecorder
 from orchestrator.gpu.metrics_http import HttpSettings, MetricsServer
+from orchestrator.gpu.reader import Detail
 from orchestrator.gpu.sampler import Health, Reading, Sampler, SamplerGroup
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from orchestrator.gpu.balance import GpuLoad
     from orchestrator.gpu.reader import GpuReader
     from orchestrator.gpu.sample import GpuInfo, Sample
 
@@ -81,6 +85,18 @@ class GpuExporter:
         """Every GPU as it is now, for the API; asks no driver."""
         now = time.monotonic()
         return tuple(lane.status(now) for lane in self._lanes)
+
+    def loads_since(self, timestamp: float) -> tuple[LoadPoint, ...]:
+        """What the GPUs did after Unix time `timestamp`, at most over the window of a balance, oldest first.
+
+        So that whoever asks seldom, or has just started, knows as much as one who was always there.
+        """
+        now = time.monotonic()
+        return tuple(point for lane in self._lanes for point in lane.loads_since(timestamp, now))
+
+    def recorded_jobs(self) -> frozenset[str]:
+        """The jobs whose telemetry is being written."""
+        return frozenset(job_id for lane in self._lanes for job_id in lane.recorded_jobs)
 
     def record_job(
         self, job_id: str, directory: Path, *, rate: float = 1.0, gpu_uuids: Sequence[str] | None = None
@@ -155,12 +171,20 @@ class _Lane:
         self._rate = settings.rate
         self._lock = threading.Lock()
         self._jobs: dict[str, JobRecorder] = {}
+        self._recent: deque[tuple[float, float, GpuLoad]] = deque()
         self._errors = 0
         self._last_success: float | None = None
         self._shown_up = False
         self.block: Block = ()
 
     def _read(self, reading: Reading) -> None:
+        if reading.detail is Detail.FULL:
+            sample = reading.sample
+            self._recent.append(
+                (sample.monotonic, sample.timestamp, load_of(sample, simulated=self.sampler.info.simulated))
+            )
+            while self._recent[0][0] <= sample.monotonic - WINDOW_SECONDS:
+                self._recent.popleft()
         for recorder in self._jobs.values():  # the dictionary is replaced, never changed
             recorder.append(reading)
 
@@ -205,6 +229,20 @@ class _Lane:
             sample=self.sampler.fresh(now),
             error=self.sampler.error,
         )
+
+    def loads_since(self, timestamp: float, now: float) -> list[LoadPoint]:
+        """What the GPU did after that Unix time; `now` is monotonic."""
+        recent = self._recent.copy()  # in one go: its own thread appends
+        return [
+            LoadPoint(timestamp=taken, age_seconds=now - at, load=load)
+            for at, taken, load in recent
+            if taken > timestamp
+        ]
+
+    @property
+    def recorded_jobs(self) -> tuple[str, ...]:
+        """The jobs that record this GPU."""
+        return tuple(self._jobs)
 
     def record(self, job_id: str, directory: Path, rate: float) -> None:
         """Record for a job from the next reading on."""

@@ -52,6 +52,19 @@ def read_use(pid: int, proc: Path = PROC) -> ProcessUse | None:
     return ProcessUse(started=started, busy_nanoseconds=busy, resident_bytes=pages * _PAGE_BYTES)
 
 
+def ancestors(pid: int, proc: Path = PROC) -> tuple[int, ...]:
+    """The process and those it descends from, itself first; empty when it cannot be seen from here."""
+    line: list[int] = []
+    while pid > 0 and pid not in line:
+        try:
+            parent = int((proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+        line.append(pid)
+        pid = parent
+    return tuple(line)
+
+
 def _thread_times(tasks: str) -> dict[str, int]:
     """Nanoseconds running or ready to run, by thread. Plain strings: there are dozens of threads in a rank."""
     busy: dict[str, int] = {}

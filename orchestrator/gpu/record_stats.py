@@ -137,7 +137,8 @@ class GpuStats:
     @property
     def fresh_rate(self) -> float:
         """New values of the power sensor a second: what the asking was worth."""
-        return self.fresh / self.seconds if self.seconds > 0 else 0.0
+        # The first sample is new by definition, and begins the span that the others fill.
+        return max(0, self.fresh - 1) / self.seconds if self.seconds > 0 else 0.0
 
 
 class RecordStats:

@@ -12,9 +12,12 @@ from orchestrator.gpu.assignments import FILE_NAME
 from orchestrator.gpu.exporter import ExporterSettings, GpuExporter, GpuStatus
 from orchestrator.gpu.inventory import open_readers
 from orchestrator.gpu.metrics_http import HttpSettings, is_loopback
+from orchestrator.gpu.proc import ancestors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from orchestrator.gpu.balance import LoadPoint
 
 NODE_ADDRESS: Final = "node"
 
@@ -44,11 +47,18 @@ class ExporterAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterReport:
-    """Where an exporter serves, its process, and its GPU as it is now."""
+    """Where an exporter serves, its process, its GPU as it is now, and the jobs whose telemetry it writes.
+
+    ``loads`` are what the GPU did since the time that was asked for. ``lineages`` holds each process on the GPU with those
+    it descends from: only its node can tell whose it is. A process that cannot be seen from there has none.
+    """
 
     url: str
     pid: int
     status: GpuStatus
+    recording: frozenset[str] = frozenset()
+    loads: tuple[LoadPoint, ...] = ()
+    lineages: tuple[tuple[int, ...], ...] = ()
 
 
 class ExporterActor:
@@ -77,10 +87,18 @@ class ExporterActor:
             self._exporter = GpuExporter(readers, node, ExporterSettings(processes=access.processes, http=anywhere))
             self._exporter.start()
 
-    def report(self) -> ExporterReport:
-        """The newest values."""
+    def report(self, since: float | None = None) -> ExporterReport:
+        """The newest values; with ``since`` (Unix time of this node) also what the GPU did after it."""
         (status,) = self._exporter.statuses()
-        return ExporterReport(url=self._exporter.url, pid=os.getpid(), status=status)
+        processes = status.sample.processes if status.sample is not None and since is not None else ()
+        return ExporterReport(
+            url=self._exporter.url,
+            pid=os.getpid(),
+            status=status,
+            recording=self._exporter.recorded_jobs(),
+            loads=() if since is None else self._exporter.loads_since(since),
+            lineages=tuple(line for process in processes if (line := ancestors(process.pid))),
+        )
 
     def record(self, job_id: str, directory: str, rate: float) -> None:
         """Append this GPU's samples to the job's telemetry from now on; asking again changes nothing."""

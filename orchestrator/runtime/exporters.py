@@ -87,29 +87,36 @@ class Exporters:
             if uuid not in here and report.node_id in self._cluster.reports
         ]
 
-    async def ask(self, uuids: Iterable[str] | None = None) -> Mapping[str, ExporterReport]:
-        """The newest reports of these GPUs, or of all; side by side, each with a deadline."""
-        known = list(self._actors if uuids is None else (u for u in uuids if u in self._actors))
-        await asyncio.gather(*(self._ask(uuid, REPORT_SECONDS) for uuid in known))
-        return {uuid: self.reports[uuid] for uuid in known if uuid in self.reports}
+    async def ask(
+        self, uuids: Iterable[str] | None = None, since: Mapping[str, float] | None = None
+    ) -> Mapping[str, ExporterReport]:
+        """The newest reports of these GPUs, or of all; side by side, each with a deadline.
 
-    async def _ask(self, uuid: str, seconds: float) -> None:
+        With ``since`` they also tell what each GPU did after that Unix time, or as far back as they know.
+        """
+        known = list(self._actors if uuids is None else (u for u in uuids if u in self._actors))
+        after = {uuid: None if since is None else since.get(uuid, 0.0) for uuid in known}
+        found = await asyncio.gather(*(self._ask(uuid, REPORT_SECONDS, after[uuid]) for uuid in known))
+        return {uuid: report for uuid, report in zip(known, found, strict=True) if report is not None}
+
+    async def _ask(self, uuid: str, seconds: float, since: float | None = None) -> ExporterReport | None:
         actor = self._actors.get(uuid)
         if actor is None:
-            return
+            return None
         try:
-            report = await asyncio.wait_for(actor.report.remote(), seconds)
+            report: ExporterReport = await asyncio.wait_for(actor.report.remote(since), seconds)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             self.reports.pop(uuid, None)
             if is_dead(error):
                 self._actors.pop(uuid, None)  # beyond Ray's own restarts: the next refresh makes another
-        else:
-            if uuid not in self.nodes:
-                return  # forgotten meanwhile
-            self.reports[uuid] = report
-            self.places[uuid] = ExporterPlace(url=report.url, node=self.nodes[uuid].hostname)
+            return None
+        if uuid not in self.nodes:
+            return None  # forgotten meanwhile
+        self.reports[uuid] = report
+        self.places[uuid] = ExporterPlace(url=report.url, node=self.nodes[uuid].hostname)
+        return report
 
     async def record(self, uuid: str, job_id: str, directory: str, rate: float) -> None:
         """Have a GPU's samples appended to a job's telemetry; asking again changes nothing."""
@@ -119,13 +126,12 @@ class Exporters:
         with contextlib.suppress(Exception):  # recording is asked for again as long as the job holds the GPU
             await asyncio.wait_for(actor.record.remote(job_id, directory, rate), REPORT_SECONDS)
 
-    async def stop_recording(self, uuids: Iterable[str], job_id: str) -> None:
-        """End a job's telemetry on these GPUs."""
-        for uuid in uuids:
-            actor = self._actors.get(uuid)
-            if actor is not None:
-                with contextlib.suppress(Exception):
-                    await asyncio.wait_for(actor.stop_recording.remote([job_id]), REPORT_SECONDS)
+    async def stop_recording(self, uuid: str, job_ids: Iterable[str]) -> None:
+        """End the telemetry of these jobs on a GPU; asking again changes nothing."""
+        actor = self._actors.get(uuid)
+        if actor is not None:
+            with contextlib.suppress(Exception):  # the next report names them again
+                await asyncio.wait_for(actor.stop_recording.remote(list(job_ids)), REPORT_SECONDS)
 
     def _ensure(self, node_id: str, gpu: NodeGpu, report: NodeReport) -> Any:
         import ray

@@ -24,7 +24,6 @@ from orchestrator.runtime.rank_host import PollCursor
 from orchestrator.runtime.resuming import newest_checkpoint, watch_settings
 from orchestrator.runtime.runtime_env import ERROR_CHARACTERS
 from orchestrator.spec.paths import Paths
-from orchestrator.train.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -410,26 +409,17 @@ class Gangs:
             results = await asyncio.gather(*calls, return_exceptions=True)
         for rank, result in enumerate(results):
             if isinstance(result, BaseException):
-                lost = _as_lost(rank, result)
+                lost = as_lost(rank, result)
                 if lost is not None:
                     raise lost from result
                 raise result
         return list(results)
 
-    async def trace(self, job: Job, rank: int, steps: int, seconds: float) -> bytes:
-        """A torch.profiler trace of a rank's next ``steps`` steps. Raises TraceRefusedError, with what to do."""
+    def actors(self, job: Job) -> tuple[Any, ...]:
+        """The actors of the job's current attempt, by rank; none while its ranks are not up."""
         gang = self._gangs.get(job.id)
-        if gang is None or gang.number != job.gang or gang.watching != job.attempt_number:
-            raise TraceRefusedError(f"the ranks of {job.id} are not up: ask again when it runs")
-        call = gang.actors[rank].trace.remote(job.attempt_number, steps, seconds)
-        try:
-            data: bytes = await asyncio.wait_for(call, seconds + RPC_SECONDS)
-        except TraceRefusedError as error:
-            raise TraceRefusedError(str(getattr(error, "cause", error))) from None  # without the actor's traceback
-        except Exception as error:
-            what = "is out of reach" if _as_lost(rank, error) is None else "is gone"
-            raise TraceRefusedError(f"rank {rank} of {job.id} {what}; `orch status` says more") from error
-        return data
+        up = gang is not None and gang.number == job.gang and gang.watching == job.attempt_number
+        return tuple(gang.actors) if gang is not None and up else ()
 
     # -- watching
 
@@ -463,7 +453,7 @@ class Gangs:
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                lost = _as_lost(rank, error)
+                lost = as_lost(rank, error)
                 if lost is not None:
                     await self.files.bring_ends(job)
                     self._lost(job.id, gang.number, lost, self._last_words(job.id, attempt, job.num_workers))
@@ -575,7 +565,7 @@ def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -
     )
 
 
-def _as_lost(rank: int, error: BaseException) -> GangLostError | None:
+def as_lost(rank: int, error: BaseException) -> GangLostError | None:
     """The loss that an error of Ray means; None when it may pass."""
     from ray.exceptions import (
         ActorDiedError,

@@ -58,6 +58,7 @@ class LogWriter:
         self._partial: dict[str, bytes] = {"o": b"", "e": b""}
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._lost: str | None = None
+        self.lines = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._size = os.fstat(self._file).st_size
@@ -84,6 +85,10 @@ class LogWriter:
         if out:
             self._write(b"".join(out))
 
+    def note(self, lines: Iterable[str], at: float) -> None:
+        """Lines of orch's own: they are in the file, but are neither output of the rank nor its last words."""
+        self._write(b"".join(self._stamped("e", self._masked(line.encode(errors="replace")), at) for line in lines))
+
     def close(self, at: float) -> None:
         """Write what is left without a newline, and close."""
         for stream, rest in self._partial.items():
@@ -96,9 +101,17 @@ class LogWriter:
         line = line.removesuffix(b"\r")
         if b"\r" in line:  # a progress bar redraws its line; what a person last saw is what counts
             line = line.rsplit(b"\r", 1)[1]
+        line = self._masked(line)
+        self.lines += 1
+        self._tail.append(line.decode(errors="replace"))
+        return self._stamped(stream, line, at)
+
+    def _masked(self, line: bytes) -> bytes:
         for secret in self._secrets:
             line = line.replace(secret, MASK)
-        self._tail.append(line.decode(errors="replace"))
+        return line
+
+    def _stamped(self, stream: str, line: bytes, at: float) -> bytes:
         return b"%.6f %s %s\n" % (at, stream.encode(), line)
 
     def _write(self, data: bytes) -> None:

@@ -21,7 +21,10 @@ from orchestrator.runtime.ray_nodes import is_alive
 from orchestrator.runtime.runtime_env import inside
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestrator.checkpoint.persister import PersisterStatus
+    from orchestrator.core.health import RankLook
 
 LEASE_SECONDS: Final = 10.0
 FENCE_SECONDS: Final = LEASE_SECONDS + 4.0  # the lease, and the longest that a check and its call take
@@ -98,6 +101,14 @@ class RankActor:
     async def trace(self, attempt: int, steps: int, seconds: float) -> bytes:
         """See RankHost.trace."""
         return await self._host.trace(attempt, steps, seconds)
+
+    async def look(self, attempt: int, *, stacks: bool) -> RankLook | None:
+        """See RankHost.look."""
+        return await self._host.look(attempt, stacks=stacks)
+
+    async def note(self, attempt: int, lines: Sequence[str]) -> None:
+        """See RankHost.note."""
+        self._host.note(attempt, lines)
 
     async def _keep_lease(self) -> None:
         import ray

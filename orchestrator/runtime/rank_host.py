@@ -16,7 +16,7 @@ import contextlib
 import fcntl
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +37,7 @@ from orchestrator.runtime.forkclient import (
 )
 from orchestrator.runtime.log_policies import match_policies
 from orchestrator.runtime.logs import LogLimits, LogWriter, log_path
+from orchestrator.runtime.looking import look_at
 from orchestrator.runtime.node_dir import make_private
 from orchestrator.runtime.rank_locks import rank_lock_path
 from orchestrator.runtime.rendezvous import bind_rendezvous
@@ -46,9 +47,10 @@ from orchestrator.train.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from orchestrator.checkpoint.watched import WatchSettings
+    from orchestrator.core.health import RankLook
 
 PROGRESS_SECONDS: Final = 1.0
 _LOCK_SECONDS: Final = 30.0
@@ -325,6 +327,19 @@ class RankHost:
         if page is None or attempt != self.attempt or over():
             raise TraceRefusedError(f"rank {self.rank} does not run: ask again when it does")
         return await take_trace(page, self.rank, steps, seconds, over)
+
+    async def look(self, attempt: int, *, stacks: bool) -> RankLook | None:
+        """A look at the rank's processes; None when it has none, or belongs to another attempt."""
+        if attempt != self.attempt or not self._events or any(event.kind != "started" for event in self._events):
+            return None
+        told = self._page.read().writer_pid if self._page is not None else None
+        look = await asyncio.to_thread(look_at, self.rank, self._pid, training_pid=told, stacks=stacks)
+        return replace(look, printed=self._log.lines if self._log else 0)
+
+    def note(self, attempt: int, lines: Sequence[str]) -> None:
+        """Write ``lines`` of orch's own into the rank's log."""
+        if attempt == self.attempt and self._log is not None:
+            self._log.note(lines, time.time())
 
     def _keep_snapshots(self, plan: RankPlan) -> None:
         if plan.snapshots is None or self._persister is not None:

@@ -26,8 +26,6 @@ MAX_MATRIX_JOBS = 10_000
 
 NOT_YET: dict[str, str] = {
     "min_runtime": "preemption; leave the key out",
-    "health.heartbeat_timeout": "finding hangs; leave the key out",
-    "health.on_hang": "finding hangs; leave the key out",
     "depends_on": "dependencies between jobs; submit the second when `orch wait` returns",
     "matrix": "many jobs from one file; submit the file several times with --set",
     "health.progress": "progress read from the log; report steps with orchestrator.train.context()",

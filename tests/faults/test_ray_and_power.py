@@ -75,7 +75,11 @@ def test_a_head_that_dies_again_while_it_comes_back(breakable: Stack, ledger: Le
     kill(second["raylet"])
     wait_until("there is a third head", lambda: another_head(stack, second), 60)
     wait_until("Ray is there for good", lambda: not stack.client.health().problems, 60)
-    wait_until("the job steps", lambda: stepping(ledger, job_id, attempt=stack.job(job_id).attempt, ranks=2)(), 60)
+
+    def steps() -> bool:
+        return stepping(ledger, job_id, attempt=stack.job(job_id).attempt, ranks=2)()  # the attempt may be a new one
+
+    wait_until("the job steps", steps, 60)
     assert stack.job(job_id).attempt > 1
     done.touch()
     assert stack.wait(job_id).state == "SUCCEEDED"

@@ -74,6 +74,7 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) 
     if not linux.die_with_parent(keeper_pid):
         os._exit(1)  # the keeper died before we could ask; nobody is left to tell
     os.setsid()
+    linux.allow_looks()
     linux.set_process_name(baseline.process_name)
     _place_descriptors(spawn, baseline)
     _enter(spawn.cwd, reports)

@@ -212,6 +212,18 @@ def test_profile_says_why_not(orch: Orch, served: ServedFake, job: JobView, tmp_
     assert "does not run" in refused.err
 
 
+def test_stacks(orch: Orch, served: ServedFake, job: JobView) -> None:
+    shown = orch("stacks", job.id)
+    assert (shown.code, shown.err) == (0, "")
+    assert "rank 0: process 100, sleeping, 0.00 s of processor time\n  Main\n    train (/work/train.py:7)" in shown.out
+    one = orch("stacks", job.id, "--rank", "1", "--json").json
+    assert [rank["rank"] for rank in one["ranks"]] == [1]
+    served.do(lambda service: service.set(job.id, state="PENDING"))
+    refused = orch("stacks", job.id)
+    assert (refused.code, refused.out) == (5, "")
+    assert "does not run" in refused.err
+
+
 def test_checkpoints(orch: Orch, served: ServedFake, job: JobView) -> None:
     assert orch("checkpoints", job.id).out == "no checkpoint yet\n"
     good = CheckpointView(step=10, at=1.0, path="/c/10", size_bytes=2048, metrics={"loss": 0.5})

@@ -67,6 +67,37 @@ def test_a_line_says_it_all() -> None:
     ]
 
 
+POOR = {
+    "gpus": 2,
+    "silent": [],
+    "band": "poor",
+    "quantities": {
+        "utilization": {"cv": 0.01, "min_per_median": 0.99, "mean": 1.0, "band": "excellent"},
+        "memory": {"cv": 0.02, "min_per_median": 0.98, "mean": 1e9, "band": "excellent"},
+        "power": {"cv": 0.35, "min_per_median": 0.65, "mean": 200.0, "band": "poor"},
+    },
+    "findings": [
+        {"text": "Rank 1 is slow.", "advice": "Look at it."},
+        {"text": "Rank 0 is hot.", "advice": "Cool it."},
+    ],
+}
+
+
+def test_a_badly_balanced_job_says_so_instead_of_that_it_runs() -> None:
+    _, line = job_lines(console(180), [job(balance=POOR)], NOW)
+    assert line.endswith("balance poor: utilization CV 1%, power CV 35% (min/median 0.65). Rank 1 is slow.")
+    fair = {**POOR, "band": "fair", "findings": []}
+    assert job_lines(console(180), [job(balance=fair)], NOW)[1].endswith("every rank is up")
+    assert job_lines(console(180), [job(balance=POOR, state="DRAINING")], NOW)[1].endswith("every rank is up")
+
+
+def test_a_job_in_full_shows_its_balance_and_why() -> None:
+    text = "\n".join(detail_lines(console(), job(balance=POOR), NOW))
+    assert "poor: utilization CV 1%, memory CV 2%, power CV 35% (min/median 0.65)" in text
+    assert text.index("Rank 1 is slow. Look at it.") < text.index("Rank 0 is hot. Cool it.")
+    assert "balance" not in "\n".join(detail_lines(console(), job(), NOW))
+
+
 def test_users_are_told_apart_only_when_there_are_several() -> None:
     assert "USER" in job_lines(console(), [job(), job(user="bob")], NOW)[0]
     assert "USER" not in job_lines(console(), [job(), job()], NOW)[0]

@@ -71,9 +71,14 @@ def test_the_slowest_rank_tells_whether_a_job_lives(metering: Metering) -> None:
     ]
     found = series(metering, running(), *ranks)
     assert found.heartbeat_at == ranks[1].last_report_at
-    assert found.hang_suspected is True
     assert found.rank_step_seconds == {0: 0.2, 1: 0.2}
-    assert series(metering, replace(running(), state=JobState.DRAINING), *ranks).hang_suspected is None
+
+
+@pytest.mark.parametrize("suspected", [True, False, None])
+def test_a_running_job_shows_whether_it_is_suspected_to_hang(metering: Metering, suspected: bool | None) -> None:
+    for state, expected in ((JobState.RUNNING, suspected), (JobState.DRAINING, None)):
+        shown = picture(metering, replace(running(), state=state), hang_suspected=lambda _: suspected)
+        assert shown.series[0].hang_suspected is expected
 
 
 def test_nodes_are_counted_by_what_they_are_good_for(metering: Metering) -> None:

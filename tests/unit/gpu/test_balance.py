@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.gpu.balance import Balance, Band, GpuLoad, LoadWindow, Quantity, balance, band
+from orchestrator.gpu.balance import Balance, Band, GpuLoad, LoadPoint, LoadWindow, Quantity, balance, band
 from tests.unit.gpu.support import sample
 
 
@@ -134,3 +134,23 @@ def test_a_gpu_without_a_sample_in_the_window_is_silent() -> None:
     window.add(sample("g1", at=59.0, utilization=0.9))
     assert window.balance(["g0", "g1", "g2"], 61.0).silent == ("g0", "g2")
     assert window.load("g0", 61.0) is None
+
+
+def test_points_from_afar_fill_the_window_by_their_age() -> None:
+    load = GpuLoad(utilization=0.5, memory=1.0, power=100.0)
+    points = [LoadPoint(timestamp=float(at), age_seconds=70.0 - at, load=load) for at in range(70)]
+    window = LoadWindow(60.0)
+    window.add_points("g", points, 1000.0)
+    assert window.load("g", 1000.0) == load
+    assert window.load("g", 1058.0) == load
+    assert window.load("g", 1061.0) is None
+
+
+def test_a_report_that_came_late_stands_after_what_is_known() -> None:
+    window = LoadWindow(60.0)
+    for age, power in ((0.0, 100.0), (0.5, 300.0)):
+        load = GpuLoad(utilization=1.0, memory=None, power=power)
+        window.add_points("g", [LoadPoint(timestamp=age, age_seconds=age, load=load)], 1000.0)
+    found = window.load("g", 1000.0)
+    assert found is not None
+    assert found.power == 200.0

@@ -319,3 +319,27 @@ def test_idle_and_surplus_connections_are_dropped(make_reader: MakeReader, monke
                 assert plain.recv(1) == b""
         assert time.monotonic() - start < 5.0
         wait_for(lambda: "orch_exporter_up" in scrape(running.url), "room for a scrape again")
+
+
+def test_who_asks_later_is_told_what_he_missed(
+    exporter: tuple[GpuExporter, ScriptedReader, ScriptedReader],
+) -> None:
+    running, first, _ = exporter
+    wait_for(lambda: len(running.loads_since(0.0)) >= 6, "three samples of both")
+    points = running.loads_since(0.0)
+    assert all(point.load.power == first.power and point.load.utilization == 0.5 for point in points)
+    assert all(0.0 <= point.age_seconds < 30.0 for point in points)
+    newest = max(point.timestamp for point in points)
+    later = wait_for(lambda: running.loads_since(newest), "a newer sample")
+    assert all(point.timestamp > newest for point in later)
+
+
+def test_it_tells_which_jobs_it_records(
+    exporter: tuple[GpuExporter, ScriptedReader, ScriptedReader], tmp_path: Path
+) -> None:
+    running, *_ = exporter
+    assert running.recorded_jobs() == frozenset()
+    running.record_job("digits-1", tmp_path, gpu_uuids=["GPU-b"])
+    assert running.recorded_jobs() == {"digits-1"}
+    running.stop_recording("digits-1")
+    assert running.recorded_jobs() == frozenset()

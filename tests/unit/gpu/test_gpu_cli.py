@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.api.client import Client
+from orchestrator.api.endpoint import Endpoint
 from orchestrator.api.errors import NotFoundError, ProtocolMismatchError
 from orchestrator.api.views import JobView, ProgressView, RankView
 from orchestrator.cli import gpu_rows, recording
@@ -140,6 +142,9 @@ class FakeSession:
     def client(self) -> FakeSession:
         return self
 
+    def gpus(self) -> Any:
+        return Client(Endpoint(socket_path="/nowhere"), environ={}).gpus()
+
     def jobs(self, *, states: tuple[str, ...]) -> Any:
         assert "RUNNING" in states
         job = JobView(
@@ -196,7 +201,7 @@ def test_a_jobs_balance_in_one_line() -> None:
     ]
     result = balance({rank.gpu_uuid: rank.load for rank in ranks})
     text, band = balance_line(balance_json(result, diagnose(ranks, result)))
-    assert text == "poor: utilization CV 0%, power CV 33%, 1 of 3 GPUs silent"
+    assert text == "poor: utilization CV 0%, power CV 33% (min/median 0.67), 1 of 3 GPUs silent"
     assert band == "poor"
     assert balance_line(None) == ("", "")
     assert balance_line({"gpus": 1, "silent": [], "band": None, "quantities": {}, "findings": []}) == ("", "")

@@ -281,3 +281,9 @@ def test_real_processes_a_busy_one_and_a_sleeping_one(ranks: list[subprocess.Pop
     for reader in readers:
         reader.close()
     wait_for(lambda: {thread.name for thread in threading.enumerate()} <= threads, "the probe's end")
+
+
+def test_a_process_is_named_with_those_it_descends_from() -> None:
+    line = proc.ancestors(os.getpid())
+    assert line[:2] == (os.getpid(), os.getppid())
+    assert proc.ancestors(2**22 + 1) == ()

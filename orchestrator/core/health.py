@@ -1,0 +1,257 @@
+"""Is a job hung, or only slow? Judged from two looks at the processes of its ranks, a moment apart.
+
+Time alone cannot tell a hang from a pause. So nothing here counts as hung because it is late: it must be shown that no
+rank can go on. A stopped process cannot. Neither can ranks of which each one either waits in a lock that nobody is there to
+release, or in a collective for the others. Whatever computes, reads, sleeps or waits for the world outside may go on, and is
+at most slow. Pure; the looks are taken by runtime.looking, and when to take them is in core.pulse.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+IDLE_SHARE: Final = 0.01
+"""Of one processor: threads of communication libraries wake up now and then, and use less than this."""
+IDLE_SECONDS: Final = 0.015
+"""The kernel counts in hundredths of a second."""
+IDLE_BYTES: Final = 64 * 1024
+LEAST_APART: Final = 0.5
+"""Two looks closer than this, in seconds, show nothing."""
+PATIENT_SECONDS: Final = 60.0
+PATIENT_STEPS: Final = 10.0
+
+
+class Wait(enum.StrEnum):
+    """What the training thread of a rank is in, as the kernel shows it."""
+
+    RUNNING = "running"
+    LOCK = "lock"  # without a time limit: only another thread can end it
+    OUTSIDE = "outside"  # a file, a pipe, the network, a sleep, a lock with a limit: it may end by itself
+    UNKNOWN = "unknown"
+
+
+class Standing(enum.StrEnum):
+    """What two looks say of a rank."""
+
+    STOPPED = "stopped"
+    TRACED = "traced"
+    WORKS = "works"
+    SPINS = "spins"  # uses its processor, and its stack does not change: a long call, or a wait for its GPU
+    OUTSIDE = "outside"
+    COLLECTIVE = "collective"
+    LOCKED = "locked"
+    UNKNOWN = "unknown"
+
+
+class Call(enum.StrEnum):
+    """The judgement."""
+
+    SLOW = "slow"
+    HUNG = "hung"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One Python frame."""
+
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}:{self.line})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thread:
+    """One Python thread and its frames, the innermost first."""
+
+    name: str
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLook:
+    """One look at a rank: ``at`` is seconds of its node's own clock, sums are over all its processes.
+
+    ``state`` is the kernel's letter for the training process, T when any process of the rank is stopped, empty when it is
+    gone; ``stopped_pid`` is the one that is. ``threads`` holds the training thread first, then the process's others; empty
+    where ``problem`` says why there are no stacks. ``printed`` counts the lines that the rank has written.
+    """
+
+    rank: int
+    at: float
+    pid: int = 0
+    state: str = ""
+    stopped_pid: int = 0
+    cpu_seconds: float = 0.0
+    io_bytes: int = 0
+    wait: Wait = Wait.UNKNOWN
+    wait_name: str = ""
+    threads: tuple[Thread, ...] = ()
+    problem: str = ""
+    printed: int = 0
+
+    @property
+    def place(self) -> str:
+        """Where the training thread stands; empty where that is not known."""
+        return str(self.threads[0].frames[0]) if self.threads and self.threads[0].frames else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What bears on the judgement: seconds of stillness and of a usual step, and whether waiting is told from working.
+
+    ``certain``: all ranks on one machine, without a GPU. Elsewhere a collective in which every rank waits may still be at
+    work (a slow link, kernels that are queued), and only time tells.
+    """
+
+    still_seconds: float
+    usual_seconds: float | None
+    certain: bool
+
+    @property
+    def patient(self) -> bool:
+        """It has lasted so long that what could be work after all is none."""
+        return self.still_seconds >= max(PATIENT_SECONDS, PATIENT_STEPS * (self.usual_seconds or 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The judgement, the rank that it speaks of (None: all of them), and why, as half a sentence.
+
+    ``stopped``: it rests on the kernel's word that a process is stopped, which needs no patience.
+    """
+
+    call: Call
+    rank: int | None
+    why: str
+    stopped: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """Who and why."""
+        return f"{'every rank' if self.rank is None else f'rank {self.rank}'} {self.why}"
+
+
+def collective_of(frames: Sequence[Frame]) -> str:
+    """The collective that a thread is in, by its frames; empty when it is in none."""
+    for frame in frames:
+        if "/torch/" not in frame.file:
+            return ""
+        if frame.function == "_engine_run_backward":
+            return "the exchange of gradients"
+        if ("/torch/distributed/" in frame.file or "/nn/parallel/" in frame.file) and "wrapper" not in frame.function:
+            return frame.function
+    return ""
+
+
+def standing(before: RankLook, after: RankLook) -> Standing:
+    """What two looks at one rank, ``before`` and ``after``, say of it."""
+    if "T" in (before.state, after.state):
+        return Standing.STOPPED if before.state == after.state else Standing.WORKS
+    if "t" in (before.state, after.state):
+        return Standing.TRACED
+    seconds = after.at - before.at
+    if after.state in ("", "Z", "X") or before.pid != after.pid or seconds < LEAST_APART:
+        return Standing.UNKNOWN
+    idle = (
+        after.cpu_seconds - before.cpu_seconds <= max(IDLE_SECONDS, IDLE_SHARE * seconds)
+        and after.io_bytes - before.io_bytes <= IDLE_BYTES
+    )
+    if not after.threads or not before.threads:
+        return Standing.UNKNOWN if idle else Standing.WORKS
+    frames = after.threads[0].frames
+    if before.threads[0].frames != frames:
+        return Standing.WORKS
+    if collective_of(frames):
+        return Standing.COLLECTIVE
+    if not idle:
+        return Standing.SPINS
+    if after.state == "D" or Wait.OUTSIDE in (before.wait, after.wait) or _helped(after):
+        return Standing.OUTSIDE
+    locked = before.wait is Wait.LOCK and after.wait is Wait.LOCK
+    return Standing.LOCKED if locked else Standing.UNKNOWN
+
+
+_LOCK_FILES: Final = ("threading.py", "queue.py", "/multiprocessing/queues.py", "/multiprocessing/synchronize.py")
+_RESULT_FILES: Final = ("/concurrent/futures/", "/asyncio/")
+
+
+def _helped(look: RankLook) -> bool:
+    """Another thread of Python's may wake the training thread: it stands in no lock, but in something of its own."""
+    for thread in look.threads[1:]:
+        innermost = thread.frames[0].file if thread.frames else ""
+        if innermost and not innermost.endswith(_LOCK_FILES) and "/torch/" not in innermost:
+            return True
+    frames = look.threads[0].frames[:4]
+    return any(part in frame.file for frame in frames for part in _RESULT_FILES)
+
+
+def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int], how: Circumstances) -> Verdict:
+    """Hung or slow, from two looks at each of ``ranks``, the job's ranks that run, or at those that could be reached."""
+    stands = {rank: standing(*pairs[rank]) for rank in sorted(pairs)}
+    newest = {rank: pairs[rank][1] for rank in sorted(pairs)}
+    stopped = _first(stands, Standing.STOPPED)
+    if stopped is not None:
+        pid = newest[stopped].stopped_pid
+        why = f"is stopped: its process {pid} got a SIGSTOP and no SIGCONT"
+        return Verdict(call=Call.HUNG, rank=stopped, why=why, stopped=True)
+    may_go_on = (
+        (Standing.TRACED, "is held by a debugger"),
+        (Standing.WORKS, "computes, or reads"),
+        (Standing.OUTSIDE, "waits for a file, the network or a sleep"),
+    )
+    for what, why in may_go_on:
+        rank = _first(stands, what)
+        if rank is not None:
+            return Verdict(call=Call.SLOW, rank=rank, why=_at(why, newest[rank]))
+    unknown = _first(stands, Standing.UNKNOWN)
+    if unknown is not None:
+        why = newest[unknown].problem or "nothing shows what it waits for"
+        return Verdict(call=Call.SLOW, rank=unknown, why=f"makes no step, and {why}")
+    missing = next((rank for rank in sorted(ranks) if rank not in stands), None)
+    if missing is not None or not stands:
+        return Verdict(call=Call.SLOW, rank=missing, why="could not be looked at")
+    return _nobody_works(stands, newest, how)
+
+
+def _nobody_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook], how: Circumstances) -> Verdict:
+    """Every rank waits in a lock or a collective, or spins without getting anywhere."""
+    spinning = _first(stands, Standing.SPINS)
+    places = Counter(look.place for look in looks.values())
+    locked = [rank for rank, what in stands.items() if what is Standing.LOCKED]
+    together = len(looks) > 1 and len(places) == 1  # a collective's own lock, under a call that leaves no frame
+    if locked and not together:
+        rank = min(locked, key=lambda r: (places[looks[r].place], r))
+        others = ", ".join(sorted({collective_of(looks[r].threads[0].frames) for r in looks} - {""}))
+        waiting = f" while others wait for it in {others}" if others else ""
+        sure = spinning is None or how.patient
+        why = f"waits in a lock that nobody releases, in {looks[rank].place}{waiting}"
+        return Verdict(call=Call.HUNG if sure else Call.SLOW, rank=rank, why=why)
+    if spinning is not None:
+        return Verdict(call=Call.SLOW, rank=spinning, why=_at("is busy and gets nowhere", looks[spinning]))
+    names = {rank: collective_of(look.threads[0].frames) for rank, look in looks.items()}
+    distinct = Counter(names.values())
+    rank = min(names, key=lambda r: (distinct[names[r]], r))
+    if len(distinct) > 1:
+        other = next(name for name in names.values() if name != names[rank])
+        why = f"stands in {names[rank] or 'a lock'} while others stand in {other or 'a lock'}: they wait for each other"
+    else:
+        why = f"waits in {names[rank] or looks[rank].place}, and nothing is exchanged"
+    call = Call.HUNG if how.certain or how.patient else Call.SLOW
+    return Verdict(call=call, rank=rank if len(distinct) > 1 else None, why=why)
+
+
+def _first(stands: Mapping[int, Standing], what: Standing) -> int | None:
+    return next((rank for rank, found in stands.items() if found is what), None)
+
+
+def _at(why: str, look: RankLook) -> str:
+    return f"{why}, in {look.place}" if look.place else why

@@ -1,0 +1,155 @@
+"""How long each rank of an attempt has been still, and how long it may be: learned from the job itself, per phase.
+
+Time is witnessed, not read: a gap between two ticks longer than a tick means that the observer itself did not run (the
+machine slept, was frozen, or was overloaded), and then the ranks did not either; it counts as one tick. Pure: the caller
+brings the clock. One ``Pulse`` lives for one attempt, so nothing learned of a dead attempt is held against the next.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+TICK_SECONDS: Final = 0.5
+LONGEST_TICK_SECONDS: Final = 1.0
+"""Of a longer gap between two ticks nobody was there to see anything."""
+FLOOR_SECONDS: Final = 3.0
+"""Nobody is looked at sooner, however short the steps are: reports come once a second."""
+PATIENCE: Final = 3.0
+"""A rank may be still for so many usual steps."""
+PAUSE_SECONDS: Final = 30.0
+"""The floor in evaluations and saves, of which no pace is known."""
+LEAST_STEPS: Final = 5
+"""So many step times make a pace; until then a job starts, and first steps compile, fill caches and load data."""
+TELL_SECONDS: Final = 60.0
+TELL_PATIENCE: Final = 20.0
+TRAINING_PHASES: Final = frozenset({"", "train", "training"})
+
+
+class Phase(enum.StrEnum):
+    """What a rank is at, as far as its pace goes."""
+
+    STARTUP = "startup"
+    STEP = "step"
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A sign of life of a rank: what its progress page says now. ``step_seconds`` are its newest steps' durations."""
+
+    rank: int
+    phase: str = ""
+    saving: bool = False
+    steps: int = 0
+    step_seconds: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
+class _Rank:
+    seen_at: float
+    phase: Phase = Phase.STARTUP
+    usual: float | None = None
+    longest: float = 0.0
+
+
+class Pulse:
+    """See the module. ``ranks`` is how many there are; ranks that never report are as still as the attempt is old."""
+
+    def __init__(self, ranks: int, now: float) -> None:
+        self._clock = 0.0
+        self._ticked_at = now
+        self._ranks = {rank: _Rank(seen_at=0.0) for rank in range(ranks)}
+        self._reporting: set[int] = set()
+        self._longest: dict[Phase, float] = {}
+
+    def tick(self, now: float) -> None:
+        """Another moment was witnessed; ``now`` is any clock's seconds that do not go backwards."""
+        self._clock += min(max(0.0, now - self._ticked_at), LONGEST_TICK_SECONDS)
+        self._ticked_at = now
+
+    def beat(self, beat: Beat) -> None:
+        """A rank gave a sign of life."""
+        rank = self._ranks.get(beat.rank)
+        if rank is None:
+            return
+        gap = self._clock - rank.seen_at
+        if beat.rank in self._reporting and rank.phase is not Phase.STARTUP:
+            self._longest[rank.phase] = max(self._longest.get(rank.phase, 0.0), gap)
+        rank.seen_at = self._clock
+        rank.phase = phase_of(beat)
+        if beat.steps or beat.step_seconds:
+            self._reporting.add(beat.rank)
+        if len(beat.step_seconds) >= LEAST_STEPS:
+            rank.usual, rank.longest = median(beat.step_seconds), max(beat.step_seconds)
+
+    def ended(self, rank: int) -> None:
+        """The rank's process is gone; it is judged no more."""
+        self._ranks.pop(rank, None)
+        self._reporting.discard(rank)
+
+    def sign(self) -> None:
+        """The whole job gave a sign of life, nobody knows which rank: a script that reports nothing has printed a line."""
+        for rank in self._ranks.values():
+            rank.seen_at = self._clock
+
+    @property
+    def reports(self) -> bool:
+        """Whether any rank has reported a step."""
+        return bool(self._reporting)
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """The usual time of a step: of the rank that takes longest; None while it is not known."""
+        return max((r.usual for r in self._ranks.values() if r.usual is not None), default=None)
+
+    @property
+    def phase(self) -> Phase:
+        """What the job is at: a rank that does anything else than steps speaks for all, since the others wait for it."""
+        phases = {self._ranks[rank].phase for rank in self._reporting}
+        for phase in (Phase.CHECKPOINT, Phase.EVALUATION, Phase.STEP):
+            if phase in phases:
+                return phase
+        return Phase.STARTUP
+
+    @property
+    def still_seconds(self) -> float:
+        """How long the stillest of the ranks that report has been so; of a job that reports nothing, all of it."""
+        ranks = [self._ranks[rank] for rank in self._reporting] or self._ranks.values()
+        return self._clock - min((rank.seen_at for rank in ranks), default=self._clock)
+
+    @property
+    def stopped_after(self) -> float:
+        """Seconds of stillness after which a rank that the kernel shows as stopped is hung, in whatever phase."""
+        return max(FLOOR_SECONDS, PATIENCE * (self.usual_seconds or 0.0))
+
+    @property
+    def locked_after(self) -> float | None:
+        """Seconds after which ranks that provably wait for each other are hung; None while no pace is known."""
+        match self.phase:
+            case Phase.STARTUP:
+                return None
+            case Phase.STEP:
+                return self.stopped_after
+            case phase:
+                return max(PAUSE_SECONDS, self.stopped_after, PATIENCE * self._longest.get(phase, 0.0))
+
+    @property
+    def told_after(self) -> float | None:
+        """Seconds after which a job without any such proof is told of, once; None while no pace is known."""
+        if self.phase is Phase.STARTUP:
+            return None
+        longest_step = max((r.longest for r in self._ranks.values()), default=0.0)
+        return max(TELL_SECONDS, TELL_PATIENCE * longest_step, PATIENCE * self._longest.get(self.phase, 0.0))
+
+
+def phase_of(beat: Beat) -> Phase:
+    """The phase that a report stands for."""
+    if beat.saving:
+        return Phase.CHECKPOINT
+    if beat.phase not in TRAINING_PHASES:
+        return Phase.EVALUATION
+    return Phase.STEP if len(beat.step_seconds) >= LEAST_STEPS else Phase.STARTUP
