@@ -464,11 +464,16 @@ class ShutdownReply(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneReply(View):
-    """Which ended jobs' logs, working copies and checkpoints were removed (or would be), and the room they held."""
+    """Which ended jobs' records, logs, working copies and checkpoints were removed (or would be), and the room they held.
+
+    ``kept`` are directories and URLs of removed jobs' checkpoints that lie where ``checkpoint.storage_path`` said: they
+    stay.
+    """
 
     removed: tuple[str, ...] = ()
     freed_bytes: int = 0
     dry_run: bool = False
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
