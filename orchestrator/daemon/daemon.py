@@ -426,10 +426,22 @@ class Daemon:
     def node_views(self) -> list[v.NodeView]:
         """Every node, by name."""
         views = [
-            node_view(node, self.cluster.reports.get(node.id), self.loop.jobs.values(), self.loop.nodes)
+            node_view(
+                node,
+                self.cluster.reports.get(node.id),
+                self.loop.jobs.values(),
+                self.loop.nodes,
+                lost=self.cluster.lost_gpus.get(node.id, ()),
+                bad=self._trust.avoided_gpus,
+            )
             for node in self.loop.nodes.values()
         ]
         return sorted(views, key=lambda n: (n.name, n.id))
+
+    @property
+    def avoided_gpus(self) -> Mapping[str, str]:
+        """What is held against GPUs, by UUID."""
+        return self._trust.avoided_gpus
 
     async def node_action(self, node: Node, verb: NodeVerb, by: str) -> v.NodeActionReply:
         """Cordon, drain or uncordon."""

@@ -273,7 +273,7 @@ class Service:
 
     async def gpus(self) -> Sequence[dict[str, Any]]:
         """Every GPU of every node, with its newest values and holders."""
-        return [row.to_json() for row in await self._daemon.gpus.rows()]
+        return [row.to_json() for row in await self._daemon.gpus.rows(self._daemon.avoided_gpus)]
 
     def change_version(self) -> int:
         """The change counter."""
