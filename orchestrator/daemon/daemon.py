@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.daemon.progress import JobProgress
+    from orchestrator.runtime.node_agent import NodeGpu
     from orchestrator.spec.settings import Settings
     from orchestrator.telemetry.snapshot import Snapshot
     from orchestrator.train.progress import ProgressSnapshot
@@ -205,6 +206,26 @@ class Daemon:
             self.log.warning("node.avoided", job=job.id)
             self._set_nodes(dict(self.loop.nodes))
         self._spawn(self._save_trust())
+        if isinstance(event, ev.GangReleased) and self._trust.avoided_gpus:
+            self._spawn(self._hold_gpus())
+
+    def _to_hold(self) -> dict[str, tuple[str, NodeGpu, int]]:
+        """GPUs that are lost or avoided, and that no gang is on: their node, and how many GPUs it has."""
+        bad = self._trust.avoided_gpus
+        used = {u for j in self.loop.jobs.values() if j.gang_open for s in j.seats for u in s.gpu_uuids}
+        wanted: dict[str, tuple[str, NodeGpu, int]] = {}
+        for node_id, report in self.cluster.reports.items():
+            lost = self.cluster.lost_gpus.get(node_id, ())
+            for gpu in (*(g for g in report.gpus if g.uuid in bad), *lost):
+                if gpu.uuid not in used:
+                    wanted[gpu.uuid] = (node_id, gpu, len(report.gpus) + len(lost))
+        return wanted
+
+    async def _hold_gpus(self) -> None:
+        """Have Ray hand out no GPU that is lost or avoided."""
+        if self.cluster.connected and await self.cluster.holds.keep(self._to_hold()):
+            self.log.warning("gpus.held", gpus=sorted(self.cluster.holds.held))
+            await self._refresh()
 
     async def _save_trust(self) -> None:
         """Write what is held against nodes and GPUs; what cannot be written now is tried again with the next look."""
@@ -233,6 +254,8 @@ class Daemon:
             if self.cluster.connected and await self._trust.look(self._check_node):
                 self._set_nodes(dict(self.loop.nodes))
             await self._save_trust()
+            with contextlib.suppress(Exception):  # of Ray, while it comes and goes: the next look tries again
+                await self._hold_gpus()
 
     async def picture(self) -> Snapshot:
         """Everything that the metrics show, now."""
@@ -385,6 +408,7 @@ class Daemon:
         self._have_nodes.clear()
         self.loop.set_nodes({})  # nothing is placed on what is not there
         self.gangs.forget_all()
+        self.cluster.holds.forget_all()
         self.exporters.forget_all()
         self._head_gone.set()
 
@@ -457,6 +481,7 @@ class Daemon:
             self._trust.keep(places)
             raise DiskFullError(f"{verb} holds for now, but could not be written: {error}") from error
         self._set_nodes(dict(self.loop.nodes))
+        self._spawn(self._hold_gpus())
         if verb is NodeVerb.DRAIN:
             moved = tuple(j.id for j in self.loop.jobs.values() if j.gang_open and node.id in j.nodes)
             for job_id in moved:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from orchestrator.core.cluster import Node
+from orchestrator.runtime.gpu_holds import GpuHolds
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
 from orchestrator.runtime.node_dir import node_directory, page_directory
 from orchestrator.runtime.prestart import prestart_workers
@@ -104,6 +105,7 @@ class Cluster:
         self.agents: dict[str, Any] = {}
         self.reports: dict[str, NodeReport] = {}
         self.lost_gpus: dict[str, tuple[NodeGpu, ...]] = {}  # by node: those that were there when it was met
+        self.holds = GpuHolds(self)
         self._first_gpus: dict[str, tuple[NodeGpu, ...]] = {}
         self.silent: dict[str, str] = {}  # nodes that do not answer though Ray counts them as alive, and what is wrong
         self._meetings: dict[str, asyncio.Task[None]] = {}
@@ -283,6 +285,7 @@ class Cluster:
         """After the head's death: clear away what is left of it, start another, connect."""
         self._unwatch_head()
         self.agents, self.reports, self.lost_gpus = {}, {}, {}
+        self.holds.forget_all()
         for task in self._meetings.values():
             task.cancel()
         self._meetings.clear()
@@ -452,11 +455,15 @@ class Cluster:
             gpus=raw.total.get("GPU", 0.0),
             memory_bytes=int(raw.total.get("memory", 0)),
             other_cpus=held.cpus,
-            other_gpus=held.gpus + len(self.lost_gpus.get(raw.id, ())),
+            # Those that we sit on ourselves are in Ray's numbers too, where those are looked at.
+            other_gpus=max(held.gpus, self.holds.per_node().get(raw.id, 0)) + self._lost_and_free(raw.id),
             other_memory_bytes=held.memory_bytes,
             gpu_models=tuple(sorted({g.model for g in report.gpus})) if report else (),
             simulated=bool(report and any(g.simulated for g in report.gpus)),
         )
+
+    def _lost_and_free(self, node_id: str) -> int:
+        return sum(gpu.uuid not in self.holds.held for gpu in self.lost_gpus.get(node_id, ()))
 
     async def until_fenced(self, node_id: str) -> None:
         """Return once nothing can be left of what ran on a node that Ray has given up: its leases have run out."""
