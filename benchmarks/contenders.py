@@ -153,14 +153,18 @@ class Orch:
         workload: str = WORKLOAD.name,
         cpus: float = 1,
         checkpoint: str = "{}",
+        arguments: str = "",
     ) -> OrchRun:
-        """``orch submit job.yaml``, the whole process; ``checkpoint`` is that key of the job file."""
+        """``orch submit job.yaml``, the whole process; ``checkpoint`` is that key of the job file.
+
+        ``arguments`` are the workload's own, after those that all workloads have.
+        """
         ledger = _ledger()
         job = ledger.parent / "job.yaml"
         shutil.copy(WORKLOAD.with_name(workload), ledger.parent / workload)
         job.write_text(
             "version: 1\nname: bench\n"
-            f"entrypoint: python {workload} {ledger} {steps} {seconds_per_step}\n"
+            f"entrypoint: python {workload} {ledger} {steps} {seconds_per_step} {arguments}\n"
             f"resources: {{num_workers: 2, resources_per_worker: {{gpu: 0, cpu: {cpus:g}}}}}\n"
             f"checkpoint: {checkpoint}\n"
             "retry: {max_restarts: {infra: 1000}, max_no_progress: 1000, backoff: {initial: 0s, max: 0s}}\n"

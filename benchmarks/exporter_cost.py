@@ -1,9 +1,10 @@
 """What a scrape costs whom: latency under 10 scrapers, processor time at 1 Hz, memory, and the same while a driver hangs.
 
-Ours is one exporter process for each of eight GPUs, as the runtime has one actor each; the peer is nvitop-exporter for
-all eight, as it is run. Both see the same fake driver library with the same latencies in the same run. A round of scrapes
-goes through everything that Prometheus would scrape: our eight pages, the peer's one. Latencies of the driver are
-assumed (see `tests.support.fake_nvml.ASSUMED_LATENCY_US`), not captured from hardware.
+Ours is a real daemon's exporter actors, one for each of eight GPUs; the peer is nvitop-exporter for all eight, as it is
+run. Both see the same fake driver library with the same latencies in the same run. A round of scrapes goes through
+everything that Prometheus would scrape: our eight pages, the peer's one. What an actor costs is held against a worker of
+the same Ray that idles. Latencies of the driver are assumed (see `tests.support.fake_nvml.ASSUMED_LATENCY_US`), not
+captured from hardware.
 
 `ours` and `peers` are seconds for one page; `scrape_all` compares all eight of ours with the peer's one.
 """
@@ -11,30 +12,36 @@ assumed (see `tests.support.fake_nvml.ASSUMED_LATENCY_US`), not captured from ha
 from __future__ import annotations
 
 import contextlib
-import http.client
+import functools
+import json
 import os
+import re
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 import psutil
 
 from benchmarks.measure import parser, report, result, summary, wait_for
 from tests.support.fake_nvml import ASSUMED_LATENCY_US, FakeNvml
+from tests.support.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 GPUS = 8
 SCRAPERS = 10
-ROOT = Path(__file__).parents[1]
-EXPORTER = ROOT / "benchmarks" / "workloads" / "exporter.py"
+SWITCH_SECONDS = 0.0005
+"""How long a thread of the scrapers may keep the interpreter while another's answer is there."""
+_LENGTH = re.compile(rb"(?i)content-length: *(\d+)\r")
 MEMORY_CLAIM_MIB = 10.0
 """The source's claim: 10 MB more for monitoring four GPUs."""
 
@@ -44,21 +51,22 @@ def main() -> None:
     options = parser(__doc__ or "", pairs=4)
     options.add_argument("--scrape-seconds", type=float, default=3.0, help="length of a round of scrapes")
     options.add_argument("--idle-seconds", type=float, default=5.0, help="length of the window for processor time")
-    options.add_argument("--hang-seconds", type=float, default=3.0, help="how long one GPU's driver hangs")
+    options.add_argument("--hang-seconds", type=float, default=30.0, help="how long one GPU's driver hangs")
     arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
         fake = FakeNvml.create(Path(directory), gpus=GPUS)
         for gpu in fake:
             gpu.latency(ASSUMED_LATENCY_US)
-        with _ours(fake) as ours, _nvitop(fake) as peer:
-            report(_measure(fake, ours, peer, arguments), arguments.json)
+        with _ours(fake) as (ours, idle), _nvitop(fake) as peer:
+            sys.setswitchinterval(SWITCH_SECONDS)
+            report(_measure(fake, ours, idle, peer, arguments), arguments.json)
 
 
 class Contender:
     """Processes that export, and the pages that they serve."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[str]], urls: Sequence[str]) -> None:
-        self.processes = [psutil.Process(process.pid) for process in processes]
+    def __init__(self, pids: Sequence[int], urls: Sequence[str]) -> None:
+        self.processes = [psutil.Process(pid) for pid in pids]
         self.urls = list(urls)
 
     def cpu_seconds(self) -> float:
@@ -71,17 +79,26 @@ class Contender:
         return [process.memory_full_info().pss / 2**20 for process in self.processes]
 
 
-def _measure(fake: FakeNvml, ours: Contender, peer: Contender, arguments: Any) -> dict[str, Any]:
+def cpu_percents(contenders: Sequence[Contender], seconds: float) -> list[float]:
+    """Each one's share of a core over the same next seconds."""
+    before, started = [one.cpu_seconds() for one in contenders], time.perf_counter()
+    time.sleep(seconds)
+    elapsed = time.perf_counter() - started
+    return [100.0 * (one.cpu_seconds() - spent) / elapsed for one, spent in zip(contenders, before, strict=True)]
+
+
+def _measure(fake: FakeNvml, ours: Contender, idle: Contender, peer: Contender, arguments: Any) -> dict[str, Any]:
     latencies: dict[str, list[float]] = {"ours": [], "nvitop": []}
     pages: dict[str, list[float]] = {"ours": [], "nvitop": []}
     cpu: dict[str, list[float]] = {"ours": [], "nvitop": []}
+    resting: list[float] = []
     arms = (("ours", ours), ("nvitop", peer))
     for number in range(arguments.pairs):
         for name, contender in arms if number % 2 == 0 else reversed(arms):
-            before, started = contender.cpu_seconds(), time.perf_counter()
-            time.sleep(arguments.idle_seconds)
-            spent = contender.cpu_seconds() - before
-            cpu[name].append(100.0 * spent / (time.perf_counter() - started) / GPUS)
+            spent, rested = cpu_percents((contender, idle), arguments.idle_seconds)
+            cpu[name].append(spent / GPUS)
+            if contender is ours:
+                resting.append(rested / len(idle.processes))
             per_page, per_round = scrape(contender.urls, arguments.scrape_seconds)
             latencies[name] += per_page
             pages[name] += per_round
@@ -97,9 +114,16 @@ def _measure(fake: FakeNvml, ours: Contender, peer: Contender, arguments: Any) -
         scrapers=SCRAPERS,
         p99_ratio={"nvitop-exporter": mine["p99"] / theirs["p99"]},
         scrape_all={"ours": summary(pages["ours"]), "nvitop-exporter": summary(pages["nvitop"])},
-        cpu_percent_per_gpu={"ours": summary(cpu["ours"]), "nvitop-exporter": summary(cpu["nvitop"])},
+        cpu_percent_per_gpu={
+            "ours": summary(cpu["ours"]),
+            "ours_beyond_idle_actor": summary([a - b for a, b in zip(cpu["ours"], resting, strict=True)]),
+            "idle_actor": summary(resting),
+            "nvitop-exporter": summary(cpu["nvitop"]),
+        },
         memory_pss_mib={
             "ours_each": ours.pss_mib(),
+            "idle_actor_each": idle.pss_mib(),
+            "ours_beyond_idle_actor": statistics.fmean(ours.pss_mib()) - statistics.fmean(idle.pss_mib()),
             "nvitop-exporter": sum(peer.pss_mib()),
             "claim_for_4_gpus": MEMORY_CLAIM_MIB,
         },
@@ -115,19 +139,17 @@ def scrape(urls: Sequence[str], seconds: float) -> tuple[list[float], list[float
     stop = time.perf_counter() + seconds
 
     def client(offset: float) -> None:
-        connections = [http.client.HTTPConnection(*_address(url), timeout=10) for url in urls]
-        time.sleep(offset)
-        while time.perf_counter() < stop:
-            begun = time.perf_counter()
-            for connection in connections:
-                start = time.perf_counter()
-                connection.request("GET", "/metrics")
-                connection.getresponse().read()
-                per_page.append(time.perf_counter() - start)
-            per_round.append(time.perf_counter() - begun)
-            time.sleep(0.1)
-        for connection in connections:
-            connection.close()
+        with contextlib.ExitStack() as stack:
+            scrapers = [stack.enter_context(Scraper(url)) for url in urls]
+            time.sleep(offset)
+            while time.perf_counter() < stop:
+                begun = time.perf_counter()
+                for scraper in scrapers:
+                    start = time.perf_counter()
+                    scraper.get()
+                    per_page.append(time.perf_counter() - start)
+                per_round.append(time.perf_counter() - begun)
+                time.sleep(0.1)
 
     threads = [threading.Thread(target=client, args=(0.1 * number / SCRAPERS,)) for number in range(SCRAPERS)]
     for thread in threads:
@@ -137,17 +159,62 @@ def scrape(urls: Sequence[str], seconds: float) -> tuple[list[float], list[float
     return per_page, per_round
 
 
+class Scraper:
+    """Asks for one page again and again, with so little work of its own that what is timed is the server.
+
+    A server that closes after each answer is connected to anew, as Prometheus would.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._address = _address(url)
+        self._request = f"GET /metrics HTTP/1.1\r\nHost: {self._address[0]}\r\n\r\n".encode()
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        """Nothing yet: the first `get` connects."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hang up."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def get(self) -> bytes:
+        """The page. Raises OSError when the server hangs up in the middle or answers with an error."""
+        if self._socket is None:
+            self._socket = socket.create_connection(self._address, timeout=10)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.sendall(self._request)
+        answer = bytearray()
+        head, length = -1, None
+        while length is None or len(answer) < head + 4 + length:
+            part = self._socket.recv(1 << 18)
+            if not part:
+                break
+            answer += part
+            if head < 0 and (head := answer.find(b"\r\n\r\n")) >= 0:
+                found = _LENGTH.search(answer, 0, head + 2)
+                length = int(found[1]) if found else None
+        if not answer.startswith((b"HTTP/1.1 200", b"HTTP/1.0 200")) or (length or 0) > len(answer) - head - 4:
+            raise OSError(f"{self._address}: {bytes(answer[:80])!r}")
+        if length is None or answer.startswith(b"HTTP/1.0") or b"onnection: close" in answer[:head]:
+            self._close()
+        return bytes(answer[head + 4 :])
+
+
 def _hang(fake: FakeNvml, ours: Contender, seconds: float) -> dict[str, Any]:
     """Scrapes of the other GPUs while the first one's driver hangs, and what its own page says then."""
+    down = re.compile(rf'orch_exporter_up\{{gpu_uuid="{re.escape(fake.uuid(0))}".*\}} 0'.encode())
+    hanging = next(url for url in ours.urls if fake.uuid(0).encode() in _get(url))
     fake[0].hang = 1
     try:
-        others, _ = scrape(ours.urls[1:], seconds)
-        wait_for(
-            "the hanging GPU being told",
-            lambda: f'gpu_uuid="{fake.uuid(0)}",gpu="0",node="bench"}} 0' in _get(ours.urls[0]),
-            30,
-        )
-        own, _ = scrape(ours.urls[:1], 1.0)
+        others, _ = scrape([url for url in ours.urls if url != hanging], seconds)
+        wait_for("the hanging GPU being told", lambda: down.search(_get(hanging)), 30)
+        own, _ = scrape([hanging], 1.0)
     finally:
         fake[0].hang = 0
     return {"other_gpus": summary(others), "its_own_page": summary(own), "seconds": seconds}
@@ -158,29 +225,44 @@ def _address(url: str) -> tuple[str, int]:
     return parts.hostname or "", parts.port or 0
 
 
-def _get(url: str) -> str:
-    connection = http.client.HTTPConnection(*_address(url), timeout=10)
-    try:
-        connection.request("GET", "/metrics")
-        return connection.getresponse().read().decode()
-    finally:
-        connection.close()
+def _get(url: str) -> bytes:
+    with Scraper(url) as scraper:
+        return scraper.get()
 
 
 @contextlib.contextmanager
-def _ours(fake: FakeNvml) -> Iterator[Contender]:
-    environ = {**os.environ, **fake.environment(), "PYTHONPATH": str(ROOT)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(EXPORTER), "1", fake.uuid(index)], env=environ, stdout=subprocess.PIPE, text=True
-        )
-        for index in range(GPUS)
-    ]
-    with _ended(processes):
-        urls = [process.stdout.readline().strip() for process in processes if process.stdout is not None]
+def _ours(fake: FakeNvml) -> Iterator[tuple[Contender, Contender]]:
+    """The exporter actors of a daemon of its own, and the workers of its Ray that idle."""
+    stack = Stack(environ=fake.environment())
+    try:
+        read_address = stack.up()["read_address"]
+
+        def targets() -> list[str] | None:
+            with urllib.request.urlopen(f"http://{read_address}/api/v1/prometheus/targets", timeout=10) as answer:
+                groups = json.load(answer)
+            return [f"http://{group['targets'][0]}/metrics" for group in groups] if len(groups) == GPUS else None
+
+        urls = wait_for("an exporter for every GPU", targets, 60)
         for url in urls:
-            wait_for("the first sample", lambda url=url: "orch_gpu_power_watts" in _get(url), 30)
-        yield Contender(processes, urls)
+            wait_for("the first sample", functools.partial(_sampled, url), 30)
+        actors, idle = wait_for("Ray's workers", lambda: _workers(stack), 60)
+        yield Contender(actors, urls), Contender(idle, [])
+    finally:
+        stack.close()
+
+
+def _sampled(url: str) -> bool:
+    return b"orch_gpu_power_watts" in _get(url)
+
+
+def _workers(stack: Stack) -> tuple[list[int], list[int]] | None:
+    """(processes of exporter actors, of idle workers) of the stack's Ray; None until they are all there."""
+    named = {process.pid: process.cmdline() for process in stack.processes()}
+    actors, idle = (
+        [pid for pid, line in named.items() if line and line[0].startswith(name)]
+        for name in ("ray::ExporterActor", "ray::IDLE")
+    )
+    return (actors, idle) if len(actors) == GPUS and idle else None
 
 
 @contextlib.contextmanager
@@ -194,12 +276,12 @@ def _nvitop(fake: FakeNvml) -> Iterator[Contender]:
 
     def up() -> bool:
         with contextlib.suppress(OSError):
-            return "gpu_power_usage" in _get(url)
+            return b"gpu_power_usage" in _get(url)
         return False
 
     with _ended([process]):
         wait_for("nvitop-exporter", up, 60)
-        yield Contender([process], [url])
+        yield Contender([process.pid], [url])
 
 
 @contextlib.contextmanager

@@ -8,24 +8,33 @@ without the recorder, and its step times are compared.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.measure import interleave, parser, ratio, report, result, summary
+from benchmarks.measure import interleave, parser, report, result, summary, wait_for
 from tests.support.fake_nvml import ASSUMED_LATENCY_US, UINT, FakeNvml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 GPUS = 8
 SENSOR_US = 50_000
 ROOT = Path(__file__).parents[1]
 PEER = ROOT / "benchmarks" / "peers" / "pynvml_loop.py"
+RECORD = (
+    "import sys; from orchestrator.cli.registry import Entry, LazyCommands;"
+    "sys.exit(LazyCommands((Entry('record', 'gpu', 'x'),))['record'].main(sys.argv[1:], standalone_mode=False))"
+)
 TRAINING = ROOT / "benchmarks" / "workloads" / "cpu_steps.py"
 
 
@@ -34,8 +43,13 @@ def main() -> None:
     options = parser(__doc__ or "", pairs=3)
     options.add_argument("--seconds", type=float, default=4.0, help="length of each recording")
     options.add_argument(
-        "--train", type=int, default=0, metavar="STEPS", help="steps of a training run beside the recorder"
+        "--train",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="steps of each block of a training run beside the recorder",
     )
+    options.add_argument("--train-blocks", type=int, default=20, help="blocks with the recorder, and as many without")
     arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
         fake = FakeNvml.create(Path(directory), gpus=GPUS)
@@ -64,7 +78,7 @@ def _measure(fake: FakeNvml, directory: Path, arguments: Any) -> dict[str, Any]:
     found = interleave({"ours": ours, "pynvml_loop": peer}, arguments.pairs)
     fast = _record(fake, directory, 1000.0, arguments.seconds)
     mine = details["ours"][-arguments.pairs :]
-    more = {"training": _training(fake, directory, arguments.train)} if arguments.train else {}
+    more = {"training": _training(fake, directory, arguments.train, arguments.train_blocks)} if arguments.train else {}
     return result(
         "record_rate",
         "Hz",
@@ -88,7 +102,6 @@ def _measure(fake: FakeNvml, directory: Path, arguments: Any) -> dict[str, Any]:
 def _record(fake: FakeNvml, directory: Path, rate: float, seconds: float) -> dict[str, Any]:
     """One recording by `orch record`; processor time leaves out the start of the process."""
     command = [
-        "record",
         "--csv",
         "--json",
         "--rate",
@@ -98,10 +111,8 @@ def _record(fake: FakeNvml, directory: Path, rate: float, seconds: float) -> dic
         "-o",
         str(directory / "out"),
     ]
-    code = "import sys; from orchestrator.cli.commands.gpu import record; from orchestrator.cli.registry import LazyCommands, Entry;"
-    code += "sys.exit(LazyCommands((Entry('record', 'gpu', 'x'),))['record'].main(sys.argv[2:], standalone_mode=False))"
     environ = {**os.environ, **fake.environment(), "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-c", code, *command], env=environ, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", RECORD, *command], env=environ, stdout=subprocess.PIPE, text=True)
     busy = _steady_cpu(process.pid, seconds)
     out, _ = process.communicate()
     found = json.loads(out)
@@ -140,45 +151,52 @@ def _steady_cpu(pid: int, seconds: float) -> float:
     return float(spent / (time.perf_counter() - started))
 
 
-def _training(fake: FakeNvml, directory: Path, steps: int) -> dict[str, Any]:
-    """Step times of a training loop alone and beside a recorder at 100 Hz."""
+def _training(fake: FakeNvml, directory: Path, steps: int, rounds: int) -> dict[str, Any]:
+    """Step times of one training loop, with a recorder at 100 Hz beside it and with that recorder held still.
+
+    The same two processes all the while: what differs from one start of a process to the next is far more than a recorder.
+    """
     environ = {**os.environ, **fake.environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with _running([sys.executable, str(TRAINING)], environ) as training:
+        assert training.stdin is not None
+        assert training.stdout is not None
+        training.stdout.readline()
+        output = directory / "train"
+        recording = [sys.executable, "-c", RECORD, "--csv", "--rate", "100", "-o", str(output)]
+        with _running(recording, environ) as recorder:
+            wait_for("the recording", lambda: any(path.stat().st_size > 10_000 for path in output.glob("*.csv")), 60)
 
-    def alone() -> float:
-        done = subprocess.run(
-            [sys.executable, str(TRAINING), str(steps)], env=environ, capture_output=True, text=True, check=True
-        )
-        return float(done.stdout)
+            def block(number: signal.Signals) -> float:
+                recorder.send_signal(number)
+                assert training.stdin is not None
+                assert training.stdout is not None
+                training.stdin.write(f"{steps}\n")
+                training.stdin.flush()
+                return float(training.stdout.readline())
 
-    def recorded() -> float:
-        code = "import sys; from orchestrator.cli.registry import LazyCommands, Entry;"
-        code += (
-            "sys.exit(LazyCommands((Entry('record', 'gpu', 'x'),))['record'].main(sys.argv[1:], standalone_mode=False))"
-        )
-        command = [
-            "--csv",
-            "--rate",
-            "100",
-            "-o",
-            str(directory / "train"),
-            "--",
-            sys.executable,
-            str(TRAINING),
-            str(steps),
-        ]
-        done = subprocess.run(
-            [sys.executable, "-c", code, *command], env=environ, capture_output=True, text=True, check=True
-        )
-        for path in (directory / "train").iterdir():
-            path.unlink()
-        return float(done.stdout)
-
-    found = interleave({"recorded": recorded, "alone": alone}, 10)
+            try:
+                found = interleave(
+                    {"recorded": lambda: block(signal.SIGCONT), "alone": lambda: block(signal.SIGSTOP)}, rounds
+                )
+            finally:
+                recorder.send_signal(signal.SIGCONT)
+    recorded, alone = found.values["recorded"], found.values["alone"]
     return {
-        "step_seconds_recorded": summary(found.values["recorded"]),
-        "step_seconds_alone": summary(found.values["alone"]),
-        "ratio": ratio(found.values["recorded"], found.values["alone"]),
+        "step_seconds_recorded": summary(recorded),
+        "step_seconds_alone": summary(alone),
+        "ratio_of_neighbours": summary([one / other for one, other in zip(recorded, alone, strict=True)]),
     }
+
+
+@contextlib.contextmanager
+def _running(command: list[str], environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that is told to end in the end."""
+    process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DEFAULT_WIDTH = 100
+UNLIMITED_WIDTH = 10_000  # into a file or a pipe nothing is cut off: what reads it may look for the end of a line
 STYLES = {
     "bold": "1",
     "dim": "2",
@@ -114,7 +114,7 @@ def _size(environ: Mapping[str, str], stream: TextIO) -> tuple[int, int]:
         size = os.get_terminal_size(stream.fileno())
         width, height = size.columns, size.lines
     except (OSError, ValueError):
-        width, height = DEFAULT_WIDTH, 0
+        width, height = UNLIMITED_WIDTH, 0
     if columns.isdecimal() and int(columns) > 0:
         width = int(columns)
     return max(width, 20), height

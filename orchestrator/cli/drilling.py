@@ -7,6 +7,7 @@ process id that was given away meanwhile is never hit.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -81,6 +82,17 @@ class Drill:
         self._here(self._rank)
         return self._after_blow("kill actor", lambda: self._kill(self._actor_pid, f"the actor of rank {self._rank}"))
 
+    def hang(self) -> DrillReport:
+        """SIGSTOP to the training process of the rank. Where the job is only told of it, it is let go on afterwards."""
+        self._here(self._rank)
+        what = f"rank {self._rank}"
+        try:
+            return self._after_blow("hang", lambda: self._kill(self._rank_pid, what, signal.SIGSTOP))
+        finally:
+            if self._client.job(self.job.id).attempt == self.job.attempt:
+                with contextlib.suppress(RefusedError):
+                    self._kill(self._rank_pid, what, signal.SIGCONT)
+
     def tear_checkpoint(self) -> DrillReport:
         """Cut the newest checkpoint's largest file in half, then kill the rank's actor so that it is read again."""
         self._here(self._rank)
@@ -142,12 +154,14 @@ class Drill:
             fresh = self._client.events(self.job.id, after=seen)
             last = "first_step" if reports_steps else "attempt_running"
             ended = any(e.kind == "job_finished" for e in fresh)
+            ended |= any(e.body.get("code") == "hang" for e in fresh)  # it is told of, and nothing is done about it
             again = any(e.kind == last and (e.attempt or 0) > report.attempt_before for e in fresh)
             return fresh if ended or again else None
 
         fresh = self._wait("the job goes on", done)
         for event in fresh:
-            if event.kind == "attempt_failed" and report.detection_seconds is None:
+            found = event.kind == "attempt_failed" or event.body.get("code") == "hang"
+            if found and report.detection_seconds is None:
                 report.detection_seconds = round(event.at - began, 3)
             if (event.attempt or 0) <= report.attempt_before:
                 continue
@@ -241,8 +255,8 @@ class Drill:
         placed = [e for e in self._history() if e.kind == "gang_placed"]
         return int(placed[-1].body["seats"][self._rank]["actor_pid"]) if placed else 0
 
-    def _kill(self, find: Callable[[], int], what: str) -> str:
-        """SIGKILL to the process that ``find`` names, before and after it is held."""
+    def _kill(self, find: Callable[[], int], what: str, number: signal.Signals = signal.SIGKILL) -> str:
+        """A signal to the process that ``find`` names, before and after it is held."""
         pid = find()
         try:
             held = os.pidfd_open(pid) if pid else -1
@@ -253,14 +267,15 @@ class Drill:
         try:
             if find() != pid:
                 raise RefusedError(f"{what} was restarted this moment", hint="try again")
-            signal.pidfd_send_signal(held, signal.SIGKILL)
+            signal.pidfd_send_signal(held, number)
         except PermissionError as error:
             raise RefusedError(
                 f"{what} is another user's process", hint="run the drill as the daemon's user"
             ) from error
         finally:
             os.close(held)
-        return f"killed {what} (process {pid})"
+        did = {signal.SIGKILL: "killed", signal.SIGSTOP: "stopped"}.get(number, f"sent {number.name} to")
+        return f"{did} {what} (process {pid})"
 
 
 def overlaps(history: Sequence[EventView]) -> list[str]:

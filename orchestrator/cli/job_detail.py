@@ -61,6 +61,7 @@ def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
         ("ended", _ended(job)),
         ("restarts", _restarts(job)),
         ("last failure", _last_failure(job)),
+        ("slow rank", _straggler(job)),
         ("checkpoint", _checkpoint(job)),
         ("quarantined", ", ".join(clean(path) for path in job.quarantined)),
         ("timings", _timings(job)),
@@ -117,6 +118,14 @@ def _metrics(job: JobView) -> str:
     if len(items) > MAX_METRICS:
         shown.append(f"and {len(items) - MAX_METRICS} more")
     return "  ".join(shown)
+
+
+def _straggler(job: JobView) -> str:
+    slow = job.straggler
+    if slow is None:
+        return ""
+    times = f"{1000 * slow.seconds:.3g} ms of its own for a step, the others {1000 * slow.usual_seconds:.3g} ms"
+    return f"rank {slow.rank} takes {slow.factor:.1f} times as long as the others, which wait for it ({times})"
 
 
 def _balance(console: Console, job: JobView) -> str:

@@ -7,6 +7,7 @@ simulated, its processes are spread over them by their LOCAL_RANK, so that a tor
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -76,6 +77,8 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
         )
         try:
             recorder = Recorder(watched.gpus.readers, options)
+            gc.collect()
+            gc.freeze()  # what is there by now stays: walking it again and again would hold up ticks by milliseconds
             recorder.start()
         except (ValueError, OSError) as error:
             watched.gpus.close()
@@ -86,6 +89,7 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
             code = watched.wait(Path(scratch), signals)
         finally:
             recorder.stop()
+            gc.unfreeze()
     if recorder.problem:
         session.console.complain(recorder.problem)
     if request.report:

@@ -108,8 +108,8 @@ class RankLook:
 class Circumstances:
     """What bears on the judgement: seconds of stillness and of a usual step, and whether waiting is told from working.
 
-    ``certain``: all ranks on one machine, without a GPU. Elsewhere a collective in which every rank waits may still be at
-    work (a slow link, kernels that are queued), and only time tells.
+    ``certain``: all ranks on one machine, without a GPU. Elsewhere what every rank waits in may still be at work (a slow
+    link, kernels that are queued), and only time tells.
     """
 
     still_seconds: float
@@ -232,7 +232,9 @@ def _nobody_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook],
         rank = min(locked, key=lambda r: (places[looks[r].place], r))
         others = ", ".join(sorted({collective_of(looks[r].threads[0].frames) for r in looks} - {""}))
         waiting = f" while others wait for it in {others}" if others else ""
-        sure = spinning is None or how.patient
+        # Elsewhere a call may wait for a device or another machine in what looks like a lock: only Python's own count there.
+        proven = how.certain or looks[rank].threads[0].frames[0].file.endswith(_LOCK_FILES)
+        sure = how.patient or (proven and spinning is None)
         why = f"waits in a lock that nobody releases, in {looks[rank].place}{waiting}"
         return Verdict(call=Call.HUNG if sure else Call.SLOW, rank=rank, why=why)
     if spinning is not None:

@@ -42,7 +42,7 @@ from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry.logging import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from orchestrator.api.launch import ServeOptions
     from orchestrator.core.cluster import Node
@@ -110,35 +110,33 @@ class Daemon:
             on_lost=self._head_lost,
             own_groups=lambda: {placement_group_name(j.id, j.gang) for j in self.loop.jobs.values() if j.gang_open},
         )
-        self.exporters = Exporters(
-            self.cluster,
-            ExporterAccess(
-                address=settings.exporter_address,
-                ports=settings.exporter_ports,
-                token=options.read_token(),
-                processes=settings.exporter_processes,
-            ),
-        )
+        self.exporters = Exporters(self.cluster, self._exporter_access())
         self.gpus = GpuWatch(
             self.cluster,
             self.exporters,
             settings.paths,
-            lambda: self.loop.jobs.values(),  # noqa: PLW0108 - the loop replaces its dictionary when it has read the store
+            self._jobs,
             self._progress.of,
             self.log,
         )
-        self.gangs = self._make_gangs(environ)
-        self.calls = GangCalls(self.gangs)
-        self.hangs = HangWatch(
-            jobs=lambda: self.loop.jobs.values(),  # noqa: PLW0108 - as above
-            looker=self.calls,
-            command=self.loop.command,
-            log=self.log,
+        self.gangs, self.calls = self._make_gangs(environ)
+        self.hangs = HangWatch(jobs=self._jobs, looker=self.calls, command=self.loop.command, log=self.log)
+
+    def _jobs(self) -> Collection[Job]:
+        """The live jobs; the loop replaces its dictionary when it has read the store."""
+        return self.loop.jobs.values()
+
+    def _exporter_access(self) -> ExporterAccess:
+        return ExporterAccess(
+            address=self.settings.exporter_address,
+            ports=self.settings.exporter_ports,
+            token=self.options.read_token(),
+            processes=self.settings.exporter_processes,
         )
 
-    def _make_gangs(self, environ: Mapping[str, str]) -> Gangs:
+    def _make_gangs(self, environ: Mapping[str, str]) -> tuple[Gangs, GangCalls]:
         limits = LogLimits(max_bytes=self.settings.log_max_bytes, keep_files=self.settings.log_keep_files)
-        return Gangs(
+        gangs = Gangs(
             cluster=self.cluster,
             paths=self.settings.paths,
             base_env=dict(environ),
@@ -153,6 +151,7 @@ class Daemon:
             gpu_evidence=lambda uuids: gpu_evidence(self.exporters, uuids),
             log=self.log,
         )
+        return gangs, GangCalls(gangs)
 
     # -- life
 
@@ -202,6 +201,7 @@ class Daemon:
 
     def _observed(self, job: Job, event: ev.Event) -> None:
         self.metering.observe(job, event)
+        self.gpus.observe(event)
         if self._trust.observe(job, event):
             self.log.warning("node.avoided", job=job.id)
             self._set_nodes(dict(self.loop.nodes))

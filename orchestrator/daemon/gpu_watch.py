@@ -1,17 +1,19 @@
 """What the daemon knows of GPUs: their loads, each job's balance and why it is poor, and job telemetry on disk.
 
-Asks the exporters of GPUs that jobs hold every two seconds, and of others only when somebody wants to see them. With no GPU
-held and nobody looking it does nothing.
+Asks the exporters of GPUs that jobs hold every two seconds and when a gang starts or ends, and of others only when somebody
+wants to see them. With no GPU held and nobody looking it does nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.core import events as ev
 from orchestrator.core.straggler import paces
 from orchestrator.daemon.gpu_recording import GpuRecording
 from orchestrator.daemon.node_views import GPU_LOST
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from orchestrator.train.progress import ProgressSnapshot
 
 WATCH_SECONDS: Final = 2.0
+GATHER_SECONDS: Final = 0.25  # jobs that start together are looked at together, and none in its first moment
 POOR_SECONDS: Final = 20.0  # how long a balance must have been poor before reasons are looked for
 
 
@@ -58,6 +61,7 @@ class GpuWatch:
         self._progress = progress
         self._log = log
         self._window = LoadWindow()
+        self._woken = asyncio.Event()
         self._seen: dict[str, float] = {}
         self._poor_since: dict[JobId, float] = {}
         self._assigned: dict[str, dict[int, tuple[int, ...]]] = {}
@@ -67,13 +71,21 @@ class GpuWatch:
     async def run(self) -> None:
         """Watch for as long as the daemon lives."""
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), WATCH_SECONDS)
+                await asyncio.sleep(GATHER_SECONDS)
+            self._woken.clear()
             if not self._cluster.connected:
                 continue
             try:
                 await self.round()
             except Exception:  # telemetry never harms a job, nor the daemon
                 self._log.exception("gpus.round_failed")
+
+    def observe(self, event: ev.Event) -> None:
+        """An event was written: a gang that starts or ends is looked at at once, for its telemetry."""
+        if isinstance(event, ev.AttemptRunning | ev.GangReleased):
+            self._woken.set()
 
     async def round(self) -> None:
         """One look at every GPU that a job holds."""

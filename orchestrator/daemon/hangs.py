@@ -62,11 +62,11 @@ class _Watched:
     stacks_again: float = AGAIN_SECONDS
     first: dict[int, RankLook] = field(default_factory=dict)
     told: set[Call] = field(default_factory=set)
-    beats: int = 0
+    number: int = 0
 
     def alive(self) -> None:
         """The stillness is over."""
-        self.beats += 1
+        self.number += 1
         self.again_at = self.stacks_at = 0.0
         self.stacks_again = AGAIN_SECONDS
         self.first = {}
@@ -99,6 +99,7 @@ class HangWatch:
         watched = self._of(job)
         if attempt != watched.attempt:
             return
+        before = watched.pulse.still_seconds
         watched.pulse.beat(
             Beat(
                 rank=rank,
@@ -108,7 +109,8 @@ class HangWatch:
                 step_seconds=snapshot.recent_step_seconds,
             )
         )
-        watched.alive()
+        if watched.pulse.still_seconds < before:  # else another rank is still, and goes on being so
+            watched.alive()
 
     def suspected(self, job_id: JobId) -> bool | None:
         """Whether the job was found hung, or told of as still, and is so yet; None while its pace is not known."""
@@ -175,7 +177,7 @@ class HangWatch:
     async def _examine(self, job: Job, watched: _Watched) -> None:
         pulse, limit = watched.pulse, _limit(job, watched)
         ranks = _running(job)
-        beats, now = watched.beats, self._clock()
+        number, now = watched.number, self._clock()
         deep = limit is not None or (pulse.locked_after is not None and now >= watched.stacks_at)
         before = await self._looker.look(job, stacks=deep, ranks=ranks)
         await self._pause(BETWEEN_LOOKS)
@@ -187,7 +189,7 @@ class HangWatch:
         if self._has_printed(watched, after) and not pulse.reports:
             pulse.sign()
             watched.alive()
-        if watched.beats != beats or not after:
+        if watched.number != number or not after:
             return
         verdict = self._judge(job, watched, before, after, deep=deep)
         still = pulse.still_seconds
@@ -229,7 +231,8 @@ class HangWatch:
             looks = {**looks, **await self._looker.look(job, stacks=True)}
         await self._looker.note(job, {rank: report_lines(look) for rank, look in looks.items()})
         sentence = f"{verdict.sentence}; {_lateness(pulse)}"
-        action = job.spec.health.on_hang or ("restart" if pulse.reports else "notify")
+        reports = pulse.reports and job.spec.health.progress is None
+        action = job.spec.health.on_hang or ("restart" if reports else "notify")
         self._log.warning("job.hung", job=job.id, attempt=job.attempt_number, rank=verdict.rank, action=action)
         if action == "notify":
             await self._tell(job, watched, Call.HUNG, f"{sentence}; nothing is done about it (health.on_hang: notify)")

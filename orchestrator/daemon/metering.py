@@ -187,7 +187,7 @@ class Metering:
             live=holds,
             ended_at=job.ended_at or (job.attempts[-1].ended_at if job.attempts else None),
             seats=seats,
-            gpus=len(seats),
+            gpus=len({uuid for uuid, _ in seats}),  # ranks may share one
             step=leader.step if leader else None,
             progress=leader.step / leader.total_steps if leader and leader.step and leader.total_steps else None,
             samples=leader.samples if leader else None,

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
+from orchestrator.core.straggler import Pace, paces
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +44,15 @@ class JobProgress:
         """Rank 0's snapshot, or the lowest rank's that has reported a step."""
         reported = [(rank, s) for rank, s in sorted(self.ranks.items()) if s.step is not None]
         return reported[0][1] if reported else None
+
+    def paces(self) -> tuple[Pace, ...]:
+        """How long each rank takes for a step, and what of it without waiting; only for ranks that report steps."""
+        known = {rank: s for rank, s in self.ranks.items() if s.recent_step_seconds}
+        return paces(
+            {rank: median(s.recent_step_seconds) for rank, s in known.items()},
+            {rank: s.metrics for rank, s in known.items()},
+            {rank: s.busy_seconds for rank, s in known.items()},
+        )
 
 
 class ProgressBook:

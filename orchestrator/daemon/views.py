@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.api import views as v
 from orchestrator.core.events import event_body
 from orchestrator.core.states import JobState
+from orchestrator.core.straggler import find_straggler
 from orchestrator.spec.job import to_dict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestrator.core.events import Failure
     from orchestrator.core.health import RankLook
     from orchestrator.core.job import Attempt, Job
+    from orchestrator.core.straggler import Pace
     from orchestrator.daemon.progress import JobProgress
     from orchestrator.store.port import StoredEvent
 
@@ -27,6 +31,7 @@ def job_view(
     outputs_dir: str = "",
 ) -> v.JobView:
     """The whole view of a job. ``waiting`` says what a pending job waits for."""
+    paces = {pace.rank: pace for pace in progress.paces()} if progress and job.state is JobState.RUNNING else {}
     reason = waiting if waiting and job.state is JobState.PENDING else job.reason
     return v.JobView(
         id=job.id,
@@ -46,7 +51,7 @@ def job_view(
         restarts=sum(job.restarts.values()),
         restarts_by_class=dict(job.restarts),
         num_workers=job.num_workers,
-        gpus=tuple(_rank(job, seat.rank) for seat in job.seats),
+        gpus=tuple(_rank(job, seat.rank, paces) for seat in job.seats),
         resources=_resources(job),
         progress=_progress(job, progress),
         checkpoint=_checkpoint(job),
@@ -60,6 +65,7 @@ def job_view(
         log_dir=log_dir,
         outputs_dir=outputs_dir,
         balance=balance,
+        straggler=_straggler(job, paces),
         version=job.version,
     )
 
@@ -88,10 +94,28 @@ def _attempt(attempt: Attempt) -> v.AttemptView:
     )
 
 
-def _rank(job: Job, rank: int) -> v.RankView:
+def _rank(job: Job, rank: int, paces: Mapping[int, Pace]) -> v.RankView:
     seat = job.seats[rank]
     pid = job.pids[rank] if rank < len(job.pids) else None
-    return v.RankView(rank=rank, node=seat.node_name, gpu_uuids=seat.gpu_uuids, pid=pid)
+    pace = paces.get(rank)
+    return v.RankView(
+        rank=rank,
+        node=seat.node_name,
+        gpu_uuids=seat.gpu_uuids,
+        pid=pid,
+        step_seconds=pace.step_seconds if pace else None,
+        own_seconds=pace.own_seconds if pace else None,
+    )
+
+
+def _straggler(job: Job, paces: Mapping[int, Pace]) -> v.StragglerView | None:
+    """The rank that the others wait for; nobody is named before every rank has reported its steps."""
+    found = find_straggler(tuple(paces.values())) if len(paces) == job.num_workers else None
+    if found is None:
+        return None
+    return v.StragglerView(
+        rank=found.rank, factor=found.factor, seconds=found.seconds, usual_seconds=found.usual_seconds
+    )
 
 
 def _progress(job: Job, progress: JobProgress | None) -> v.ProgressView | None:

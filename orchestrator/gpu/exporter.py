@@ -227,7 +227,7 @@ class _Lane:
             info=self.sampler.info,
             health=self.sampler.health(now),
             sample=self.sampler.fresh(now),
-            error=self.sampler.error,
+            error=self.sampler.trouble(now),
         )
 
     def loads_since(self, timestamp: float, now: float) -> list[LoadPoint]:

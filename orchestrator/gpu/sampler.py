@@ -131,6 +131,17 @@ class Sampler:
             return Health.STALE
         return Health.OK if self.latest is not None else Health.STARTING
 
+    def trouble(self, now: float | None = None) -> str | None:
+        """What is wrong with the GPU at monotonic time `now` and what to do about it; None while it answers."""
+        now = time.monotonic() if now is None else now
+        if self.error is None and self.health(now) is Health.STALE:
+            since = self._started if self.latest is None else self.latest.monotonic
+            return (
+                f"its driver has not answered for {now - since:.0f} s. Nothing can interrupt it: look for Xid events in the"
+                " kernel log; if it lasts, the GPU needs a reset or the node a reboot."
+            )
+        return self.error
+
     def fresh(self, now: float | None = None) -> Sample | None:
         """The latest complete sample of a GPU that answers; None for any other."""
         return self.latest if self.health(now) is Health.OK else None

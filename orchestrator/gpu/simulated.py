@@ -120,13 +120,13 @@ class WaitProbe:
 
 @dataclass(slots=True)
 class _State:
-    """What the GPU has been through: the sensor's last values."""
+    """What the GPU has been through: the sensor's last values, those that are rates absent until it has looked twice."""
 
     at: float | None = None
     timestamp: float = 0.0
-    utilization: float = 0.0
-    work: float = 0.0
-    watts: float = IDLE_WATTS
+    utilization: float | None = None
+    work: float | None = None
+    watts: float | None = None
     joules: float = 0.0
     celsius: float = AMBIENT_CELSIUS + IDLE_WATTS * CELSIUS_PER_WATT
     ranks: dict[int, proc.ProcessUse] = field(default_factory=dict)
@@ -192,7 +192,7 @@ class SimulatedReader:
             energy_joules=state.joules,
             temperatures=(("gpu", state.celsius),),
             temperature_limits=(("gpu", "slowdown", 90.0), ("gpu", "shutdown", 95.0)),
-            clocks=(("sm", BUSY_HERTZ if state.utilization > 0 else IDLE_HERTZ),),
+            clocks=(("sm", BUSY_HERTZ if state.utilization else IDLE_HERTZ),),
             throttle=((Throttle.POWER_CAP, False), (Throttle.THERMAL, False)),
             processes=processes,
         )
@@ -205,9 +205,10 @@ class SimulatedReader:
         if elapsed > 0.0:
             state.utilization = min(1.0, work + waiting)
             state.work = work
-            state.watts = IDLE_WATTS + (LIMIT_WATTS - IDLE_WATTS) * min(1.0, work + WAITING_WORK * waiting)
-            state.joules += state.watts * elapsed
-            target = AMBIENT_CELSIUS + CELSIUS_PER_WATT * state.watts
+            watts = IDLE_WATTS + (LIMIT_WATTS - IDLE_WATTS) * min(1.0, work + WAITING_WORK * waiting)
+            state.watts = watts
+            state.joules += watts * elapsed
+            target = AMBIENT_CELSIUS + CELSIUS_PER_WATT * watts
             state.celsius += (target - state.celsius) * (1.0 - math.exp(-elapsed / HEAT_SECONDS))
         state.at = now
 

@@ -530,6 +530,9 @@ def ray_environment(token: Path) -> dict[str, str]:
         # inside, and would open its ports to the network.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # How long a connection waits for a raylet that is not there: one that died while the daemon connected. Ray's own
+        # minute would be a minute in which nothing is mended.
+        "RAY_gcs_server_request_timeout_seconds": "15",
     }
 
 

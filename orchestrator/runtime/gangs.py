@@ -20,7 +20,7 @@ from orchestrator.runtime.gang_actors import GangLostError, find_or_create, remo
 from orchestrator.runtime.node_dir import page_directory
 from orchestrator.runtime.plan import Places, checkpoint_dir, rank_plan
 from orchestrator.runtime.rank_actor import FENCE_SECONDS, RankGreeting
-from orchestrator.runtime.rank_host import PollCursor
+from orchestrator.runtime.rank_story import PollCursor
 from orchestrator.runtime.resuming import newest_checkpoint, watch_settings
 from orchestrator.runtime.runtime_env import ERROR_CHARACTERS
 from orchestrator.spec.paths import Paths
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster import Cluster
     from orchestrator.runtime.job_files import JobFiles
     from orchestrator.runtime.logs import LogLimits
-    from orchestrator.runtime.rank_host import PollReply, RankEvent
+    from orchestrator.runtime.rank_story import PollReply, RankEvent
     from orchestrator.train.progress import ProgressSnapshot
 
 POLL_SECONDS: Final = 30.0

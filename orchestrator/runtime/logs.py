@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 TAIL_LINES: Final = 40
@@ -51,13 +51,21 @@ def log_path(directory: Path, attempt: int, rank: int) -> Path:
 class LogWriter:
     """Splits output into lines, masks secrets, stamps, rotates. Not thread-safe: one event loop owns it."""
 
-    def __init__(self, path: Path, *, secrets: Sequence[str] = (), limits: LogLimits | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        secrets: Sequence[str] = (),
+        limits: LogLimits | None = None,
+        listener: Callable[[str], None] | None = None,
+    ) -> None:
         self._path = path
         self._limits = limits or LogLimits()
         self._secrets = sorted((s.encode() for s in secrets if s), key=len, reverse=True)
         self._partial: dict[str, bytes] = {"o": b"", "e": b""}
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._lost: str | None = None
+        self._listener = listener
         self.lines = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -103,7 +111,10 @@ class LogWriter:
             line = line.rsplit(b"\r", 1)[1]
         line = self._masked(line)
         self.lines += 1
-        self._tail.append(line.decode(errors="replace"))
+        text = line.decode(errors="replace")
+        self._tail.append(text)
+        if self._listener is not None:
+            self._listener(text)
         return self._stamped(stream, line, at)
 
     def _masked(self, line: bytes) -> bytes:

@@ -116,6 +116,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         runtime_env=parts_of(job.spec.runtime_env),
         snapshots=snapshots,
         watch=places.watch if rank == 0 else None,
+        progress_pattern=job.spec.health.progress.pattern if job.spec.health.progress else "",
         log_policies=tuple((p.pattern, p.action) for p in job.spec.retry.log_policies),
         secrets=tuple(places.secrets.values()),
         log_limits=places.log_limits,

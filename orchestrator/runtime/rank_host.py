@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.checkpoint.persister import PersisterStatus, SnapshotPersister, StoreSettings
+from orchestrator.checkpoint.persister import SnapshotPersister, StoreSettings
 from orchestrator.checkpoint.watcher import FileWatcher
 from orchestrator.runtime.evidence import OomWatch, kernel_lines
 from orchestrator.runtime.forkclient import (
@@ -36,10 +36,12 @@ from orchestrator.runtime.forkclient import (
     Started,
 )
 from orchestrator.runtime.log_policies import match_policies
+from orchestrator.runtime.log_progress import LogProgress
 from orchestrator.runtime.logs import LogLimits, LogWriter, log_path
 from orchestrator.runtime.looking import look_at
 from orchestrator.runtime.node_dir import make_private
 from orchestrator.runtime.rank_locks import rank_lock_path
+from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.rendezvous import bind_rendezvous
 from orchestrator.runtime.tracing import take_trace
 from orchestrator.train.progress import ProgressPage, ProgressSnapshot
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from orchestrator.checkpoint.persister import PersisterStatus
     from orchestrator.checkpoint.watched import WatchSettings
     from orchestrator.core.health import RankLook
 
@@ -99,52 +102,10 @@ class RankPlan:
     runtime_env: tuple[str, ...] = ()
     snapshots: SnapshotPlan | None = None
     watch: WatchSettings | None = None
+    progress_pattern: str = ""
     log_policies: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()
     log_limits: LogLimits = field(default_factory=LogLimits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEvent:
-    """One thing that happened to the rank: ``started``, ``exited`` or ``gone``. Times are seconds since the epoch."""
-
-    number: int
-    kind: str
-    at: float
-    pid: int = 0
-    cold: str | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    error_type: str = ""
-    error_message: str = ""
-    error_at: float | None = None
-    log_tail: tuple[str, ...] = ()
-    evidence: tuple[str, ...] = ()
-    policy: str = ""
-    policy_note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PollCursor:
-    """What an asker has been told: the number of the last event, and of the last progress and persister status.
-
-    The asker keeps it, not the host: a daemon that was killed may have been told what it never wrote down.
-    """
-
-    event: int = 0
-    progress: int = 0
-    persisted: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PollReply:
-    """What is new since the cursor that was asked with; ``cursor`` is the one to ask with next."""
-
-    cursor: PollCursor
-    events: tuple[RankEvent, ...] = ()
-    progress: ProgressSnapshot | None = None
-    persisted: PersisterStatus | None = None
-    log_lost: str | None = None
 
 
 class RankHost:
@@ -176,6 +137,7 @@ class RankHost:
         self._progress_number = 0
         self._read_at = 0.0
         self._log: LogWriter | None = None
+        self._said = LogProgress("", 0, lambda _: None)
         self._pipes: dict[int, str] = {}
         self._error: ErrorRaised | None = None
         self._pid = 0
@@ -235,9 +197,7 @@ class RankHost:
             self._watch_files(plan)
             Path(plan.exit_record).parent.mkdir(parents=True, exist_ok=True)
             Path(plan.exit_record).unlink(missing_ok=True)
-            self._log = LogWriter(
-                log_path(Path(plan.log_dir), plan.attempt, plan.rank), secrets=plan.secrets, limits=plan.log_limits
-            )
+            self._open_log(plan)
             self._policies = plan.log_policies
             lifeline = await self._with_fork_server(plan, lambda: self._spawn(client, plan))
             if lifeline is None:
@@ -481,6 +441,13 @@ class RankHost:
         os.close(handle)
         return None
 
+    def _open_log(self, plan: RankPlan) -> None:
+        path = log_path(Path(plan.log_dir), plan.attempt, plan.rank)
+        self._said = said = LogProgress(
+            plan.progress_pattern, plan.previous_step, lambda line: self.note(plan.attempt, [line])
+        )
+        self._log = LogWriter(path, secrets=plan.secrets, limits=plan.log_limits, listener=said.feed)
+
     def _open_page(self, plan: RankPlan) -> None:
         if self._page is not None:
             self._page.close()
@@ -501,7 +468,7 @@ class RankHost:
             return
         if self._oom is not None and not final:
             self._oom.mark()
-        snapshot = self._page.read()
+        snapshot = self._said.over(self._page.read())
         if snapshot != self._progress:
             self._progress, self._read_at = snapshot, now
             self._progress_number += 1
@@ -563,6 +530,7 @@ class RankHost:
                         await self._add_exit(event.at, None, 9)
                     self._add(kind="gone", at=event.at)
         self._close_pipes()
+        await self._said.close()
         if self._log is not None:
             self._log.close(time.time())
             self._log = None

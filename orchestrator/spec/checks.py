@@ -28,7 +28,6 @@ NOT_YET: dict[str, str] = {
     "min_runtime": "preemption; leave the key out",
     "depends_on": "dependencies between jobs; submit the second when `orch wait` returns",
     "matrix": "many jobs from one file; submit the file several times with --set",
-    "health.progress": "progress read from the log; report steps with orchestrator.train.context()",
     "trackers": "experiment trackers; call them in the script",
     "report": "reports; leave the key out",
 }

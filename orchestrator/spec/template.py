@@ -43,6 +43,7 @@ resources:
 #health:
 #  startup_timeout: 10m
 #  heartbeat_timeout: auto          # learned from the job's own step times
+#  on_hang: restart                 # or notify, the default for scripts that report nothing
 
 #checkpoint:
 #  keep: 3

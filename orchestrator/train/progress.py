@@ -64,7 +64,8 @@ class ProgressSnapshot:
     Wall times (``*_at``, ``*_since``) are seconds since the epoch, None until the thing has happened. ``step`` is the
     step reported last, ``max_step`` the highest one. ``new_step`` and ``new_step_at`` tell of the first reported step
     above the one given as ORCH_PREVIOUS_STEP. ``step_seconds`` is a running mean; ``recent_step_seconds`` holds up to
-    32 durations, oldest first. ``saving_since`` is set while a save to storage stalls the training loop.
+    32 durations, oldest first. ``busy_seconds`` is a running mean, too: what of a step the thread that reports it used a
+    processor for. ``saving_since`` is set while a save to storage stalls the training loop.
     ``snapshot_step`` is the newest one in shared memory; ``save_seconds`` is how long the last save, of either kind,
     stalled the loop; ``saves`` counts both.
     """
@@ -87,6 +88,7 @@ class ProgressSnapshot:
     last_report_at: float | None = None
     steps_reported: int = 0
     step_seconds: float | None = None
+    busy_seconds: float | None = None
     recent_step_seconds: tuple[float, ...] = ()
     saving_since: float | None = None
     snapshot_step: int | None = None
@@ -112,7 +114,7 @@ class ProgressPage:
         self._hot_counter = layout.HOT.last_counter(page)
         self._facts_counter = layout.FACTS.last_counter(page)
         self._counts = [_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, 0, 0, 0, _NONE, 0]
-        self._epoch = self._step_seconds = self._save_seconds = math.nan
+        self._epoch = self._step_seconds = self._save_seconds = self._busy_seconds = math.nan
         self._first_at = self._new_at = self._last_at = self._phase_since = self._saving_since = self._snapshot_at = 0.0
         self._phase = b""
         self._recent = array("d", bytes(8 * layout.RECENT_STEPS))
@@ -120,6 +122,7 @@ class ProgressPage:
         self._values = array("d")
         self._names = b""
         self._last_clock: float | None = None
+        self._last_busy = (0, 0.0)
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Self:
@@ -225,6 +228,7 @@ class ProgressPage:
             self._save_seconds = seconds
             if self._last_clock is not None:
                 self._last_clock += seconds  # a step's duration does not include the save in it
+            self._last_busy = (0, 0.0)  # what the save used is no work on a step, and nobody has counted it
             if snapshot_step is not None:
                 self._counts[9], self._snapshot_at = snapshot_step, now
             self._counts[10] += counts
@@ -289,7 +293,9 @@ class ProgressPage:
             return
         if timed and self._last_clock is not None:
             self._sample((clock - self._last_clock) / (step - highest))
+            self._sample_busy(step - highest)
         self._last_clock = clock
+        self._last_busy = (threading.get_ident(), time.thread_time())
         counts[1] = step
         counts[6] += 1
         self._last_at = now
@@ -304,6 +310,15 @@ class ProgressPage:
         self._counts[7] = recorded + 1
         old = self._step_seconds
         self._step_seconds = seconds if recorded == 0 else old + STEP_SECONDS_WEIGHT * (seconds - old)
+
+    def _sample_busy(self, steps: int) -> None:
+        """Called before the clocks are set anew. A script that changes the thread it trains in is not measured then."""
+        thread, since = self._last_busy
+        if thread != threading.get_ident():
+            return
+        seconds = (time.thread_time() - since) / steps
+        old = self._busy_seconds
+        self._busy_seconds = seconds if math.isnan(old) else old + STEP_SECONDS_WEIGHT * (seconds - old)
 
     def _merge(self, metrics: Mapping[str, float]) -> None:
         index, values = self._index, self._values
@@ -337,6 +352,7 @@ class ProgressPage:
             self._saving_since,
             self._snapshot_at,
             self._save_seconds,
+            self._busy_seconds,
             len(self._phase),
             len(self._values),
         )
@@ -348,8 +364,8 @@ class ProgressPage:
 def _decode_hot(raw: bytes) -> dict[str, Any]:
     fields = layout.HOT_FIXED.unpack_from(raw)
     step, highest, total, samples, tokens, new_step, reported, recorded, dropped, snapshot, saves = fields[:11]
-    epoch, first, new, last, report, seconds, phase_since, saving, snapshot_at, save_seconds = fields[11:21]
-    phase_bytes, count = fields[21:]
+    epoch, first, new, last, report, seconds, phase_since, saving, snapshot_at, save_seconds, busy = fields[11:22]
+    phase_bytes, count = fields[22:]
     ring_at = layout.HOT_FIXED.size
     phase_at = ring_at + layout.RECENT.size
     values_at = phase_at + phase_bytes
@@ -370,6 +386,7 @@ def _decode_hot(raw: bytes) -> dict[str, Any]:
         "last_step_at": last or None,
         "last_report_at": report or None,
         "step_seconds": None if math.isnan(seconds) else seconds,
+        "busy_seconds": None if math.isnan(busy) else busy,
         "recent_step_seconds": _ring(layout.RECENT.unpack_from(raw, ring_at), recorded),
         "phase": raw[phase_at:values_at].decode(errors="replace"),
         "phase_since": phase_since or None,

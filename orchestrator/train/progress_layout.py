@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 16 * 1024
 MAGIC = b"ORCHPAGE"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 HEADER = struct.Struct("<8sII")  # magic, layout version, page size
 WRITER_PID = struct.Struct("<Q")
@@ -103,8 +103,8 @@ assert FACTS.offset + 2 * FACTS.slot_bytes <= PAGE_BYTES
 
 # step, max_step, total_steps, samples, tokens, new_step, steps_reported, durations recorded, metrics dropped,
 # snapshot_step, saves; epoch, first_step_at, new_step_at, last_step_at, last_report_at, step_seconds, phase_since,
-# saving_since, snapshot_at, save_seconds; phase bytes, metrics
-HOT_FIXED = struct.Struct("<11q10dHH")
+# saving_since, snapshot_at, save_seconds, busy_seconds; phase bytes, metrics
+HOT_FIXED = struct.Struct("<11q11dHH")
 RECENT = struct.Struct(f"<{RECENT_STEPS}d")
 METRICS_CAPACITY = HOT.capacity - HOT_FIXED.size - RECENT.size - MAX_PHASE_BYTES
 

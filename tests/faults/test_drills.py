@@ -44,6 +44,14 @@ def test_ranks_and_actors_that_are_killed(breakable: Stack, job_id: str) -> None
     assert breakable.job(job_id).state == "RUNNING"
 
 
+def test_a_rank_that_is_stopped_is_found_and_the_job_goes_on(breakable: Stack, job_id: str) -> None:
+    report = drill(breakable, job_id, "--hang", "--rank", "1")
+    assert report["did"].startswith("stopped rank 1")
+    assert (report["attempt_before"], report["attempt_after"]) == (1, 2)
+    assert 1 < report["detection_seconds"] < report["recovery_seconds"] < 30
+    assert breakable.job(job_id).restarts_by_class == {"hang": 1}
+
+
 def test_a_torn_checkpoint_is_not_used(breakable: Stack, job_id: str) -> None:
     def two() -> bool:
         return sum(bool(c.valid) for c in breakable.client.checkpoints(job_id, verify=True)) >= 2
@@ -118,7 +126,6 @@ def test_what_is_refused(breakable: Stack, job_id: str) -> None:
     for options, words in (
         (("--kill", "rank"), "nobody was asked"),
         (("--fill-disk", "--yes"), "which others need"),
-        (("--hang", "--yes"), "not built yet"),
         (("--kill", "rank", "--rank", "9", "--yes"), "has ranks 0 to 1"),
     ):
         done = breakable.orch("drill", job_id, *options)

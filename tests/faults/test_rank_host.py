@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime.forkserver import wire
-from orchestrator.runtime.rank_host import PollCursor, PollReply, RankEvent, RankHost, RankPlan
+from orchestrator.runtime.rank_host import RankHost, RankPlan
 from orchestrator.runtime.rank_locks import rank_lock_path
+from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
 from orchestrator.train.progress import ProgressPage
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server
 

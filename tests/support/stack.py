@@ -54,7 +54,11 @@ class Stack:
     ) -> None:
         self.home = home or Path(tempfile.mkdtemp(prefix="orch-t-"))
         self.environ = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("ORCH_", "RAY_"))},
+            **{
+                k: v
+                for k, v in os.environ.items()
+                if not k.startswith(("ORCH_", "RAY_")) and k not in ("COLUMNS", "LINES")
+            },
             "ORCH_HOME": str(self.home),
             "PATH": f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}",
             **(environ or {}),

@@ -29,9 +29,6 @@ class Victim(enum.StrEnum):
     RAY = "ray"
 
 
-NOT_BUILT = {
-    "hang": "the hang drill is not built yet: `kill -STOP` a rank's process, and -CONT it, by hand",
-}
 WHAT = {
     "rank": "kills the training process of rank {rank}; the job goes on from its newest checkpoint",
     "actor": "kills the actor of rank {rank}; the gang is made anew and goes on from its newest checkpoint on storage",
@@ -39,6 +36,7 @@ WHAT = {
     "ray": "kills Ray's head; EVERY job of this daemon goes on from its newest checkpoint on storage",
     "fill-disk": "leaves no room where its checkpoints go until a save has failed; the job runs on and saves again",
     "daemon": "kills the daemon and starts it again; all jobs run on, and nobody can submit meanwhile",
+    "hang": "stops rank {rank} without ending it; when that is found, the job goes on from its newest checkpoint",
     "tear-checkpoint": "destroys the newest checkpoint and kills the actor of rank {rank}; the job goes back to the one before",
 }
 
@@ -68,11 +66,9 @@ def drill(
     if len(chosen) != 1:
         raise BadRequestError(
             "one drill at a time" if chosen else "which drill?",
-            hint="--kill rank, actor, agent, daemon or ray, --tear-checkpoint or --fill-disk",
+            hint="--kill rank, actor, agent, daemon or ray, --hang, --tear-checkpoint, or --fill-disk",
         )
     (what,) = chosen
-    if what in NOT_BUILT:
-        raise RefusedError(NOT_BUILT[what].partition("; ")[0], hint=NOT_BUILT[what].partition("; ")[2])
     session = Session()
     planned = MachineDrill(session.client(), job, rank=rank, seconds=timeout)
     if not yes:
@@ -83,6 +79,7 @@ def drill(
         "daemon": planned.kill_daemon,
         "agent": planned.kill_agent,
         "ray": planned.kill_ray,
+        "hang": planned.hang,
         "tear-checkpoint": planned.tear_checkpoint,
         "fill-disk": lambda: planned.fill_disk(much=yes),
     }

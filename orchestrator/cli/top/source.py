@@ -152,7 +152,7 @@ class TopSource:
             self._group = SamplerGroup(Sampler(reader, rate=1.0 / max(self._interval, 1.0)) for reader in found.readers)
             self._group.start()
         rows = [
-            gpu_row(sampler.info, self._node, sampler.fresh(), health=sampler.health(), problem=sampler.error)
+            gpu_row(sampler.info, self._node, sampler.fresh(), health=sampler.health(), problem=sampler.trouble())
             for sampler in self._group.samplers
         ]
         return rows, self._local_problems

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.endpoint import Endpoint
 
-ACTIONS = 12  # five verbs for jobs, tracing one, three for nodes, shutdown, prune
+ACTIONS = 12  # five verbs for jobs, tracing one and its stacks, three for nodes, shutdown, prune
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW")
 BODIES: dict[str, Any] = {
     "/api/v1/jobs": {"yaml": "entrypoint: python x.py\n", "idempotency_key": "attack-key", "cwd": "/"},

@@ -118,7 +118,7 @@ def complete(words: str, home: Path) -> list[str]:
 def test_completion_of_commands_and_jobs(served: ServedFake, home: Path) -> None:
     job = served.do(lambda service: service.add("digits"))
     served.do(lambda service: service.add("resnet"))
-    assert complete("orch sta", home) == ["status"]
+    assert complete("orch stat", home) == ["status"]
     assert complete("orch logs dig", home) == [job.id]
     served.stop()
     assert complete("orch logs dig", home) == []

@@ -16,6 +16,7 @@ from orchestrator.api.views import (
     ProgressView,
     RankView,
     SeatPlan,
+    StragglerView,
     TimingsView,
 )
 from orchestrator.cli.console import Console, display_width
@@ -213,6 +214,13 @@ def test_a_job_in_full() -> None:
     assert "n2" in text
     assert "killed" in text
     assert "look at dmesg" not in text, "it goes on; the whole story is for a job that failed"
+
+
+def test_a_slow_rank_is_named_with_its_factor() -> None:
+    slow = StragglerView(rank=1, factor=2.25, seconds=0.9, usual_seconds=0.4)
+    found = facts(detail_lines(console(), full_job(straggler=slow), NOW))
+    assert found["slow rank"].startswith("rank 1 takes 2.2 times as long as the others, which wait for it (900 ms")
+    assert "slow rank" not in facts(detail_lines(console(), full_job(), NOW))
 
 
 def test_a_failed_job_shows_the_end_of_its_log_and_what_to_do() -> None:

@@ -56,7 +56,7 @@ def test_colour_only_where_it_is_wanted(environ: dict[str, str], terminal: bool,
     assert found.err_style("x", "red") == found.style("x", "red")
 
 
-@pytest.mark.parametrize(("columns", "width"), [("60", 60), ("5", 20), ("0", 100), ("wide", 100), ("", 100)])
+@pytest.mark.parametrize(("columns", "width"), [("60", 60), ("5", 20), ("0", 10_000), ("wide", 10_000), ("", 10_000)])
 def test_width(columns: str, width: int) -> None:
     assert console({"COLUMNS": columns}).width == width
 

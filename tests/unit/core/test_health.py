@@ -106,10 +106,17 @@ def test_a_stopped_rank_is_hung_whatever_the_others_do() -> None:
 def test_a_lock_under_others_that_wait_in_a_collective_is_a_deadlock_and_is_named() -> None:
     for others in (ALL_REDUCE, BACKWARD):
         pairs = {0: pair(look(0, others)), 1: pair(look(1, LOCK)), 2: pair(look(2, others))}
-        verdict = judge(pairs, range(3), how(certain=False))
+        verdict = judge(pairs, range(3), how())
         assert (verdict.call, verdict.rank) == (Call.HUNG, 1)
         assert "pull (/work/data.py:7)" in verdict.sentence
         assert collective_of(others) in verdict.sentence
+
+
+def test_on_gpus_and_across_machines_only_a_lock_of_python_s_own_is_proof_at_once() -> None:
+    own = (Frame("wait", "/usr/lib/python3.11/threading.py", 327), *LOCK)
+    for frames, still, call in ((own, 4.0, Call.HUNG), (LOCK, 4.0, Call.SLOW), (LOCK, 61.0, Call.HUNG)):
+        pairs = {0: pair(look(0, ALL_REDUCE)), 1: pair(look(1, frames))}
+        assert judge(pairs, range(2), how(still, certain=False)).call is call
 
 
 def test_one_rank_alone_in_a_lock_is_a_deadlock() -> None:

@@ -111,6 +111,19 @@ def test_a_deadlock_ends_the_attempt_out_of_the_hang_budget_with_every_stack_in_
     assert any("pull" in line for line in world.logs[1])
 
 
+def test_a_stopped_rank_is_found_under_others_that_step_on_without_it() -> None:
+    world = World()
+    world.ranks = {0: {"frames": LOCKED, "busy": 0.9}, 1: {"frames": LOCKED, "state": "T"}}
+    world.report(*[0.1] * 8)
+
+    def alone() -> None:
+        snapshot = ProgressSnapshot(step=9, steps_reported=9, recent_step_seconds=(0.1,) * 8)
+        world.watch.progress(world.job, 1, 0, snapshot)
+
+    world.pass_by(6.0, alone)
+    assert world.codes == ["attempt_failed"]
+
+
 def test_two_hangs_are_forgiven_and_not_a_third() -> None:
     world = World()
     world.job = replace(world.job, restarts={"hang": 2})

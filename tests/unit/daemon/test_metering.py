@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.cluster import Node
+from orchestrator.core.events import Seat
 from orchestrator.core.job import Job
 from orchestrator.core.states import JobState
 from orchestrator.daemon.metering import Metering
@@ -79,6 +80,16 @@ def test_a_running_job_shows_whether_it_is_suspected_to_hang(metering: Metering,
     for state, expected in ((JobState.RUNNING, suspected), (JobState.DRAINING, None)):
         shown = picture(metering, replace(running(), state=state), hang_suspected=lambda _: suspected)
         assert shown.series[0].hang_suspected is expected
+
+
+def test_a_gpu_that_ranks_share_counts_once(metering: Metering) -> None:
+    seats = tuple(
+        Seat(rank=rank, node_id="n1", node_name="n1", gpu_ids=("0",), gpu_uuids=("GPU-a",), actor_pid=1)
+        for rank in range(2)
+    )
+    found = series(metering, replace(running(), seats=seats, gang_open=True))
+    assert found.seats == (("GPU-a", 0), ("GPU-a", 1))
+    assert found.gpus == 1
 
 
 def test_nodes_are_counted_by_what_they_are_good_for(metering: Metering) -> None:

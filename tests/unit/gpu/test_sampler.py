@@ -76,6 +76,8 @@ def test_a_hanging_gpu_goes_stale_and_harms_no_other(make_reader: MakeReader) ->
         wait_for(lambda: fine.reads > before + 20, "the other GPU going on")
         later = time.monotonic() + 6.0
         assert samplers[0].health(later) is Health.STALE
+        assert "has not answered for" in (samplers[0].trouble(later) or "")
+        assert samplers[1].trouble() is None
         assert samplers[0].fresh(later) is None
         wait_for(lambda: fine.reads > before + 40, "the other GPU going on")
         hanging_uuids = group.stop(timeout=0.3)

@@ -85,7 +85,8 @@ def test_every_label_says_simulated() -> None:
 
 def test_a_gpu_without_processes_idles(world: tuple[FakeProc, Clock, Path]) -> None:
     reader, clock = reader_of(world), world[1]
-    reader.read()
+    first = reader.read()
+    assert (first.utilization, first.power_watts) == (None, None), "rates need two looks"
     clock.now += 1.0
     sample = reader.read()
     assert (sample.utilization, sample.power_watts, sample.memory_used_bytes) == (0.0, simulated.IDLE_WATTS, 0)
@@ -185,6 +186,7 @@ def test_processes_come_go_and_are_not_taken_for_one_another(world: tuple[FakePr
     reader.options.processes = True
     write_assignments(path, {0: [100]})
     fake.process(100, busy=5.0)
+    reader.read()
     clock.now += 1.0
     sample = reader.read()
     assert sample.utilization == 0.0, "what it did before it was seen is not counted"

@@ -26,7 +26,7 @@ class FakeActor:
     def __post_init__(self) -> None:
         self.report = SimpleNamespace(remote=self._report)
 
-    async def _report(self) -> Any:
+    async def _report(self, _since: float | None = None) -> Any:
         if self.hangs:
             await asyncio.sleep(3600)
         return SimpleNamespace(url=self.url)

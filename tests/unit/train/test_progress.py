@@ -116,6 +116,23 @@ def test_step_durations_are_measured_per_step_and_kept_in_order(page, rank, monk
     assert page.read().step_seconds == pytest.approx(2.0 + 0.1 * (3.0 - 2.0))
 
 
+def test_processor_time_of_a_step_is_that_of_the_thread_that_reports_without_what_a_save_used(page, rank, monkeypatch):
+    used = [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: used[0])
+    for step, seconds in enumerate((0.0, 2.0, 5.0), start=1):
+        used[0] = seconds
+        rank.write(step=step)
+    assert page.read().busy_seconds == pytest.approx(2.0 + 0.1 * (3.0 - 2.0))
+    used[0] = 100.0
+    rank.write_saved(1.0, snapshot_step=3)
+    used[0] = 101.0
+    rank.write(step=4)
+    other = threading.Thread(target=rank.write, kwargs={"step": 5})
+    other.start()
+    other.join()
+    assert page.read().busy_seconds == pytest.approx(2.1)
+
+
 def test_only_the_most_recent_durations_are_kept_oldest_first(page, rank, monkeypatch):
     ticks = [float(n * n) for n in range(layout.RECENT_STEPS + 5)]
     clock = iter(ticks)

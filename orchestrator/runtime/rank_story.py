@@ -1,0 +1,53 @@
+"""A rank's story as its host tells it: numbered events, and the newest of what is not an event. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.persister import PersisterStatus
+    from orchestrator.train.progress import ProgressSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEvent:
+    """One thing that happened to the rank: ``started``, ``exited`` or ``gone``. Times are seconds since the epoch."""
+
+    number: int
+    kind: str
+    at: float
+    pid: int = 0
+    cold: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    error_type: str = ""
+    error_message: str = ""
+    error_at: float | None = None
+    log_tail: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    policy: str = ""
+    policy_note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollCursor:
+    """What an asker has been told: the number of the last event, and of the last progress and persister status.
+
+    The asker keeps it, not the host: a daemon that was killed may have been told what it never wrote down.
+    """
+
+    event: int = 0
+    progress: int = 0
+    persisted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollReply:
+    """What is new since the cursor that was asked with; ``cursor`` is the one to ask with next."""
+
+    cursor: PollCursor
+    events: tuple[RankEvent, ...] = ()
+    progress: ProgressSnapshot | None = None
+    persisted: PersisterStatus | None = None
+    log_lost: str | None = None

@@ -1,0 +1,143 @@
+"""Hangs on a real daemon: ranks that are stopped or deadlocked are found, told, and the job goes on; pauses are left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.stack import Stack, wait_until
+
+TRAIN = """
+import sys, threading, time
+import torch, torch.distributed as dist
+from orchestrator.train import context
+
+what, first = sys.argv[1], True
+dist.init_process_group("gloo")
+ctx = context()
+found = ctx.load()
+step = found.step if found else 0
+x = torch.ones(8)
+while step < 120:
+    if what == "pauses" and step == 0 and ctx.is_main:
+        time.sleep(7)
+    if what == "pauses" and step == 60 and ctx.is_main:
+        time.sleep(6)  # evaluates, and nobody has said so
+    if what == "lock" and ctx.rank == 1 and step == 40 and ctx.attempt == 1:
+        held = threading.Lock()
+        held.acquire()
+        held.acquire()
+    began = time.perf_counter()
+    while what == "slow" and time.perf_counter() - began < (0.06 if ctx.rank == 1 else 0.005):
+        pass
+    time.sleep(0.02)
+    dist.all_reduce(x)
+    step += 1
+    ctx.report(step=step, total_steps=120)
+    ctx.save({"step": step}, step=step)
+"""
+SPEC = """
+version: 1
+name: hangs
+entrypoint: python train.py {what}
+resources: {{num_workers: 2, resources_per_worker: {{gpu: 0, cpu: 0.25}}}}
+health: {{{health}}}
+"""
+
+
+def submit(stack: Stack, directory: Path, what: str, health: str = "") -> str:
+    return stack.submit(SPEC.format(what=what, health=health), directory / what, train=TRAIN)
+
+
+def kinds(stack: Stack, job_id: str) -> list[str]:
+    events = stack.client.events(job_id)
+    return [e.body["code"] if e.kind == "job_noted" else e.kind for e in events]
+
+
+def test_stopped_and_deadlocked_ranks_are_found_and_pauses_are_not(stack: Stack, tmp_path: Path) -> None:
+    """Three jobs at once: their waits overlap."""
+    stopped, locked = submit(stack, tmp_path, "steps"), submit(stack, tmp_path, "lock")
+    paused = submit(stack, tmp_path, "pauses")
+    stack.wait_step(stopped, 30)
+    os.kill(stack.pids(stopped)[1], signal.SIGSTOP)
+    for job_id, words in ((stopped, "rank 1 is stopped"), (locked, "rank 1 waits in a lock that nobody releases")):
+        job = stack.wait(job_id, 60)
+        assert (job.state, job.restarts_by_class, job.attempt) == ("SUCCEEDED", {"hang": 1}, 2), job.reason
+        (failed,) = [e for e in stack.client.events(job_id) if e.kind == "attempt_failed"]
+        assert words in failed.body["failure"]["sentence"]
+        assert failed.body["failure"]["failure_class"] == "hang"
+        for rank in range(2):
+            log = stack.log(job_id, attempt=1, rank=rank)
+            assert f"stacks of rank {rank}: process" in log
+            assert "train.py" in log
+        assert "all_reduce" in stack.log(job_id, attempt=1, rank=0)
+    job = stack.wait(paused, 60)
+    assert (job.state, job.attempt) == ("SUCCEEDED", 1)
+    assert not {"hang", "slow", "attempt_failed"} & set(kinds(stack, paused))
+
+
+def test_notify_tells_and_leaves_the_job_alone(stack: Stack, tmp_path: Path) -> None:
+    job_id = submit(stack, tmp_path, "steps", "on_hang: notify")
+    stack.wait_step(job_id, 20)
+    pid = stack.pids(job_id)[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        shown = stack.orch("stacks", job_id, "--json")
+        assert shown.returncode == 0, shown.stderr
+        ranks = json.loads(shown.stdout)["ranks"]
+        assert [rank["rank"] for rank in ranks] == [0, 1]
+        assert (ranks[0]["state"], ranks[0]["pid"]) == ("T", pid)
+        assert any("train.py" in frame for rank in ranks for frame in rank["threads"][0]["frames"])
+        wait_until("it is told", lambda: "hang" in kinds(stack, job_id), 20)
+        assert stack.job(job_id).state == "RUNNING"
+        assert "rank 0 is stopped" in stack.client.events(job_id)[-1].summary
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    job = stack.wait(job_id, 60)
+    assert (job.state, job.attempt) == ("SUCCEEDED", 1)
+
+
+def test_the_rank_that_the_others_wait_for_is_named(stack: Stack, tmp_path: Path) -> None:
+    job_id = submit(stack, tmp_path, "slow")
+    slow = wait_until("it is named", lambda: stack.job(job_id).straggler, 30)
+    assert slow.rank == 1
+    assert slow.factor > 2
+    assert "rank 1 takes" in stack.orch("status", job_id).stdout
+    stack.client.cancel(job_id)
+
+
+PRINTS = """
+import sys, time
+for step in range(1, 100_000):
+    print(f"step {step}/100000", flush=True)
+    time.sleep(0.05)
+"""
+
+
+def test_steps_that_are_only_printed_are_shown_and_their_hang_is_told(stack: Stack, tmp_path: Path) -> None:
+    health = r"progress: {pattern: 'step (\d+)/(\d+)'}"
+    job_id = stack.submit(SPEC.format(what="x", health=health), tmp_path / "prints", train=PRINTS)
+    job = stack.wait_step(job_id, 20)
+    assert job.progress is not None
+    assert job.progress.total_steps == 100_000
+    pid = stack.pids(job_id)[1]
+    os.kill(pid, signal.SIGSTOP)
+    wait_until("it is told", lambda: "hang" in kinds(stack, job_id), 30)
+    assert (stack.job(job_id).state, stack.job(job_id).attempt) == ("RUNNING", 1)
+    stack.client.cancel(job_id)
+    os.kill(pid, signal.SIGCONT)
+    assert stack.wait(job_id, 30).state == "CANCELLED"
+
+
+@pytest.mark.parametrize("rank", ["2", "-1"])
+def test_stacks_of_a_rank_that_does_not_exist_are_refused(stack: Stack, tmp_path: Path, rank: str) -> None:
+    job_id = submit(stack, tmp_path, "steps")
+    stack.wait_state(job_id, "RUNNING")
+    refused = stack.orch("stacks", job_id, "--rank", rank)
+    assert refused.returncode == 2
+    assert "rank" in refused.stderr
+    stack.client.cancel(job_id)
