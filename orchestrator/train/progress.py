@@ -53,6 +53,8 @@ class CheckpointFacts:
     quarantined: tuple[str, ...] = ()
     interval_steps: int | None = None
     interval_reason: str = ""
+    snapshot_bytes: int = 0  # of memory, for all slots of the rank
+    snapshots_off: str = ""  # why the newest save went to storage directly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +240,7 @@ class ProgressPage:
         body = _facts_body(facts)
         payload = json.dumps(body, separators=(",", ":")).encode()
         if len(payload) > layout.FACTS.capacity:  # only texts full of escapes get here
-            for name in ("saved_path", "resumed_path", "failure", "interval_reason"):
+            for name in ("saved_path", "resumed_path", "failure", "interval_reason", "snapshots_off"):
                 body[name] = body[name][:100]
             payload = json.dumps({**body, "quarantined": []}, separators=(",", ":")).encode()
         with self._lock:
@@ -411,7 +413,7 @@ def _ring(values: tuple[float, ...], recorded: int) -> tuple[float, ...]:
 
 def _facts_body(facts: CheckpointFacts) -> dict[str, Any]:
     body = {name: getattr(facts, name) for name in CheckpointFacts.__dataclass_fields__}
-    for name in ("failure", "interval_reason"):
+    for name in ("failure", "interval_reason", "snapshots_off"):
         body[name] = body[name][:_MAX_MESSAGE_CHARS]
     body["saved_path"], body["resumed_path"] = facts.saved_path[:800], facts.resumed_path[:800]
     body["quarantined"] = [text[:_MAX_MESSAGE_CHARS] for text in facts.quarantined[-_MAX_QUARANTINED:]]
