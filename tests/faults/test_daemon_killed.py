@@ -71,7 +71,7 @@ def test_a_job_in_every_state_outlives_the_daemon(breakable: Stack, ledger: Ledg
 
 
 def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
-    stack, go = breakable, tmp_path / "go"
+    stack, go, over = breakable, tmp_path / "go", tmp_path / "over"
     ends = {"until": str(go), "ranks": 2}
     fails = [{"file": str(go), "kind": "exception"}]
     crashes = [{"file": str(go), "kind": "sigkill", "rank": 1}]
@@ -79,8 +79,8 @@ def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Led
     ending = submit(stack, ledger, tmp_path, name="ending", **ends)
     ended_then_lost = submit(stack, ledger, tmp_path, name="lost", **ends)
     failing = submit(stack, ledger, tmp_path, name="failing", faults=fails)
-    crashing = submit(stack, ledger, tmp_path, name="crashing", ranks=2, faults=crashes, steps=40)
-    losing = submit(stack, ledger, tmp_path, name="losing", ranks=2, steps=60)
+    crashing = submit(stack, ledger, tmp_path, name="crashing", ranks=2, faults=crashes, until=str(over))
+    losing = submit(stack, ledger, tmp_path, name="losing", ranks=2, until=str(over))
     everyone = (ending, ended_then_lost, failing, crashing, losing)
     for job_id in everyone:
         wait_until(f"{job_id} steps", lambda job_id=job_id: ledger.last_step(job_id) >= 6)
@@ -106,6 +106,9 @@ def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Led
     assert failed.failure is not None
     assert failed.failure.sentence == "rank 0 raised ValueError: a fault of the schedule"
     assert "rank 0 suffers exception" in "\n".join(failed.failure.log_tail)
+    for job_id in (crashing, losing):
+        wait_until("it goes on", lambda job_id=job_id: ledger.attempts(job_id) == [1, 2], 60)
+    over.touch()
     for job_id in (crashing, losing):
         job = stack.wait(job_id)
         assert (job.state, job.attempt) == ("SUCCEEDED", 2), job.failure

@@ -105,9 +105,12 @@ def test_a_full_disk_under_the_home_stops_new_jobs_only(cramped: Stack, ledger: 
         (tmp_path / "work" / "job.yaml").write_text(job_spec(ledger, name="new", steps=1))
         assert stack.orch("submit", "job.yaml", cwd=tmp_path / "work").returncode == EXIT_REFUSED
         steps_on(ledger, running)
-        done.touch()
-        job = stack.wait(running)
-        assert (job.state, job.attempt) == ("SUCCEEDED", 1), job.failure
+        told = stack.orch("update", running, "--priority", "60")
+        assert told.returncode == 0, told.stderr
+        assert stack.job(running).priority == 60, "what happens to a running job is still written"
+    done.touch()
+    job = stack.wait(running)
+    assert (job.state, job.attempt) == ("SUCCEEDED", 1), job.failure
     ledger.check()
     after = wait_until("new jobs are taken again", lambda: accepted(stack, ledger, tmp_path))
     assert stack.wait(after).state == "SUCCEEDED"
