@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ import psutil
 
 from orchestrator.core.cluster import Node
 from orchestrator.runtime.gpu_holds import GpuHolds
+from orchestrator.runtime.head_processes import Head, clear_sessions, is_alive, kill_session, ray_environment
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
 from orchestrator.runtime.node_dir import node_directory, page_directory
 from orchestrator.runtime.prestart import prestart_workers
@@ -68,15 +68,6 @@ class ClusterOptions:
     simulate_gpus: int = 0
     num_cpus: int | None = None
     warm_workers: int = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """The embedded head that runs, as its file says."""
-
-    gcs_address: str
-    pids: Mapping[str, tuple[int, float]]
-    session_dir: str
 
 
 class Cluster:
@@ -189,7 +180,7 @@ class Cluster:
             session_dir=data["session_dir"],
             pids={name: (pid, created) for name, (pid, created) in data["pids"].items()},
         )
-        if all(_alive(pid, created) for pid, created in head.pids.values()):
+        if all(is_alive(pid, created) for pid, created in head.pids.values()):
             return head
         await asyncio.to_thread(kill_session, head)
         return None
@@ -518,70 +509,6 @@ def still_there(report: NodeReport, first: Sequence[NodeGpu]) -> tuple[NodeRepor
     here = {gpu.uuid for gpu in report.gpus}
     gpus = tuple(gpu for gpu in first if gpu.uuid in here)
     return replace(report, gpus=gpus), tuple(gpu for gpu in first if gpu.uuid not in here)
-
-
-def ray_environment(token: Path) -> dict[str, str]:
-    """What Ray reads from the environment of everything that belongs to an embedded head."""
-    return {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray otherwise trades the loopback address for the machine's outside one, which may not be reachable from
-        # inside, and would open its ports to the network.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        # How long a connection waits for a raylet that is not there: one that died while the daemon connected. Ray's own
-        # minute would be a minute in which nothing is mended.
-        "RAY_gcs_server_request_timeout_seconds": "15",
-    }
-
-
-def kill_session(head: Head) -> None:
-    """Kill what is left of an embedded head: its processes, and whatever they started. Returns when all are gone."""
-    victims: list[psutil.Process] = []
-    for pid, created in head.pids.values():
-        if _alive(pid, created):
-            process = psutil.Process(pid)
-            victims += [process, *process.children(recursive=True)]
-    # Workers whose raylet has died; they name their session on their command line until they rename themselves.
-    _kill([*victims, *_mentioning(head.session_dir)])
-
-
-def clear_sessions(temp_dir: Path) -> None:
-    """End heads that nobody knows of, because their daemon died before it could note them; keep the newest one's logs."""
-    starter, member = json.dumps(str(temp_dir)), f"{temp_dir}/session_"
-    while strays := _mentioning(starter, member):  # a starter may have gone one step further
-        _kill(strays)
-    sessions = sorted(p for p in temp_dir.glob("session_*") if p.is_dir() and not p.is_symlink())
-    for session in sessions[:-1]:
-        shutil.rmtree(session, ignore_errors=True)
-
-
-def _mentioning(*markers: str) -> list[psutil.Process]:
-    """Processes of this user with one of ``markers`` on their command line."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline", "uids", "status"])
-        if process.info["uids"]
-        and process.info["uids"].real == os.getuid()
-        and process.info["status"] != psutil.STATUS_ZOMBIE
-        and any(marker in part for part in process.info["cmdline"] or () for marker in markers)
-    ]
-
-
-def _kill(victims: list[psutil.Process]) -> None:
-    for victim in victims:
-        with contextlib.suppress(psutil.Error):
-            victim.send_signal(signal.SIGKILL)
-    psutil.wait_procs(victims, timeout=10)
-
-
-def _alive(pid: int, created: float) -> bool:
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 def _disconnect() -> None:

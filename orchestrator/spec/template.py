@@ -6,7 +6,7 @@ import posixpath
 import re
 import shlex
 
-from orchestrator.spec.entrypoint import parse_entrypoint, yaml_line
+from orchestrator.spec.entrypoint import EntrypointError, parse_entrypoint, yaml_line
 
 _YAML_WORDS = frozenset({"yes", "no", "on", "off", "true", "false", "null"})
 _TEMPLATE = """\
@@ -63,6 +63,8 @@ def init_text(script: str, *, python: str = "python") -> str:
         EntrypointError: the script's name cannot stand in an entry point (empty, or with a line break).
 
     """
+    if "\n" in script:  # a backslash before it would be read as a line that goes on
+        raise EntrypointError("a script's name with a line break cannot stand in an entry point", "rename the script")
     path = f"./{script}" if script.startswith("-") else script
     words: tuple[str, ...]
     if script.endswith(".sh"):

@@ -25,7 +25,8 @@ from typing import Any
 
 import psutil
 
-from orchestrator.runtime.cluster import LOOPBACK, OBJECT_STORE_BYTES, clear_sessions, ray_environment
+from orchestrator.runtime.cluster import LOOPBACK, OBJECT_STORE_BYTES
+from orchestrator.runtime.head_processes import clear_sessions, ray_environment
 from tests.support.stack import process_gone, wait_until
 
 START_SECONDS = 60.0

@@ -1,0 +1,94 @@
+"""The processes of an embedded Ray head: what they read from their environment, and how nothing is left of them.
+
+Looks processes up by what the head's file says of them, or by their command lines; knows nothing of the connection to Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The embedded head that runs, as its file says."""
+
+    gcs_address: str
+    pids: Mapping[str, tuple[int, float]]
+    session_dir: str
+
+
+def ray_environment(token: Path) -> dict[str, str]:
+    """What Ray reads from the environment of everything that belongs to an embedded head."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray otherwise trades the loopback address for the machine's outside one, which may not be reachable from
+        # inside, and would open its ports to the network.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # How long a connection waits for a raylet that is not there: one that died while the daemon connected. Ray's own
+        # minute would be a minute in which nothing is mended.
+        "RAY_gcs_server_request_timeout_seconds": "15",
+    }
+
+
+def kill_session(head: Head) -> None:
+    """Kill what is left of an embedded head: its processes, and whatever they started. Returns when all are gone."""
+    victims: list[psutil.Process] = []
+    for pid, created in head.pids.values():
+        if is_alive(pid, created):
+            process = psutil.Process(pid)
+            victims += [process, *process.children(recursive=True)]
+    # Workers whose raylet has died; they name their session on their command line until they rename themselves.
+    _kill([*victims, *_mentioning(head.session_dir)])
+
+
+def clear_sessions(temp_dir: Path) -> None:
+    """End heads that nobody knows of, because their daemon died before it could note them; keep the newest one's logs."""
+    starter, member = json.dumps(str(temp_dir)), f"{temp_dir}/session_"
+    while strays := _mentioning(starter, member):  # a starter may have gone one step further
+        _kill(strays)
+    sessions = sorted(p for p in temp_dir.glob("session_*") if p.is_dir() and not p.is_symlink())
+    for session in sessions[:-1]:
+        shutil.rmtree(session, ignore_errors=True)
+
+
+def _mentioning(*markers: str) -> list[psutil.Process]:
+    """Processes of this user with one of ``markers`` on their command line."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "uids", "status"])
+        if process.info["uids"]
+        and process.info["uids"].real == os.getuid()
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+        and any(marker in part for part in process.info["cmdline"] or () for marker in markers)
+    ]
+
+
+def _kill(victims: list[psutil.Process]) -> None:
+    for victim in victims:
+        with contextlib.suppress(psutil.Error):
+            victim.send_signal(signal.SIGKILL)
+    psutil.wait_procs(victims, timeout=10)
+
+
+def is_alive(pid: int, created: float) -> bool:
+    """Whether the process that began at ``created`` (Unix seconds) still runs; another one under its id does not count."""
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
