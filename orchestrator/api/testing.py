@@ -365,7 +365,8 @@ class FakeService:
         if not dry_run:
             for key in old:
                 del self._jobs[key]
-        return PruneReply(removed=tuple(old), freed_bytes=1024 * len(old), dry_run=dry_run)
+        kept = tuple(f"s3://bucket/{key}" for key in old)
+        return PruneReply(removed=tuple(old), freed_bytes=1024 * len(old), dry_run=dry_run, kept=kept)
 
     async def metrics(self, accept: str) -> MetricsPage:
         """See ReadSource."""

@@ -338,7 +338,7 @@ class NodeView(View):
     """A node.
 
     ``state``: READY, CORDONED (takes nothing new), AVOIDED (ranks kept failing there), DRAINING (moves its jobs away) or
-    UNREACHABLE.
+    UNREACHABLE. ``agent_pid`` is a process of that node.
     """
 
     id: str
@@ -354,6 +354,7 @@ class NodeView(View):
     memory_free_bytes: int | None = None
     gpus: tuple[GpuView, ...] = ()
     jobs: tuple[str, ...] = ()
+    agent_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,11 +464,16 @@ class ShutdownReply(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneReply(View):
-    """Which ended jobs' logs, working copies and checkpoints were removed (or would be), and the room they held."""
+    """Which ended jobs' records, logs, working copies and checkpoints were removed (or would be), and the room they held.
+
+    ``kept`` are directories and URLs of removed jobs' checkpoints that lie where ``checkpoint.storage_path`` said: they
+    stay.
+    """
 
     removed: tuple[str, ...] = ()
     freed_bytes: int = 0
     dry_run: bool = False
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

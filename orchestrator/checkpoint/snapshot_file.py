@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 16 * 1024
 SLOTS = 3  # the newest, the one being written, and one that is being persisted
+MOST_OF_AVAILABLE = 0.9  # the rest is for whoever allocates in the same moment
+MEMINFO = Path("/proc/meminfo")
+CGROUPS = Path("/sys/fs/cgroup")
 _MAGIC = b"ORCHSNAP"
 _FORMAT = 1
 _HEAD = struct.Struct("<8sII")
@@ -104,8 +107,14 @@ class SnapshotSlot:
     def create(cls, path: Path, size: int) -> Self:
         """A blank slot of ``size`` bytes in place of whatever was there.
 
-        Its pages are reserved at once: running out of shared memory is an error here, not a SIGBUS later.
+        Its pages are reserved at once: running out of shared memory is an error here, not a SIGBUS later. Neither may it
+        take what the machine's processes need: shared memory is memory, and the kernel would kill one of them.
         """
+        left = available_memory_bytes()
+        if left is not None and size > left * MOST_OF_AVAILABLE:
+            raise SnapshotUnavailableError(
+                f"no room for a snapshot of {size} bytes: {left} bytes of memory are left on this machine"
+            )
         draft = path.with_suffix(".new")
         handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -178,6 +187,21 @@ class SnapshotSlot:
     def holds(self, meta: SnapshotMeta) -> bool:
         """Whether this is still the snapshot that ``meta`` describes."""
         return self.identity() == identity(meta.version)
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that new pages may take on this machine, and in this process's control group; None where nobody says."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        lines = MEMINFO.read_text().splitlines()
+        found.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        group = CGROUPS / Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # Pages of files are given back when something else wants them; those of shared memory are not among these.
+        found.append(limit - used + int(stat["active_file"]) + int(stat["inactive_file"]))
+    return min(found, default=None)
 
 
 class SnapshotDirectory:

@@ -116,6 +116,11 @@ class SnapshotWriter:
             for plan in self._plans.values():
                 plan.forget()
 
+    @property
+    def memory_bytes(self) -> int:
+        """What this rank's snapshots take of memory once every slot is in use."""
+        return SLOTS * max((len(slot.memory) for slot in self._slots.values()), default=0)
+
     def close(self) -> None:
         """Let another process write; the snapshots stay."""
         self._lock.release()

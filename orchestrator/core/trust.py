@@ -1,8 +1,11 @@
-"""Which nodes are avoided because ranks keep failing first there. Pure.
+"""Which nodes and GPUs are avoided because ranks keep failing first there. Pure.
 
 A strike is an infrastructure failure whose first failing rank ran on the node, of a kind that speaks of the place. Strikes
 decay. What the hardware itself reports counts each time; what a job may have brought upon itself (a signal, a memory kill)
 counts once per job, so that one crashing job condemns no node. A node that is the last one left is never avoided.
+
+What the hardware reports of one GPU strikes that GPU as well, and fewer strikes are enough there: it is avoided before its
+node is.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 HALF_LIFE_SECONDS: Final = 1800.0
 ENOUGH: Final = 2.5  # three strikes within minutes
+ENOUGH_OF_A_GPU: Final = 1.5  # two: one may be chance, and much less is lost than with a whole node
 CHECK_AFTER_SECONDS: Final = 300.0
 LONGEST_CHECK_AFTER_SECONDS: Final = 3600.0
 
@@ -31,13 +35,14 @@ _PLACE: Final = frozenset({"signal", "gang_lost", "host_oom_kill", "startup_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """One failure that speaks against a node; ``at`` is seconds since the epoch."""
+    """One failure that speaks against a node, and perhaps one GPU of it; ``at`` is seconds since the epoch."""
 
     node_id: str
     at: float
     job_id: JobId
     code: str
     sentence: str
+    gpu_uuid: str = ""
 
 
 def strike_of(job: Job, event: ev.Event) -> Strike | None:
@@ -53,7 +58,15 @@ def strike_of(job: Job, event: ev.Event) -> Strike | None:
         job_id=job.id,
         code=failure.code,
         sentence=failure.sentence,
+        gpu_uuid=_blamed_gpu(job, failure) if failure.code in _HARDWARE else "",
     )
+
+
+def _blamed_gpu(job: Job, failure: ev.Failure) -> str:
+    """The GPU that the failure names, or the only one that the rank had; empty where that leaves several."""
+    uuids = next((seat.gpu_uuids for seat in job.seats if seat.rank == failure.rank), ())
+    named = [uuid for uuid in uuids if uuid in failure.sentence]
+    return next(iter(named or uuids)) if len(named or uuids) == 1 else ""
 
 
 def weight(strikes: Iterable[Strike], now: float) -> float:
@@ -71,8 +84,16 @@ def weight(strikes: Iterable[Strike], now: float) -> float:
 
 def condemned(strikes: Iterable[Strike], now: float) -> str:
     """Why the node is to be avoided; empty when it is not."""
-    known = list(strikes)
-    if weight(known, now) < ENOUGH:
+    return _reason(list(strikes), now, ENOUGH)
+
+
+def condemned_gpu(strikes: Iterable[Strike], now: float) -> str:
+    """Why the GPU that these strikes name is to be avoided; empty when it is not."""
+    return _reason(list(strikes), now, ENOUGH_OF_A_GPU)
+
+
+def _reason(known: list[Strike], now: float, enough: float) -> str:
+    if weight(known, now) < enough:
         return ""
     newest = max(known, key=lambda s: s.at)
     return f"{len(known)} failures began here, the last: {newest.job_id}, {newest.sentence}"

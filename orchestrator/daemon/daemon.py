@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
-from orchestrator.api.errors import DaemonStoppingError
+from orchestrator.api.errors import DaemonStoppingError, DiskFullError
 from orchestrator.api.service import NodeVerb
 from orchestrator.core import events as ev
 from orchestrator.core.job import fold, submitted
@@ -37,6 +37,7 @@ from orchestrator.runtime.job_files import JobFiles
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.node_dir import page_directory, snapshot_directory
+from orchestrator.store.errors import StoreError
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry.logging import get_logger
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.daemon.progress import JobProgress
+    from orchestrator.runtime.node_agent import NodeGpu
     from orchestrator.spec.settings import Settings
     from orchestrator.telemetry.snapshot import Snapshot
     from orchestrator.train.progress import ProgressSnapshot
@@ -82,7 +84,6 @@ class Daemon:
         self.metering = Metering(settings, self.started_at)
         self._remembered: list[JobId] = []
         self._problems: dict[str, str] = {}
-        self._cordoned: set[str] = set()
         self._trust = NodeTrust()
         self.notifier = Notifier(self.store, settings.home / "notify.key", self.log)
         self._warmed_for: dict[JobId, int] = {}
@@ -157,6 +158,7 @@ class Daemon:
     async def start(self) -> None:
         """Read the store, begin deciding, connect to Ray; ready when gangs can be placed. Raises ClusterError."""
         await self.loop.load()
+        self._trust.restore(await self.store.places())
         await self._replay_ledger()
         self.log.info("daemon.loaded", live_jobs=len(self.loop.jobs), home=str(self.settings.home))
         await self.cluster.start()
@@ -203,6 +205,36 @@ class Daemon:
         if self._trust.observe(job, event):
             self.log.warning("node.avoided", job=job.id)
             self._set_nodes(dict(self.loop.nodes))
+        self._spawn(self._save_trust())
+        if isinstance(event, ev.GangReleased) and self._trust.avoided_gpus:
+            self._spawn(self._hold_gpus())
+
+    def _to_hold(self) -> dict[str, tuple[str, NodeGpu, int]]:
+        """GPUs that are lost or avoided, and that no gang is on: their node, and how many GPUs it has."""
+        bad = self._trust.avoided_gpus
+        used = {u for j in self.loop.jobs.values() if j.gang_open for s in j.seats for u in s.gpu_uuids}
+        wanted: dict[str, tuple[str, NodeGpu, int]] = {}
+        for node_id, report in self.cluster.reports.items():
+            lost = self.cluster.lost_gpus.get(node_id, ())
+            for gpu in (*(g for g in report.gpus if g.uuid in bad), *lost):
+                if gpu.uuid not in used:
+                    wanted[gpu.uuid] = (node_id, gpu, len(report.gpus) + len(lost))
+        return wanted
+
+    async def _hold_gpus(self) -> None:
+        """Have Ray hand out no GPU that is lost or avoided."""
+        if self.cluster.connected and await self.cluster.holds.keep(self._to_hold()):
+            self.log.warning("gpus.held", gpus=sorted(self.cluster.holds.held))
+            await self._refresh()
+
+    async def _save_trust(self) -> None:
+        """Write what is held against nodes and GPUs; what cannot be written now is tried again with the next look."""
+        places = self._trust.unsaved()
+        try:
+            await self.store.put_places(places)
+        except StoreError as error:
+            self._trust.keep(places)
+            self.log.warning("trust.not_saved", error=str(error))
 
     async def _check_node(self, node_id: str) -> tuple[str, ...]:
         agent = self.cluster.agent_for(node_id)
@@ -221,6 +253,9 @@ class Daemon:
             await asyncio.sleep(REFRESH_SECONDS)
             if self.cluster.connected and await self._trust.look(self._check_node):
                 self._set_nodes(dict(self.loop.nodes))
+            await self._save_trust()
+            with contextlib.suppress(Exception):  # of Ray, while it comes and goes: the next look tries again
+                await self._hold_gpus()
 
     async def picture(self) -> Snapshot:
         """Everything that the metrics show, now."""
@@ -243,7 +278,7 @@ class Daemon:
             for gpu in report.gpus:
                 told = self.exporters.reports.get(gpu.uuid)
                 broken = told is not None and told.status.health is not Health.OK
-                idle = "cordoned" if node_id in self._cordoned else "idle"
+                idle = "cordoned" if node_id in self._trust.cordoned else "idle"
                 state = "broken" if broken else "busy" if gpu.uuid in held else idle
                 counts[report.hostname, state] += 1
         for node, _ in self.exporters.missing():
@@ -340,9 +375,7 @@ class Daemon:
             await self.exporters.refresh()
 
     def _set_nodes(self, nodes: dict[str, Node]) -> None:
-        from dataclasses import replace
-
-        marked = self._trust.mark({i: replace(n, cordoned=i in self._cordoned) for i, n in nodes.items()})
+        marked = self._trust.mark(nodes)
         if self._stop_jobs and self._stopping.is_set():
             return
         self.loop.set_nodes(marked)
@@ -375,6 +408,7 @@ class Daemon:
         self._have_nodes.clear()
         self.loop.set_nodes({})  # nothing is placed on what is not there
         self.gangs.forget_all()
+        self.cluster.holds.forget_all()
         self.exporters.forget_all()
         self._head_gone.set()
 
@@ -416,20 +450,38 @@ class Daemon:
     def node_views(self) -> list[v.NodeView]:
         """Every node, by name."""
         views = [
-            node_view(node, self.cluster.reports.get(node.id), self.loop.jobs.values(), self.loop.nodes)
+            node_view(
+                node,
+                self.cluster.reports.get(node.id),
+                self.loop.jobs.values(),
+                self.loop.nodes,
+                lost=self.cluster.lost_gpus.get(node.id, ()),
+                bad=self._trust.avoided_gpus,
+            )
             for node in self.loop.nodes.values()
         ]
         return sorted(views, key=lambda n: (n.name, n.id))
+
+    @property
+    def avoided_gpus(self) -> Mapping[str, str]:
+        """What is held against GPUs, by UUID."""
+        return self._trust.avoided_gpus
 
     async def node_action(self, node: Node, verb: NodeVerb, by: str) -> v.NodeActionReply:
         """Cordon, drain or uncordon."""
         moved: tuple[JobId, ...] = ()
         if verb is NodeVerb.UNCORDON:
-            self._cordoned.discard(node.id)
             self._trust.forgive(node.id)
         else:
-            self._cordoned.add(node.id)
+            self._trust.cordon(node.id, node.name, by)
+        places = self._trust.unsaved()
+        try:
+            await self.store.put_places(places)
+        except StoreError as error:
+            self._trust.keep(places)
+            raise DiskFullError(f"{verb} holds for now, but could not be written: {error}") from error
         self._set_nodes(dict(self.loop.nodes))
+        self._spawn(self._hold_gpus())
         if verb is NodeVerb.DRAIN:
             moved = tuple(j.id for j in self.loop.jobs.values() if j.gang_open and node.id in j.nodes)
             for job_id in moved:

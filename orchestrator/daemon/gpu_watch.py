@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.straggler import paces
 from orchestrator.daemon.gpu_recording import GpuRecording
+from orchestrator.daemon.node_views import GPU_LOST
 from orchestrator.gpu.balance import Balance, Band, LoadWindow
 from orchestrator.gpu.diagnosis import RankView, diagnose
 from orchestrator.gpu.sampler import Health
@@ -183,8 +185,8 @@ class GpuWatch:
                 await asyncio.wait_for(agent.assign.remote(assignment), 10.0)
                 self._assigned[node_id] = assignment
 
-    async def rows(self) -> list[GpuRow]:
-        """Every GPU of every node as it is now, for people."""
+    async def rows(self, bad: Mapping[str, str]) -> list[GpuRow]:
+        """Every GPU of every node as it is now, for people; ``bad`` says by UUID what is held against some."""
         reports = await self._exporters.ask()
         holders: dict[str, list[GpuHolder]] = {}
         for job in self._jobs():
@@ -196,6 +198,16 @@ class GpuWatch:
             for node in self._cluster.reports.values()
             for gpu in node.gpus
         ]
+        rows = [
+            replace(row, problem=f"avoided: {bad[row.gpu_uuid]}") if row.gpu_uuid in bad and not row.problem else row
+            for row in rows
+        ]
+        for node_id, lost in self._cluster.lost_gpus.items():
+            node = self._cluster.reports[node_id].hostname
+            rows += [
+                replace(_row(gpu, node, None, holders.get(gpu.uuid, ())), health=Health.LOST, problem=GPU_LOST)
+                for gpu in lost
+            ]
         return sorted(rows, key=lambda row: (row.node, row.index, row.gpu_uuid))
 
 

@@ -12,11 +12,22 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.job import Job
-    from orchestrator.runtime.node_agent import NodeReport
+    from orchestrator.runtime.node_agent import NodeGpu, NodeReport
+
+GPU_LOST = "the driver no longer has this GPU; reset it or restart the node"
 
 
-def node_view(node: Node, report: NodeReport | None, jobs: Collection[Job], nodes: Mapping[str, Node]) -> v.NodeView:
-    """The view of one node."""
+def node_view(
+    node: Node,
+    report: NodeReport | None,
+    jobs: Collection[Job],
+    nodes: Mapping[str, Node],
+    *,
+    lost: Collection[NodeGpu] = (),
+    bad: Mapping[str, str] | None = None,
+) -> v.NodeView:
+    """The view of one node. ``lost`` are GPUs that it had; ``bad`` says by UUID what is held against GPUs."""
+    trouble = {**(bad or {}), **{gpu.uuid: GPU_LOST for gpu in lost}}
     free = free_on(nodes.values(), jobs).get(node.id)
     held = {
         uuid: (job.id, seat.rank)
@@ -32,8 +43,10 @@ def node_view(node: Node, report: NodeReport | None, jobs: Collection[Job], node
             model=gpu.model,
             job_id=held[gpu.uuid][0] if gpu.uuid in held else None,
             rank=held[gpu.uuid][1] if gpu.uuid in held else None,
+            healthy=gpu.uuid not in trouble,
+            problem=trouble.get(gpu.uuid, ""),
         )
-        for gpu in (report.gpus if report else ())
+        for gpu in sorted((*(report.gpus if report else ()), *lost), key=lambda g: g.index)
     )
     state = "UNREACHABLE" if not (node.alive and node.reachable) else _usable(node)
     return v.NodeView(
@@ -49,6 +62,7 @@ def node_view(node: Node, report: NodeReport | None, jobs: Collection[Job], node
         memory_free_bytes=max(0, free.memory_bytes) if free else 0,
         gpus=gpus,
         jobs=tuple(sorted({job.id for job in jobs if node.id in job.nodes})),
+        agent_pid=report.agent_pid if report else None,
     )
 
 

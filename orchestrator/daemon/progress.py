@@ -36,6 +36,7 @@ class JobProgress:
     written_at: float = 0.0
     written_step: int | None = None
     quarantined: set[str] = field(default_factory=set)
+    memory_notes: set[str] = field(default_factory=set)
     failure: str = ""
 
     @property
@@ -157,4 +158,21 @@ def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.E
     if failure and failure != book.failure:
         notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="save_failed", message=failure))
     book.failure = failure
+    message = _memory_note(job, snapshot)
+    if message and message not in book.memory_notes:
+        book.memory_notes.add(message)
+        notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="snapshot_memory", message=message))
     return notes
+
+
+def _memory_note(job: Job, snapshot: ProgressSnapshot) -> str:
+    """What is to be told of the memory that a rank's snapshots take, if anything."""
+    facts, asked = snapshot.checkpoint, job.spec.resources.resources_per_worker.memory_bytes
+    if facts.snapshots_off:
+        return facts.snapshots_off
+    if asked is None or facts.snapshot_bytes <= asked:
+        return ""
+    return (
+        f"the snapshots of a rank take {facts.snapshot_bytes / 1e9:.1f} GB of memory beside the script, and the job asks for"
+        f" {asked / 1e9:.1f} GB in all; ask for more with resources_per_worker.memory"
+    )

@@ -38,6 +38,7 @@ from orchestrator.daemon import saved, snapshot, submission
 from orchestrator.daemon.log_stream import LogStream
 from orchestrator.daemon.views import event_view, job_view, rank_stacks
 from orchestrator.runtime.looking import report_lines
+from orchestrator.runtime.plan import checkpoint_dir
 from orchestrator.store import errors as store_errors
 from orchestrator.store.port import JobFilter as StoreFilter
 from orchestrator.train.trace_request import TraceRefusedError
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.daemon.daemon import Daemon
+    from orchestrator.spec.paths import Paths
 
 READY_SECONDS = 60.0
 
@@ -271,7 +273,7 @@ class Service:
 
     async def gpus(self) -> Sequence[dict[str, Any]]:
         """Every GPU of every node, with its newest values and holders."""
-        return [row.to_json() for row in await self._daemon.gpus.rows()]
+        return [row.to_json() for row in await self._daemon.gpus.rows(self._daemon.avoided_gpus)]
 
     def change_version(self) -> int:
         """The change counter."""
@@ -400,17 +402,30 @@ class Service:
         return await self._daemon.begin_shutdown(stop_jobs=stop_jobs, by=caller.user)
 
     async def prune(self, *, older_than_seconds: float, dry_run: bool, caller: Caller) -> v.PruneReply:  # noqa: ARG002
-        """Remove what is left of jobs that ended long ago."""
+        """Remove what is left in the home of jobs that ended long ago; see ``api.views.PruneReply``."""
         daemon = self._daemon
-        before = time.time() - older_than_seconds
-        ended = await daemon.store.ended_before(before)
-        paths = [daemon.settings.paths.job(job_id) for job_id in ended]
-        freed = await asyncio.to_thread(lambda: sum(_size(p) for p in paths))
+        paths, before = daemon.settings.paths, time.time() - older_than_seconds
+        going = await daemon.store.ended_before(before)
+        kept = [_left_alone(await daemon.store.job(job_id), paths) for job_id in going]
+        folders = [paths.job(job_id) for job_id in going]
+        freed = await asyncio.to_thread(lambda: sum(_size(p) for p in folders))
         if not dry_run:
-            ended = await daemon.store.prune(before)
-            for path in paths:
-                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-        return v.PruneReply(removed=tuple(ended), freed_bytes=freed, dry_run=dry_run)
+            # The record goes last: of a prune that was cut short everything is found again by the next.
+            for folder in folders:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            going = await daemon.store.prune(before)
+        return v.PruneReply(
+            removed=tuple(going),
+            freed_bytes=freed,
+            dry_run=dry_run,
+            kept=tuple(place for place in kept if place),
+        )
+
+
+def _left_alone(job: Job, paths: Paths) -> str:
+    """Where the job has saved by its owner's wish, outside the home: that is nobody's to remove but his."""
+    configured = job.spec.checkpoint.storage_path is not None and job.checkpoint_path
+    return checkpoint_dir(job, paths) if configured else ""
 
 
 def _size(directory: Any) -> int:

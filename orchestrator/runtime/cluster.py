@@ -15,12 +15,13 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 from orchestrator.core.cluster import Node
+from orchestrator.runtime.gpu_holds import GpuHolds
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
 from orchestrator.runtime.node_dir import node_directory, page_directory
 from orchestrator.runtime.prestart import prestart_workers
@@ -29,10 +30,10 @@ from orchestrator.runtime.ray_nodes import NOTHING, Held, answers, held_by_other
 from orchestrator.runtime.serializers import forgo_foreign_serializers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from orchestrator.runtime.node_agent import NodeReport
+    from orchestrator.runtime.node_agent import NodeGpu, NodeReport
     from orchestrator.runtime.ray_nodes import RayNode
     from orchestrator.spec.paths import Paths
 
@@ -40,6 +41,7 @@ HEAD_SECONDS: Final = 60.0
 CALL_SECONDS: Final = 30.0
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's minimum is 75 MB; nothing large travels through it
 MEET_SECONDS: Final = 10.0  # how long a round waits for the agents of new nodes; those that take longer are met later
+AGAIN_SECONDS: Final = 5.0  # a driver that hangs must not hold up what is known of other nodes
 SETTLE_SECONDS: Final = 0.3  # Ray's own numbers trail what happened by less
 LOOPBACK: Final = "127.0.0.1"
 RAYLET_PID: Final = "RAY_RAYLET_PID"
@@ -102,6 +104,9 @@ class Cluster:
         self._watch: list[int] = []
         self.agents: dict[str, Any] = {}
         self.reports: dict[str, NodeReport] = {}
+        self.lost_gpus: dict[str, tuple[NodeGpu, ...]] = {}  # by node: those that were there when it was met
+        self.holds = GpuHolds(self)
+        self._first_gpus: dict[str, tuple[NodeGpu, ...]] = {}
         self.silent: dict[str, str] = {}  # nodes that do not answer though Ray counts them as alive, and what is wrong
         self._meetings: dict[str, asyncio.Task[None]] = {}
         self._others: dict[str, Held] = {}
@@ -279,7 +284,8 @@ class Cluster:
     async def restart(self) -> None:
         """After the head's death: clear away what is left of it, start another, connect."""
         self._unwatch_head()
-        self.agents, self.reports = {}, {}
+        self.agents, self.reports, self.lost_gpus = {}, {}, {}
+        self.holds.forget_all()
         for task in self._meetings.values():
             task.cancel()
         self._meetings.clear()
@@ -369,7 +375,9 @@ class Cluster:
         raw = await self.call(list_nodes)
         alive = {node_id for node_id, node in raw.items() if node.alive}
         self._bury(set(raw) - alive)
+        known = set(self.reports)
         await self._meet(alive)
+        await asyncio.gather(*(self._ask_again(node_id) for node_id in known & alive))
         if not self.embedded:
             self._others = await self._look_at_others(raw)
             self.silent = await self._find_silent(raw, alive)
@@ -381,6 +389,7 @@ class Cluster:
         for node_id in (set(self.agents) | set(self._meetings)) & dead:
             self.agents.pop(node_id, None)
             self.reports.pop(node_id, None)
+            self.lost_gpus.pop(node_id, None)
             if node_id in self._meetings:
                 self._meetings.pop(node_id).cancel()
 
@@ -401,9 +410,20 @@ class Cluster:
         try:
             self.agents[node_id] = await self.call(self._ensure_agent, node_id)
             self.reports[node_id] = await asyncio.wait_for(self.agents[node_id].report.remote(), CALL_SECONDS)
+            self._first_gpus[node_id] = self.reports[node_id].gpus
+            self.lost_gpus.pop(node_id, None)
         except BaseException:
             self.agents.pop(node_id, None)
             raise
+
+    async def _ask_again(self, node_id: str) -> None:
+        """The node's newest report; one that does not answer keeps the last: whether it lives is for Ray to say."""
+        try:
+            report = await asyncio.wait_for(self.agents[node_id].report.remote(), AGAIN_SECONDS)
+        except Exception:
+            return
+        if node_id in self.reports:
+            self.reports[node_id], self.lost_gpus[node_id] = still_there(report, self._first_gpus[node_id])
 
     async def _look_at_others(self, raw: Mapping[str, RayNode]) -> dict[str, Held]:
         """What others hold. A change is believed when it is there again a moment later."""
@@ -435,11 +455,15 @@ class Cluster:
             gpus=raw.total.get("GPU", 0.0),
             memory_bytes=int(raw.total.get("memory", 0)),
             other_cpus=held.cpus,
-            other_gpus=held.gpus,
+            # Those that we sit on ourselves are in Ray's numbers too, where those are looked at.
+            other_gpus=max(held.gpus, self.holds.per_node().get(raw.id, 0)) + self._lost_and_free(raw.id),
             other_memory_bytes=held.memory_bytes,
             gpu_models=tuple(sorted({g.model for g in report.gpus})) if report else (),
             simulated=bool(report and any(g.simulated for g in report.gpus)),
         )
+
+    def _lost_and_free(self, node_id: str) -> int:
+        return sum(gpu.uuid not in self.holds.held for gpu in self.lost_gpus.get(node_id, ()))
 
     async def until_fenced(self, node_id: str) -> None:
         """Return once nothing can be left of what ran on a node that Ray has given up: its leases have run out."""
@@ -484,6 +508,16 @@ class Cluster:
         for node in list_nodes().values():
             if node.alive and node.total.get("CPU"):  # a head that only coordinates takes no ranks
                 prestart_workers(node.address, node.port, count, self._token)
+
+
+def still_there(report: NodeReport, first: Sequence[NodeGpu]) -> tuple[NodeReport, tuple[NodeGpu, ...]]:
+    """The report with those of the node's ``first`` GPUs that it still names, and those that it does not.
+
+    Ray's ids of GPUs are the places that they had when its node started: a lost one must not move those behind it.
+    """
+    here = {gpu.uuid for gpu in report.gpus}
+    gpus = tuple(gpu for gpu in first if gpu.uuid in here)
+    return replace(report, gpus=gpus), tuple(gpu for gpu in first if gpu.uuid not in here)
 
 
 def ray_environment(token: Path) -> dict[str, str]:

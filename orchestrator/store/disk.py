@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 RESERVE_BYTES = 4 * 1024 * 1024  # some hundred transitions, or thousands when they are committed in groups
 _PAGE_BYTES = 4096
+_PIECE_BYTES = 64 * 1024  # of the reserve is free at a time while it is handed over: all that somebody else may take
 MIN_FREE_BYTES = 64 * 1024 * 1024  # below this new work is refused: a job needs room for logs and checkpoints as well
 
 
@@ -73,6 +74,32 @@ class Disk:
         self._reserve.unlink()
         self._spent = True
         return True
+
+    def hand_over(self, path: Path, log: Path) -> bool:
+        """Give the reserve's blocks to the file and its log, piece by piece; False when there is no reserve left.
+
+        The log gets half, less what it has, as it begins anew in its own blocks; the file, which grows, the rest.
+        """
+        if self._reserve is None or _size(self._reserve) < 0:
+            return False
+        self._spent = True
+        for_log = max(0, self.reserve_bytes // 2 - max(0, _size(log)))
+        # What cannot be handed over is free once the file is gone.
+        with contextlib.suppress(OSError), self._reserve.open("rb+") as reserve:
+            left = os.fstat(reserve.fileno()).st_size
+            while left > 0:
+                piece = min(_PIECE_BYTES, left)
+                left -= piece
+                os.ftruncate(reserve.fileno(), left)
+                self.hold(log if for_log > 0 else path, piece)
+                for_log -= piece
+        self._reserve.unlink()
+        return True
+
+    @property
+    def is_spent(self) -> bool:
+        """The reserve was given up and is not there again."""
+        return self._spent
 
     def hold(self, path: Path, size_bytes: int) -> None:
         """While the reserve is given up: keep up to ``size_bytes`` of free blocks behind the end of the file or its log.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.core.notices import Notice
+    from orchestrator.store.port import StoredPlace
 
 
 class MemoryStore:
@@ -35,6 +36,7 @@ class MemoryStore:
         self._jobs: dict[JobId, Job] = {}
         self._events: dict[JobId, list[StoredEvent]] = {}
         self._finished: Counter[tuple[str, JobState, str]] = Counter()
+        self._places: dict[tuple[str, str], StoredPlace] = {}
         self._notices: dict[int, tuple[StoredNotice, float]] = {}
         self._told = 0
         self._sequence = 0
@@ -145,6 +147,19 @@ class MemoryStore:
         found, _ = self._notices.pop(number, (None, 0.0))
         if found is not None and again_at is not None:
             self._notices[number] = (StoredNotice(number, found.notice, found.attempts + 1), again_at)
+
+    async def places(self) -> list[StoredPlace]:
+        """Everything that is held against nodes and GPUs."""
+        self._check_open()
+        return [self._places[key] for key in sorted(self._places)]
+
+    async def put_places(self, places: Sequence[StoredPlace]) -> None:
+        """Hold these against their places from now on."""
+        self._check_open()
+        for place in places:
+            self._places.pop((place.kind, place.name), None)
+            if place.body is not None:
+                self._places[place.kind, place.name] = place
 
     async def ended_before(self, older_than: float) -> list[JobId]:
         """Terminal jobs that ended before ``older_than``, the oldest first."""

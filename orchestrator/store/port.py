@@ -8,7 +8,7 @@ and closing; one process at a time holds a store.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,6 +68,15 @@ class StoredNotice:
     number: int
     notice: Notice
     attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPlace:
+    """What is held against a node (``kind`` node, its id) or a GPU (gpu, its UUID); ``body`` is JSON-ready, None nothing."""
+
+    kind: str
+    name: str
+    body: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +153,14 @@ class Store(Protocol):
 
     async def settle_notice(self, number: int, *, again_at: float | None) -> None:
         """A notice was told or given up (None), or is to be tried again at a wall time."""
+        ...
+
+    async def places(self) -> list[StoredPlace]:
+        """Everything that is held against nodes and GPUs."""
+        ...
+
+    async def put_places(self, places: Sequence[StoredPlace]) -> None:
+        """Hold these against their places from now on, in place of what was; all or none. A body of None: nothing any more."""
         ...
 
     async def ended_before(self, older_than: float) -> list[JobId]:

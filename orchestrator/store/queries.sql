@@ -118,3 +118,16 @@ DELETE FROM notices WHERE number = ?;
 -- name: delay_notice
 -- It could not be told: again later.
 UPDATE notices SET attempts = attempts + 1, next_at = ? WHERE number = ?;
+
+-- name: all_places
+-- What is held against nodes and GPUs.
+SELECT kind, name, body FROM places ORDER BY kind, name;
+
+-- name: put_place
+-- What is held against one from now on.
+INSERT INTO places (kind, name, body) VALUES (?, ?, ?)
+ON CONFLICT (kind, name) DO UPDATE SET body = excluded.body;
+
+-- name: delete_place
+-- It is trusted again.
+DELETE FROM places WHERE kind = ? AND name = ?;

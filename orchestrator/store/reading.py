@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.states import JobState
 from orchestrator.store.errors import AmbiguousJobError, JobNotFoundError
-from orchestrator.store.port import FinishedCount, Found, JobFilter, StoredEvent, StoredNotice
+from orchestrator.store.port import FinishedCount, Found, JobFilter, StoredEvent, StoredNotice, StoredPlace
 from orchestrator.store.rows import Parsed, event_of, job_of, notice_of
 from orchestrator.store.statements import STATEMENTS
 
@@ -86,6 +87,11 @@ class Reader:
         """Jobs by state, every state present."""
         found = dict(self._connection.execute(STATEMENTS["count_states"]).fetchall())
         return {state: found.get(state.value, 0) for state in JobState}
+
+    def places(self) -> list[StoredPlace]:
+        """Everything that is held against nodes and GPUs."""
+        rows = self._connection.execute(STATEMENTS["all_places"])
+        return [StoredPlace(kind=kind, name=name, body=json.loads(body)) for kind, name, body in rows]
 
     def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
         """Notices to be told by ``now``, and when the first of all waiting ones is due."""

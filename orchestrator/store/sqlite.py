@@ -25,7 +25,7 @@ from orchestrator.store.faults import is_damage, is_disk_full
 from orchestrator.store.lock import StoreLock
 from orchestrator.store.reading import Reader
 from orchestrator.store.schema import Migration, connect, known_migrations, prepare
-from orchestrator.store.work import PRUNE_BATCH, Append, Prune, Records, SettleNotice, Submit
+from orchestrator.store.work import PRUNE_BATCH, Append, Prune, PutPlaces, Records, SettleNotice, Submit
 from orchestrator.store.writer import Writer
 
 if TYPE_CHECKING:
@@ -36,7 +36,15 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.core.states import JobState
-    from orchestrator.store.port import DiskStatus, FinishedCount, Found, JobFilter, StoredEvent, StoredNotice
+    from orchestrator.store.port import (
+        DiskStatus,
+        FinishedCount,
+        Found,
+        JobFilter,
+        StoredEvent,
+        StoredNotice,
+        StoredPlace,
+    )
 
 T = TypeVar("T")
 
@@ -131,6 +139,15 @@ class SqliteStore:
     async def settle_notice(self, number: int, *, again_at: float | None) -> None:
         """A notice was told or given up, or is to be tried again."""
         await self._writer.do(SettleNotice(number, again_at))
+
+    async def places(self) -> list[StoredPlace]:
+        """Everything that is held against nodes and GPUs."""
+        return await self._read(self._reader.places)
+
+    async def put_places(self, places: Sequence[StoredPlace]) -> None:
+        """Hold these against their places from now on; see ``port.Store.put_places``."""
+        if places:
+            await self._writer.do(PutPlaces(places))
 
     async def ended_before(self, older_than: float) -> list[JobId]:
         """Terminal jobs that ended before ``older_than``, the oldest first: what ``prune`` would forget."""

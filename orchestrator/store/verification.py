@@ -46,8 +46,8 @@ def replay(stored: list[StoredEvent], sequence: int) -> Job:
     return job
 
 
-def problems(connection: sqlite3.Connection) -> list[str]:
-    """What is wrong, one sentence each; reads one snapshot of the whole store."""
+def problems(connection: sqlite3.Connection, *, after: int = 0) -> list[str]:
+    """What is wrong, one sentence each; reads one snapshot of the store: every page, and jobs that came ``after``."""
     connection.execute("BEGIN")
     try:
         found = [text for (text,) in connection.execute("PRAGMA integrity_check(20)") if text != "ok"]
@@ -55,7 +55,7 @@ def problems(connection: sqlite3.Connection) -> list[str]:
             f"{table} row {row} has no {parent}"
             for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check")
         ]
-        for row in _rows(connection):
+        for row in _rows(connection, after):
             problem = _row_problem(connection, row)
             if problem:
                 found.append(f"job {row['id']}: {problem}")
@@ -72,8 +72,7 @@ def difference(row: Job, replayed: Job) -> str:
     return ", ".join(name for name, value in expected.items() if stored[name] != value)
 
 
-def _rows(connection: sqlite3.Connection) -> Iterator[dict[str, Any]]:
-    last = 0
+def _rows(connection: sqlite3.Connection, last: int) -> Iterator[dict[str, Any]]:
     while page := connection.execute(STATEMENTS["all_jobs"], (last, _PAGE)).fetchall():
         for values in page:
             yield dict(zip(_COLUMNS, values, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from orchestrator.core.job import submitted
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.core.notices import Notice
+    from orchestrator.store.port import StoredPlace
 
 PRUNE_BATCH = 200  # jobs forgotten per transaction: transitions of running jobs wait for no more than that
 _PAGES_PER_JOB = 8  # given back to the disk; more than most jobs have
@@ -178,6 +180,31 @@ class SettleNotice:
             connection.execute(STATEMENTS["delete_notice"], (self._number,))
         else:
             connection.execute(STATEMENTS["delay_notice"], (self._again_at, self._number))
+
+    def committed(self) -> None:
+        """Nothing is kept at hand."""
+
+    def undone(self) -> None:
+        """Nothing was kept."""
+
+
+class PutPlaces:
+    """Keep what is held against nodes and GPUs, or forget it."""
+
+    essential = True  # a few hundred bytes, and a bad node must not be trusted again for want of room
+    shrinks = False
+
+    def __init__(self, places: Sequence[StoredPlace]) -> None:
+        self._places = tuple(places)
+
+    def __call__(self, connection: sqlite3.Connection) -> None:
+        """Do it."""
+        for place in self._places:
+            if place.body is None:
+                connection.execute(STATEMENTS["delete_place"], (place.kind, place.name))
+            else:
+                row = (place.kind, place.name, json.dumps(place.body, separators=(",", ":")))
+                connection.execute(STATEMENTS["put_place"], row)
 
     def committed(self) -> None:
         """Nothing is kept at hand."""

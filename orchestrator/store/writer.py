@@ -133,12 +133,10 @@ class Writer:
         return self._use_reserve() and self._committed(group)
 
     def _use_reserve(self) -> bool:
-        if not self._disk.give_up_reserve():
+        if not self._disk.hand_over(self._path, self._log):
             return False
-        half = self._disk.reserve_bytes // 2
-        self._disk.hold(self._path, half)
         if not self._checkpoint("PASSIVE"):
-            self._disk.hold(self._log, half)
+            self._disk.hold(self._log, self._disk.reserve_bytes // 2)
         return True
 
     def _shrink(self) -> None:
@@ -171,6 +169,8 @@ class Writer:
             if is_disk_full(error):
                 return False
             raise
+        if self._disk.is_spent:  # the commit may have moved the log's content, and cut off what was held
+            self._disk.hold_after_checkpoint(self._path, self._log)
         for request in group:
             if request.error is None:
                 request.work.committed()

@@ -95,9 +95,14 @@ class Saver:
             if writer.save(parts, step=step, gang=gang, metrics=metrics):
                 self.cost_seconds = writer.copy_seconds
         except SnapshotUnavailableError as error:
-            self.warn("snapshot", f"{error}; checkpoints go to storage directly, which takes longer")
+            why = f"{error}; checkpoints go to storage directly, which takes longer"
+            self.warn("snapshot", why)
+            if self._facts.snapshots_off != why:
+                self.tell(snapshots_off=why)
             return False
         self._warned.discard("snapshot")
+        if self._facts.snapshot_bytes != writer.memory_bytes or self._facts.snapshots_off:
+            self.tell(snapshot_bytes=writer.memory_bytes, snapshots_off="")
         if self.page is not None:
             self.page.write_saved(time.perf_counter() - clock, snapshot_step=step)
         return True

@@ -114,6 +114,24 @@ def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Led
     ledger.check()
 
 
+def test_a_cordon_outlives_the_daemon_and_rays_head(breakable: Stack) -> None:
+    stack = breakable
+    (node,) = stack.client.nodes()
+    stack.client.node_action(node.name, "cordon")
+    try:
+        stack.kill_daemon()
+        stack.up()
+        assert [n.state for n in stack.client.nodes()] == ["CORDONED"]
+        stack.kill_everything()
+        stack.up()
+        (again,) = stack.client.nodes()
+        assert again.id != node.id
+        assert again.state == "CORDONED"
+    finally:
+        stack.client.node_action(node.name, "uncordon")
+    assert [n.state for n in stack.client.nodes()] == ["READY"]
+
+
 def test_a_ray_whose_daemon_died_before_it_could_note_it_is_not_left_behind() -> None:
     stack = Stack()
 

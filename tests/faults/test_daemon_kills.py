@@ -23,7 +23,7 @@ def test_no_kill_of_the_daemon_loses_repeats_or_leaves_anything(
     breakable.kill_daemon()
     with campaign:
         try:
-            seen = kill_daemon_at_random(campaign, KILLS)
+            seen = kill_daemon_at_random(campaign, KILLS, starting=1.2, ready=0.3)
         finally:
             breakable.up()
     campaign.verify()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +70,62 @@ def test_a_daemon_that_is_killed_costs_no_step(breakable: Stack, job_id: str) ->
     assert (report["attempt_before"], report["attempt_after"], report["steps_lost"]) == (1, 1, 0)
 
 
+def test_an_agent_that_is_killed_is_no_matter_of_running_jobs(breakable: Stack, job_id: str) -> None:
+    report = drill(breakable, job_id, "--kill", "agent")
+    assert (report["attempt_before"], report["attempt_after"], report["steps_lost"]) == (1, 1, 0)
+    assert 0 < report["detection_seconds"] <= report["recovery_seconds"] < 30
+
+
+def test_rays_head_is_killed_and_the_job_resumes(breakable: Stack, job_id: str) -> None:
+    head = breakable.head_pids()
+    report = drill(breakable, job_id, "--kill", "ray")
+    assert (report["attempt_before"], report["attempt_after"]) == (1, 2)
+    assert 0 <= report["detection_seconds"] <= report["recovery_seconds"] < 60
+    assert report["steps_lost"] >= 0
+    assert set(breakable.head_pids().values()).isdisjoint(head.values())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(where)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a file system of our own is not permitted")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", str(where)], check=True)
+
+
+def test_a_full_disk_costs_saves_and_nothing_else(
+    breakable: Stack, ledger: Ledger, tmp_path: Path, small_disk: Path
+) -> None:
+    saves = {"checkpoint": {"storage_path": str(small_disk)}}
+    spec = job_spec(ledger, name="drilled", until=str(tmp_path / "over"), spec=saves)
+    job_id = breakable.submit(spec, tmp_path / "work", train=SCRIPT)
+    wait_until("a checkpoint", lambda: breakable.client.checkpoints(job_id))
+    free = free_bytes(small_disk)
+    report = drill(breakable, job_id, "--fill-disk")
+    assert (report["attempt_before"], report["attempt_after"], report["steps_lost"]) == (1, 1, 0)
+    assert report["detection_seconds"] >= 0
+    assert 0 <= report["recovery_seconds"] < 30
+    assert any(e.body.get("code") == "save_failed" for e in breakable.client.events(job_id))
+    assert free_bytes(small_disk) > free // 2, "the room is given back"
+    breakable.client.cancel(job_id)
+    assert breakable.wait(job_id).is_terminal  # nothing writes there any more
+
+
+def free_bytes(directory: Path) -> int:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
 def test_what_is_refused(breakable: Stack, job_id: str) -> None:
     for options, words in (
         (("--kill", "rank"), "nobody was asked"),
-        (("--kill", "ray", "--yes"), "killing Ray is not built yet"),
+        (("--fill-disk", "--yes"), "which others need"),
         (("--kill", "rank", "--rank", "9", "--yes"), "has ranks 0 to 1"),
     ):
         done = breakable.orch("drill", job_id, *options)

@@ -147,3 +147,6 @@ def test_a_job_saves_there_and_another_begins_with_it(stack: Stack, s3: dict[str
     second = done.stdout.strip()
     assert stack.wait(second, 90).state == "SUCCEEDED"
     assert "begins at 3" in stack.log(second)
+    would = stack.client.prune(older_than_seconds=0, dry_run=True)
+    assert {first, second} <= set(would.removed)
+    assert {f"s3://bucket/jobs/{first}", f"s3://bucket/jobs/{second}"} <= set(would.kept)

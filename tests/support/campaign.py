@@ -24,14 +24,19 @@ from typing import Any, Self, TypeVar
 
 from orchestrator.api.errors import DaemonUnreachableError, DeadlineError, RefusedError
 from orchestrator.api.views import JobView
+from orchestrator.core.states import AttemptState
 from orchestrator.runtime.cluster import ray_environment
 from orchestrator.runtime.names import namespace
-from tests.support.ledger import SCRIPT, Ledger, job_spec
+from orchestrator.store import verification
+from orchestrator.store.reading import Reader
+from orchestrator.store.schema import connect
+from tests.support.ledger import SCRIPT, TINY, Ledger, job_spec
 from tests.support.processes import of_cwd
 from tests.support.stack import Stack
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 120.0
+LIVE_ATTEMPTS = (AttemptState.STARTING, AttemptState.RUNNING, AttemptState.DRAINING)
 KINDS = ("plain", "gang", "crash", "killed", "pause", "cancel", "early cancel", "deaf")
 
 
@@ -63,6 +68,7 @@ class Campaign:
     dice: random.Random
     kinds: tuple[str, ...] = KINDS
     drivers: int = 4
+    gpus: int = 0  # of each rank
     steps: int = 40
     seconds: float = 0.02
     outcomes: list[Outcome] = field(default_factory=list)
@@ -113,7 +119,9 @@ class Campaign:
         options: dict[str, Any] = {"steps": self.steps, "seconds": self.seconds, "deaf": kind == "deaf"}
         if kind == "crash":
             options["faults"] = [{"attempt": 1, "step": dice.randrange(6, self.steps), "kind": "sigkill"}]
-        extra = {"stop_duration": "400ms"} if kind == "deaf" else {}
+        extra: dict[str, Any] = {"stop_duration": "400ms"} if kind == "deaf" else {}
+        if self.gpus:
+            extra["resources"] = {"num_workers": ranks, "resources_per_worker": {**TINY, "gpu": self.gpus}}
         spec = job_spec(self.ledger, name=kind.replace(" ", "-"), ranks=ranks, spec=extra, **options)
         key, cwd = uuid.UUID(int=dice.getrandbits(128)).hex, str(self.directory / "work")
         job_id = self.insist(lambda: self.stack.client.submit_text(spec, cwd=cwd, key=key)).job_id
@@ -206,27 +214,62 @@ def left_in_ray(stack: Stack) -> list[str]:
     return [f"{name} is left in Ray" for name in json.loads(done.stdout.splitlines()[-1])]
 
 
-def kill_daemon_at_random(campaign: Campaign, kills: int) -> dict[str, int]:
+class RecordWatch:
+    """Reads the record that a dead daemon left: rows equal the fold of their events, and nothing is held twice."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._settled = 0  # jobs up to here had ended when they were last looked at
+
+    def problems(self) -> list[str]:
+        """What is wrong with every job that is live, or was at the last look, or is new."""
+        with contextlib.closing(connect(self._path, read_only=True)) as connection:
+            found = verification.problems(connection, after=self._settled)
+            live = Reader(connection).live()
+            (newest,) = connection.execute("SELECT coalesce(max(sequence), 0) FROM jobs").fetchone()
+        self._settled = min([newest, *(job.sequence - 1 for job in live)])
+        held: dict[str, str] = {}
+        for job in live:
+            numbers = [attempt.number for attempt in job.attempts]
+            if numbers != list(range(1, len(numbers) + 1)):
+                found.append(f"{job.id} has the attempts {numbers}")
+            if sum(attempt.state in LIVE_ATTEMPTS for attempt in job.attempts) > 1:
+                found.append(f"{job.id} has several live attempts")
+            for uuid_ in (u for seat in job.seats if job.gang_open for u in seat.gpu_uuids):
+                if uuid_ in held:
+                    found.append(f"{uuid_} is held by {held[uuid_]} and {job.id}")
+                held[uuid_] = job.id
+        return found
+
+
+def kill_daemon_at_random(
+    campaign: Campaign, kills: int, *, starting: float = 2.0, ready: float = 0.6, on_kill: Callable[[], object] = str
+) -> dict[str, int]:
     """Start and kill the daemon ``kills`` times: half of the times while it starts, else soon after it is ready.
 
-    Returns how often a job was in each state when its daemon died.
+    ``starting`` and ``ready`` are the most seconds of either; the record is looked at after each kill, then ``on_kill``
+    is called. Returns how often a job was in each state when its daemon died.
     """
     stack, dice = campaign.stack, campaign.dice
     seen: dict[str, int] = {}
+    watch = RecordWatch(stack.settings.paths.store)
     for _ in range(kills):
         daemon = stack.serve()
         try:
             if dice.random() < 0.5:
-                time.sleep(dice.uniform(0.0, 2.0))
+                time.sleep(dice.uniform(0.0, starting))
             else:
                 wait_ready(stack, daemon)
-                time.sleep(dice.uniform(0.0, 0.6))
+                time.sleep(dice.uniform(0.0, ready))
                 for job in stack.client.jobs(limit=campaign.drivers).jobs:
                     seen[job.state] = seen.get(job.state, 0) + 1
         finally:
             daemon.kill()
             daemon.wait()
+        problems = watch.problems()
+        assert not problems, "\n".join(problems)
         campaign.check_drivers()
+        on_kill()
     return seen
 
 

@@ -14,6 +14,8 @@ from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orchestrator.cli.drilling import DrillReport
 
 
@@ -27,14 +29,12 @@ class Victim(enum.StrEnum):
     RAY = "ray"
 
 
-NOT_BUILT = {
-    "agent": "killing a node's agent is not built yet; Ray restarts one that dies",
-    "ray": "killing Ray is not built yet; every job of the cluster would start again from its checkpoint",
-    "fill-disk": "filling the disk is not built yet; put checkpoint.storage_path on a small file system and fill that",
-}
 WHAT = {
     "rank": "kills the training process of rank {rank}; the job goes on from its newest checkpoint",
     "actor": "kills the actor of rank {rank}; the gang is made anew and goes on from its newest checkpoint on storage",
+    "agent": "kills the agent of the node of rank {rank}; Ray makes another, and all jobs run on",
+    "ray": "kills Ray's head; EVERY job of this daemon goes on from its newest checkpoint on storage",
+    "fill-disk": "leaves no room where its checkpoints go until a save has failed; the job runs on and saves again",
     "daemon": "kills the daemon and starts it again; all jobs run on, and nobody can submit meanwhile",
     "hang": "stops rank {rank} without ending it; when that is found, the job goes on from its newest checkpoint",
     "tear-checkpoint": "destroys the newest checkpoint and kills the actor of rank {rank}; the job goes back to the one before",
@@ -57,7 +57,7 @@ def drill(
     json: Json = False,
 ) -> int:
     """Hurt a running job on purpose and report how it came through; exit code 1 when it did not."""
-    from orchestrator.cli.drilling import Drill
+    from orchestrator.cli.drilling_machine import MachineDrill
 
     chosen = [
         name for name, on in (("hang", hang), ("tear-checkpoint", tear_checkpoint), ("fill-disk", fill_disk)) if on
@@ -66,21 +66,22 @@ def drill(
     if len(chosen) != 1:
         raise BadRequestError(
             "one drill at a time" if chosen else "which drill?",
-            hint="--kill rank, actor or daemon, --hang, or --tear-checkpoint",
+            hint="--kill rank, actor, agent, daemon or ray, --hang, --tear-checkpoint, or --fill-disk",
         )
     (what,) = chosen
-    if what in NOT_BUILT:
-        raise RefusedError(NOT_BUILT[what].partition("; ")[0], hint=NOT_BUILT[what].partition("; ")[2])
     session = Session()
-    planned = Drill(session.client(), job, rank=rank, seconds=timeout)
+    planned = MachineDrill(session.client(), job, rank=rank, seconds=timeout)
     if not yes:
         _ask(session, f"{planned.job.id}: {WHAT[what].format(rank=rank)}")
-    run = {
+    run: dict[str, Callable[[], DrillReport]] = {
         "rank": planned.kill_rank,
         "actor": planned.kill_actor,
         "daemon": planned.kill_daemon,
+        "agent": planned.kill_agent,
+        "ray": planned.kill_ray,
         "hang": planned.hang,
         "tear-checkpoint": planned.tear_checkpoint,
+        "fill-disk": lambda: planned.fill_disk(much=yes),
     }
     report = run[what]()
     if json:

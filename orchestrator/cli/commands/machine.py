@@ -11,6 +11,7 @@ from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableErro
 from orchestrator.api.launch import DemoOptions, Level, ServeOptions
 from orchestrator.cli import local
 from orchestrator.cli.commands.shared import Json, Quiet  # noqa: TC001 - typer reads them
+from orchestrator.cli.console import clean
 from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import print_json
 from orchestrator.cli.units import parse_span, size, span
@@ -182,7 +183,10 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     json: Json = False,
 ) -> int:
-    """Remove logs, working copies, checkpoints and records of jobs that ended long ago."""
+    """Remove logs, working copies, checkpoints and records of jobs that ended long ago.
+
+    Checkpoints at a checkpoint.storage_path stay, and are named.
+    """
     session = Session()
     seconds = parse_span(older_than, "--older-than")
     reply = session.client().prune(older_than_seconds=seconds, dry_run=dry_run)
@@ -192,5 +196,7 @@ def prune(
     for job_id in reply.removed:
         session.console.print(job_id)
     count = f"{len(reply.removed)} job{'' if len(reply.removed) == 1 else 's'}"
+    for place in reply.kept:
+        session.console.note(f"checkpoints stay at {clean(place)}")
     session.console.note(f"{'would remove' if dry_run else 'removed'} {count}, {size(reply.freed_bytes)}")
     return EXIT_OK

@@ -247,6 +247,40 @@ def test_no_room_is_an_error_and_not_a_dead_process(folder, write, monkeypatch):
     assert not [name for name in os.listdir(folder) if name.endswith(".new")]
 
 
+def test_memory_that_is_not_there_is_not_taken(folder, write, monkeypatch):
+    from orchestrator.checkpoint import snapshot_file
+
+    writer = write()
+    writer.save({"state": state(1)}, step=1, gang=False)
+    assert writer.memory_bytes == 3 * os.stat(folder / "rank-00000.0.snap").st_size
+    monkeypatch.setattr(snapshot_file, "available_memory_bytes", lambda: 100_000)
+    with pytest.raises(SnapshotUnavailableError, match="100000 bytes of memory are left"):
+        writer.save({"state": {"big": torch.zeros(90_000)}}, step=2, gang=False)
+    monkeypatch.setattr(snapshot_file, "available_memory_bytes", lambda: None)
+    assert writer.save({"state": {"big": torch.zeros(90_000)}}, step=2, gang=False)
+
+
+def test_memory_that_is_left_is_the_machines_or_the_control_groups(tmp_path, monkeypatch):
+    from orchestrator.checkpoint import snapshot_file
+
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    1000 kB\n")
+    monkeypatch.setattr(snapshot_file, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(snapshot_file, "CGROUPS", tmp_path / "none")
+    assert snapshot_file.available_memory_bytes() == 1_024_000
+    with open("/proc/self/cgroup") as file:
+        group = tmp_path / "groups" / file.read().strip().rpartition("::")[2].lstrip("/")
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "memory.max").write_text("600000\n")
+    (group / "memory.current").write_text("500000\n")
+    (group / "memory.stat").write_text("anon 1\nactive_file 1000\ninactive_file 2000\n")
+    monkeypatch.setattr(snapshot_file, "CGROUPS", tmp_path / "groups")
+    assert snapshot_file.available_memory_bytes() == 103_000
+    (group / "memory.max").write_text("max\n")
+    assert snapshot_file.available_memory_bytes() == 1_024_000
+    monkeypatch.setattr(snapshot_file, "MEMINFO", tmp_path / "none")
+    assert snapshot_file.available_memory_bytes() is None
+
+
 def test_too_long_a_description_is_refused(write):
     with pytest.raises(SnapshotUnavailableError, match="pass fewer metrics"):
         write().save({"state": 1}, step=1, gang=False, metrics={f"metric{n}": 0.1 for n in range(2000)})

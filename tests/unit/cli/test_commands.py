@@ -350,7 +350,8 @@ def test_progress_is_shown_in_the_table(orch: Orch, served: ServedFake, job: Job
 def test_prune(orch: Orch, served: ServedFake) -> None:
     old = served.do(lambda service: service.add(state="FAILED"))
     dry = orch("prune", "--dry-run", "--older-than", "0")
-    assert (dry.out, dry.err) == (f"{old.id}\n", "would remove 1 job, 1.0 KiB\n")
+    kept = f"checkpoints stay at s3://bucket/{old.id}\n"
+    assert (dry.out, dry.err) == (f"{old.id}\n", f"{kept}would remove 1 job, 1.0 KiB\n")
     assert orch("prune", "--older-than", "12h", "--json").json["removed"] == [old.id]
     assert orch("prune").err == "removed 0 jobs, 0 B\n"
     assert orch("prune", "--older-than", "old").code == 2

@@ -19,7 +19,7 @@ from orchestrator.store.errors import (
     JobNotFoundError,
     StoreClosedError,
 )
-from orchestrator.store.port import FinishedCount, JobFilter
+from orchestrator.store.port import FinishedCount, JobFilter, StoredPlace
 from tests.unit.core.builders import (
     ID,
     T0,
@@ -418,3 +418,20 @@ class TestNotices:
         run(store.settle_notice(found.number, again_at=None))
         assert run(store.due_notices(T0 + 60, 10)) == ([], None)
         run(store.settle_notice(found.number, again_at=None))
+
+
+class TestPlaces:
+    """What is held against nodes and GPUs outlives the daemon."""
+
+    def test_it_is_kept_replaced_and_forgotten(self, store: Store, run: Run) -> None:
+        assert run(store.places()) == []
+        node = StoredPlace(kind="node", name="n-1", body={"cordoned_by": "ann", "strikes": [{"at": 1.5}]})
+        gpu = StoredPlace(kind="gpu", name="n-1", body={"strikes": []})
+        run(store.put_places([node, gpu]))
+        assert run(store.places()) == [gpu, node]
+        again = StoredPlace(kind="node", name="n-1", body={"cordoned_by": ""})
+        run(store.put_places([again, StoredPlace(kind="gpu", name="n-1", body=None)]))
+        assert run(store.places()) == [again]
+        run(store.put_places([StoredPlace(kind="node", name="other", body=None)]))
+        run(store.put_places([]))
+        assert run(store.places()) == [again]

@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -107,26 +106,31 @@ def test_running_jobs_go_on_when_the_disk_is_full(small_store: SqliteStore, smal
     run(add(small_store, "b-2"))
 
 
+_GREEDY = """
+import contextlib, sys, time
+with open(sys.argv[1], "ab", buffering=0) as log:
+    print("writing", flush=True)
+    while True:
+        time.sleep(0.001)
+        with contextlib.suppress(OSError):
+            log.write(bytes(4096))
+"""
+
+
 def test_a_job_that_keeps_writing_does_not_take_the_reserve(
     small_store: SqliteStore, small_disk: Path, run: Run
 ) -> None:
     job = run(add(small_store, ID))
     fill(small_disk)
-    done = threading.Event()
-
-    def write_a_log() -> None:
-        with (small_disk / "filler").open("ab", buffering=0) as log:
-            while not done.wait(0.001):
-                with contextlib.suppress(OSError):
-                    log.write(bytes(4096))
-
-    thread = threading.Thread(target=write_a_log)
-    thread.start()
+    # A process of its own, as a job is: a thread would be let in at every one of the store's system calls.
+    greedy = subprocess.Popen([sys.executable, "-c", _GREEDY, str(small_disk / "filler")], stdout=subprocess.PIPE)
     try:
+        assert greedy.stdout is not None
+        assert greedy.stdout.readline() == b"writing\n"
         notes(small_store, run, job, 200)
     finally:
-        done.set()
-        thread.join()
+        greedy.kill()
+        greedy.communicate()
     assert not (small_disk / "reserve").exists()
     assert run(small_store.job(ID)).version == 201
 

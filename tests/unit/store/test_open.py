@@ -110,6 +110,7 @@ class TestMigrations:
         with closing(connect(path)) as connection:
             connection.execute("DROP TABLE finished")
             connection.execute("DROP TABLE notices")
+            connection.execute("DROP TABLE places")
             connection.execute("PRAGMA user_version = 1")
         store = open_store()
         assert run(store.finished_counts()) == totals

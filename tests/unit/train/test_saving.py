@@ -49,6 +49,25 @@ def test_a_save_goes_to_memory_and_the_next_attempt_resumes_from_there(make, pag
     assert CheckpointStore(tmp_path / "checkpoints").list() == ()
 
 
+def test_the_page_tells_what_memory_snapshots_take_and_why_there_are_none(make, page, monkeypatch):
+    from orchestrator.checkpoint import snapshot_file
+
+    ctx = make()
+    assert ctx.save({"w": torch.zeros(10_000)}, step=1)
+    told = page.read().checkpoint
+    assert 120_000 < told.snapshot_bytes < 400_000, "three slots"
+    assert told.snapshots_off == ""
+    monkeypatch.setattr(snapshot_file, "available_memory_bytes", lambda: 1000)
+    with pytest.warns(CheckpointWarning, match="no room for a snapshot"):
+        assert ctx.save({"w": torch.zeros(90_000)}, step=2)
+    assert "go to storage directly" in page.read().checkpoint.snapshots_off
+    monkeypatch.setattr(snapshot_file, "available_memory_bytes", lambda: None)
+    assert ctx.save({"w": torch.zeros(90_000)}, step=3)
+    told = page.read().checkpoint
+    assert told.snapshot_bytes > 3 * 360_000
+    assert told.snapshots_off == ""
+
+
 def test_the_rank_actor_brings_it_to_storage(make, tmp_path):
     make().save({"w": 1}, step=3)
     persister = SnapshotPersister(

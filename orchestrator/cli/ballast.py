@@ -1,0 +1,115 @@
+"""A file that takes all the room of a file system for a while: what the drill of a full disk is made of.
+
+The file has no name. The kernel gives its blocks back when the process that holds it ends, however it ends: nothing is
+left behind by Ctrl-C or SIGKILL. Where a full disk would hurt others, none is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from orchestrator.api.errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MUCH_BYTES = 1024**3  # more than this is taken only when it was asked for with --yes
+LOCAL_KINDS = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
+COMMON_PLACES = ("/", "/tmp", "/var", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 - where others write, not we
+_PIECES = (64 * 1024**2, 1024**2, 64 * 1024, 4096)
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REMEDY = "give the job a checkpoint.storage_path on a small file system of its own"
+
+
+def refuse_to_fill(directory: Path, *, much: bool, common: Sequence[str] | None = None) -> int:
+    """Bytes that filling the file system of ``directory`` takes. Raises RefusedError where that would hurt others.
+
+    ``much`` says that more than MUCH_BYTES may be taken; ``common`` are places that nobody may fill (None: the usual).
+    """
+    device = directory.stat().st_dev
+    for place in common if common is not None else (*COMMON_PLACES, str(Path.home())):
+        with contextlib.suppress(OSError):
+            if Path(place).stat().st_dev == device:
+                raise RefusedError(f"{directory} is on the file system of {place}, which others need", hint=_REMEDY)
+    kind = file_system_kind(directory)
+    if kind not in LOCAL_KINDS:
+        raise RefusedError(
+            f"{directory} is on {kind or 'an unknown'} file system, which others may share", hint=_REMEDY
+        )
+    free = _free_bytes(directory)
+    if kind == "tmpfs" and free > _memory_available_bytes() // 2:
+        raise RefusedError(f"filling {directory} would take half of the memory that is left", hint=_REMEDY)
+    if free > MUCH_BYTES and not much:
+        raise RefusedError(
+            f"filling {directory} takes {free / 1024**3:.1f} GiB until the drill is over",
+            hint=f"--yes says that it may; or {_REMEDY}",
+        )
+    return free
+
+
+def file_system_kind(path: Path) -> str:
+    """The kind of the file system that ``path`` lies on, as the kernel names it; empty where it does not say."""
+    target, best, kind = str(path.resolve()), "", ""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        where = before.split()[4].encode().decode("unicode_escape")
+        inside = target == where or target.startswith(where.rstrip("/") + "/")
+        if inside and len(where) >= len(best):
+            best, kind = where, after.split()[0]
+    return kind
+
+
+class Ballast:
+    """See the module. Used as a context manager: the room is free again at its end."""
+
+    def __init__(self, directory: Path) -> None:
+        self._fd = _nameless(directory)
+        self.size_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._fd)
+
+    def fill(self) -> int:
+        """Take what room is left, also what has become free since; the bytes held. Raises OSError: not for want of room."""
+        for piece in _PIECES:
+            while self._grow(piece):
+                pass
+        return self.size_bytes
+
+    def _grow(self, size: int) -> bool:
+        try:
+            os.posix_fallocate(self._fd, self.size_bytes, size)
+        except OSError as error:
+            if error.errno in _FULL:
+                return False
+            raise
+        self.size_bytes += size
+        return True
+
+
+def _nameless(directory: Path) -> int:
+    with contextlib.suppress(OSError):  # not every file system makes files without a name
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    handle, name = tempfile.mkstemp(prefix=".orch-drill-", dir=directory)
+    Path(name).unlink()
+    return handle
+
+
+def _free_bytes(directory: Path) -> int:
+    stat = os.statvfs(directory)
+    return (stat.f_bfree if os.geteuid() == 0 else stat.f_bavail) * stat.f_frsize
+
+
+def _memory_available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
