@@ -122,7 +122,8 @@ def _metrics(job: JobView) -> str:
 
 def _straggler(job: JobView) -> str:
     slow = job.straggler
-    if slow is None:
+    said = any(finding.get("cause") == "straggler" for finding in (job.balance or {}).get("findings", ()))
+    if slow is None or said:  # the balance's reasons name it already
         return ""
     times = f"{1000 * slow.seconds:.3g} ms of its own for a step, the others {1000 * slow.usual_seconds:.3g} ms"
     return f"rank {slow.rank} takes {slow.factor:.1f} times as long as the others, which wait for it ({times})"

@@ -135,7 +135,10 @@ class GpuWatch:
         loads = {uuid: self._window.load(uuid, now) for seat in job.seats for uuid in seat.gpu_uuids}
         steps = {seat.rank: _step_seconds(told.get(seat.rank)) for seat in job.seats}
         parts = {rank: snapshot.metrics for rank, snapshot in told.items()}
-        worked = {seat.rank: _worked(steps[seat.rank], [loads[uuid] for uuid in seat.gpu_uuids]) for seat in job.seats}
+        worked = {
+            seat.rank: _worked(told.get(seat.rank), steps[seat.rank], [loads[uuid] for uuid in seat.gpu_uuids])
+            for seat in job.seats
+        }
         own = {pace.rank: pace.own_seconds for pace in paces(steps, parts, worked)}
         views = []
         for seat in job.seats:
@@ -228,16 +231,20 @@ def _row(gpu: Any, node: str, report: Any, holders: Any) -> GpuRow:
 
 
 def _step_seconds(told: ProgressSnapshot | None) -> float | None:
-    """A rank's time for a step: as the training system measures it, else from one report of a step to the next."""
+    """A rank's time for a step: from one report of a step to the next, else as the script measures it."""
     if told is None:
         return None
-    measured = told.metrics.get("step_seconds")
-    if measured is None and told.recent_step_seconds:
-        return median(told.recent_step_seconds)
-    return measured
+    return median(told.recent_step_seconds) if told.recent_step_seconds else told.metrics.get("step_seconds")
 
 
-def _worked(step: float | None, loads: Collection[GpuLoad | None]) -> float | None:
-    """Seconds of a step in which a rank worked and did not wait; only simulated GPUs tell the one from the other."""
+def _worked(told: ProgressSnapshot | None, step: float | None, loads: Collection[GpuLoad | None]) -> float | None:
+    """Seconds of a step in which a rank worked and did not wait, where its GPU is simulated.
+
+    A thread that waits for a real GPU keeps its processor busy: there its time says nothing.
+    """
     shares = [load.work for load in loads if load is not None and load.work is not None]
-    return None if step is None or not shares else step * max(shares)
+    if not shares:
+        return None
+    if told is not None and told.busy_seconds is not None:
+        return told.busy_seconds
+    return None if step is None else step * max(shares)
