@@ -44,3 +44,5 @@ def test_names_and_entry_points_follow_the_script(script: str, python: str, name
 def test_a_script_that_no_line_can_name_is_refused() -> None:
     with pytest.raises(EntrypointError):
         init_text("a\0b.py")
+    with pytest.raises(EntrypointError, match="rename the script"):
+        init_text("\\\n")
