@@ -45,13 +45,16 @@ class JobProgress:
         reported = [(rank, s) for rank, s in sorted(self.ranks.items()) if s.step is not None]
         return reported[0][1] if reported else None
 
-    def paces(self) -> tuple[Pace, ...]:
-        """How long each rank takes for a step, and what of it without waiting; only for ranks that report steps."""
+    def paces(self, *, busy_tells: bool = True) -> tuple[Pace, ...]:
+        """How long each rank takes for a step, and what of it without waiting; only for ranks that report steps.
+
+        ``busy_tells``: processor time is work. It is not where a rank has a real GPU: a thread that waits for one spins.
+        """
         known = {rank: s for rank, s in self.ranks.items() if s.recent_step_seconds}
         return paces(
             {rank: median(s.recent_step_seconds) for rank, s in known.items()},
             {rank: s.metrics for rank, s in known.items()},
-            {rank: s.busy_seconds for rank, s in known.items()},
+            {rank: s.busy_seconds if busy_tells else None for rank, s in known.items()},
         )
 
 

@@ -8,6 +8,7 @@ from orchestrator.api import views as v
 from orchestrator.core.events import event_body
 from orchestrator.core.states import JobState
 from orchestrator.core.straggler import find_straggler
+from orchestrator.gpu.simulated import is_simulated
 from orchestrator.spec.job import to_dict
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def job_view(
     outputs_dir: str = "",
 ) -> v.JobView:
     """The whole view of a job. ``waiting`` says what a pending job waits for."""
-    paces = {pace.rank: pace for pace in progress.paces()} if progress and job.state is JobState.RUNNING else {}
+    paces = _paces(job, progress) if progress and job.state is JobState.RUNNING else {}
     reason = waiting if waiting and job.state is JobState.PENDING else job.reason
     return v.JobView(
         id=job.id,
@@ -92,6 +93,11 @@ def _attempt(attempt: Attempt) -> v.AttemptView:
         failure_class=failure.failure_class.value if failure else None,
         reason=failure.sentence if failure else "",
     )
+
+
+def _paces(job: Job, progress: JobProgress) -> Mapping[int, Pace]:
+    no_real_gpu = all(is_simulated(uuid) for seat in job.seats for uuid in seat.gpu_uuids)
+    return {pace.rank: pace for pace in progress.paces(busy_tells=no_real_gpu)}
 
 
 def _rank(job: Job, rank: int, paces: Mapping[int, Pace]) -> v.RankView:

@@ -42,11 +42,19 @@ SENSOR_SECONDS: Final = 0.1
 PROBE_SECONDS: Final = 0.05
 
 
+UUID_PREFIX: Final = "simulated-"
+
+
+def is_simulated(uuid: str) -> bool:
+    """Whether a GPU is a simulated one, by its UUID."""
+    return uuid.startswith(UUID_PREFIX)
+
+
 def simulated_gpus(count: int, node: str) -> tuple[GpuInfo, ...]:
     """The identities of `count` simulated GPUs of a node; their UUIDs are unique across nodes."""
     return tuple(
         GpuInfo(
-            uuid=f"simulated-{node}-{index}",
+            uuid=f"{UUID_PREFIX}{node}-{index}",
             index=index,
             ordinal=index,
             vendor=Vendor.SIMULATED,

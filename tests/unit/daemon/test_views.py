@@ -20,7 +20,8 @@ from tests.unit.core.builders import after, pending, seats, started
 def running() -> Job:
     job = pending()
     job = after(job, started(job))
-    placed = GangPlaced(job_id=job.id, at=2.0, gang=job.gang, seats=seats(job, ("a", "a")))
+    simulated = tuple(replace(seat, gpu_uuids=(f"simulated-a-{seat.rank}",)) for seat in seats(job, ("a", "a")))
+    placed = GangPlaced(job_id=job.id, at=2.0, gang=job.gang, seats=simulated)
     return replace(after(job, placed), state=JobState.RUNNING)
 
 
@@ -48,6 +49,21 @@ def test_what_the_training_system_measures_comes_before_processor_time() -> None
     assert shown.straggler is not None
     assert shown.straggler.rank == 1
     assert shown.straggler.factor == pytest.approx(0.7 / 0.3)
+
+
+def test_on_real_gpus_processor_time_names_nobody() -> None:
+    job = running()
+    real = replace(job, seats=tuple(replace(seat, gpu_uuids=(f"GPU-{seat.rank}",)) for seat in job.seats))
+    shown = view(snapshot(0.4), snapshot(0.8), job=real)
+    assert shown.straggler is None
+    assert [rank.own_seconds for rank in shown.gpus] == [None, None]
+    measured = (
+        snapshot(0.9, data_seconds=0.1, forward_seconds=0.2),
+        snapshot(0.1, data_seconds=0.5, forward_seconds=0.2),
+    )
+    slow = view(*measured, job=real).straggler
+    assert slow is not None
+    assert slow.rank == 1
 
 
 def test_nobody_is_named_before_all_have_reported_or_when_the_job_does_not_run() -> None:
