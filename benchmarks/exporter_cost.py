@@ -69,22 +69,30 @@ class Contender:
         self.processes = [psutil.Process(pid) for pid in pids]
         self.urls = list(urls)
 
-    def cpu_seconds(self) -> float:
-        """Processor time of all processes so far, to the nanosecond: the usual counters tick in hundredths of a second."""
-        tasks = (task for process in self.processes for task in Path(f"/proc/{process.pid}/task").iterdir())
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    def cpu_seconds(self) -> list[float]:
+        """Processor time of each process so far, to the nanosecond: the usual counters tick in hundredths of a second."""
+        return [
+            sum(
+                int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{process.pid}/task").iterdir()
+            )
+            / 1e9
+            for process in self.processes
+        ]
 
     def pss_mib(self) -> list[float]:
         """Each process's share of memory."""
         return [process.memory_full_info().pss / 2**20 for process in self.processes]
 
 
-def cpu_percents(contenders: Sequence[Contender], seconds: float) -> list[float]:
-    """Each one's share of a core over the same next seconds."""
+def cpu_percents(contenders: Sequence[Contender], seconds: float) -> list[list[float]]:
+    """The share of a core of each one's processes over the same next seconds."""
     before, started = [one.cpu_seconds() for one in contenders], time.perf_counter()
     time.sleep(seconds)
     elapsed = time.perf_counter() - started
-    return [100.0 * (one.cpu_seconds() - spent) / elapsed for one, spent in zip(contenders, before, strict=True)]
+    return [
+        [100.0 * (now - then) / elapsed for now, then in zip(one.cpu_seconds(), earlier, strict=True)]
+        for one, earlier in zip(contenders, before, strict=True)
+    ]
 
 
 def _measure(fake: FakeNvml, ours: Contender, idle: Contender, peer: Contender, arguments: Any) -> dict[str, Any]:
@@ -96,9 +104,9 @@ def _measure(fake: FakeNvml, ours: Contender, idle: Contender, peer: Contender, 
     for number in range(arguments.pairs):
         for name, contender in arms if number % 2 == 0 else reversed(arms):
             spent, rested = cpu_percents((contender, idle), arguments.idle_seconds)
-            cpu[name].append(spent / GPUS)
+            cpu[name].append(sum(spent) / GPUS)
             if contender is ours:
-                resting.append(rested / len(idle.processes))
+                resting.append(min(rested))  # a worker that has only just started does not idle yet
             per_page, per_round = scrape(contender.urls, arguments.scrape_seconds)
             latencies[name] += per_page
             pages[name] += per_round

@@ -14,6 +14,7 @@ PRIOR_FAILURE_SECONDS = 4 * 3600.0  # what is believed of a job that has not fai
 PRIOR_WEIGHT = 1.0  # in failures: how many seen failures that belief is worth
 DEFAULT_RECOVERY_SECONDS = 1.0
 _SHORTEST_STEP_SECONDS = 1e-6
+CHEAP_SHARE = 0.005  # of the time: saves that cost no more are made even if failures are believed to be rarer than that
 LONGEST_SECONDS = 600.0  # an estimate may be wrong; ten minutes of work are the most that it may cost
 
 
@@ -54,16 +55,23 @@ def mean_time_between_failures(
 def choose_interval(
     *, save_seconds: float, step_seconds: float, recovery_seconds: float, failure_seconds: float
 ) -> IntervalChoice:
-    """The best interval, in words for people. A ``step_seconds`` of 0 means that it is not known yet."""
+    """The best interval, in words for people. A ``step_seconds`` of 0 means that it is not known yet.
+
+    How often a job fails is the least known of all: a job that fails every minute has no history yet when it fails first.
+    So the interval is never longer than at which saves take ``CHEAP_SHARE`` of the time. What goes to storage has a pace
+    of its own and is no more for it.
+    """
     best = optimal_interval(
         save_seconds=save_seconds, recovery_seconds=recovery_seconds, failure_seconds=failure_seconds
     )
-    seconds = min(best, LONGEST_SECONDS)
+    cheap = save_seconds / CHEAP_SHARE
+    seconds = min(best, cheap, LONGEST_SECONDS)
     steps = max(1, round(seconds / max(step_seconds, _SHORTEST_STEP_SECONDS)))
     reason = (
         f"every {steps} steps ({_short(steps * step_seconds)}): a save takes {_short(save_seconds)}, a step"
         f" {_short(step_seconds)}, a recovery {_short(recovery_seconds)}, failures are expected every"
         f" {_short(failure_seconds)}"
+        + (f"; saves that take {CHEAP_SHARE:.1%} of the time cost less than a wrong belief" if cheap < best else "")
     )
     return IntervalChoice(seconds=seconds, steps=steps, reason=reason)
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LEAST_FACTOR: Final = 1.15
 """A rank that takes less than this many times what the others take is no straggler."""
+APART_FACTOR: Final = 1.5
+"""The same for whole steps, which differ a little between ranks that wait for each other: saves are no part of them."""
 LEAST_SHARE: Final = 0.1
 """What a rank takes longer than the others has to be this share of a step: less costs nobody anything."""
 APART: Final = ("data_seconds", "forward_seconds")
@@ -64,21 +66,22 @@ def paces(
 def find_straggler(ranks: Sequence[Pace]) -> Straggler | None:
     """The rank that the others wait for; None when there are fewer than two, or they take about the same.
 
-    Ranks whose steps take different times do not wait for each other at every step: there the step times tell.
+    Ranks whose steps take very different times do not wait for each other at every step: there the step times tell, too.
     """
-    apart = _slowest([(pace.rank, pace.step_seconds) for pace in ranks], 0.0)
-    if apart is not None:
-        return apart
     steps = [pace.step_seconds for pace in ranks if pace.step_seconds is not None]
-    return _slowest([(pace.rank, pace.own_seconds) for pace in ranks], LEAST_SHARE * max(steps, default=0.0))
+    least_seconds = LEAST_SHARE * max(steps, default=0.0)
+    own = _slowest([(pace.rank, pace.own_seconds) for pace in ranks], LEAST_FACTOR, least_seconds)
+    return own or _slowest([(pace.rank, pace.step_seconds) for pace in ranks], APART_FACTOR, 0.0)
 
 
-def _slowest(measured: Sequence[tuple[int, float | None]], least_seconds: float) -> Straggler | None:
+def _slowest(
+    measured: Sequence[tuple[int, float | None]], least_factor: float, least_seconds: float
+) -> Straggler | None:
     known = [(seconds, rank) for rank, seconds in measured if seconds is not None]
     if len(known) < max(2, len(measured)):
         return None
     seconds, rank = max(known, key=lambda pair: (pair[0], -pair[1]))
     usual = median(value for value, other in known if other != rank)
-    if usual <= 0 or seconds / usual < LEAST_FACTOR or seconds - usual < least_seconds:
+    if usual <= 0 or seconds / usual < least_factor or seconds - usual < least_seconds:
         return None
     return Straggler(rank=rank, factor=seconds / usual, seconds=seconds, usual_seconds=usual)

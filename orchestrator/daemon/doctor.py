@@ -11,6 +11,7 @@ from orchestrator.api.client import Client
 from orchestrator.api.endpoint import Endpoint
 from orchestrator.api.errors import DaemonUnreachableError, OrchError
 from orchestrator.api.launch import Finding, Level
+from orchestrator.runtime.looking import find_py_spy
 from orchestrator.runtime.node_dir import SHARED_MEMORY
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def examine(settings: Settings) -> list[Finding]:
         _home,
         _shared_memory,
         _limits,
+        _stacks,
         _daemon,
     )
     for check in checks:
@@ -124,6 +126,16 @@ def _limits(_: Settings) -> list[Finding]:
         what = f"a process may open only {soft} files; gangs of many ranks need more"
         return [Finding(level=Level.WARNING, what=what, remedy=remedy)]
     return [_ok(f"open files: {soft if soft != resource.RLIM_INFINITY else 'unlimited'}")]
+
+
+def _stacks(_: Settings) -> list[Finding]:
+    tool = find_py_spy()
+    if tool is None:
+        what = (
+            "py-spy is not installed: deadlocked ranks are not told from slow ones, and `orch stacks` shows no stacks"
+        )
+        return [Finding(level=Level.WARNING, what=what, remedy="pip install 'orch[stacks]'")]
+    return [_ok(f"py-spy: {tool}")]
 
 
 def _daemon(settings: Settings) -> list[Finding]:

@@ -1,7 +1,7 @@
 """Publishes GPUs to Prometheus: samples in the background, serves bytes that were rendered beforehand.
 
 A plain object, for the Ray actor and for anyone else. No request ever asks a driver: each GPU's thread renders its lines
-when it has a new sample, the server's thread puts them together, and a timer there takes the lines of a GPU away when its
+when it has a new sample, the server's thread (of a single GPU, its own) puts them together, and a timer there takes the lines of a GPU away when its
 sample has grown too old, so that a hanging GPU vanishes instead of showing its last values for ever.
 """
 
@@ -64,6 +64,7 @@ class GpuExporter:
         self._server = MetricsServer(settings.http, self.page)
         self._page = b""
         self._pending = False
+        self._composing = threading.Lock()
 
     def start(self) -> None:
         """Begin to sample and to serve. Raises OSError when the address is taken."""
@@ -135,14 +136,20 @@ class GpuExporter:
         self.stop()
 
     def _changed(self) -> None:
-        """A GPU has news, in that GPU's thread: have the page composed, once for all that change in one go."""
-        if not self._pending:
+        """A GPU has news, in that GPU's thread: have the page composed, once for all that change in one go.
+
+        A single GPU's page is composed here and now: waking another thread would cost more.
+        """
+        if len(self._lanes) == 1:
+            self._compose()
+        elif not self._pending:
             self._pending = True
             self._server.call_soon(self._compose)
 
     def _compose(self) -> None:
         self._pending = False
-        self._page = compose([lane.block for lane in self._lanes])
+        with self._composing:  # who comes last has seen the newest lines
+            self._page = compose([lane.block for lane in self._lanes])
 
     def _watch(self) -> None:
         """In the server's thread: take away what has grown stale, and look again when the next GPU could."""

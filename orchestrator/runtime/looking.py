@@ -134,7 +134,7 @@ def _wait(pid: int, state: str) -> tuple[Wait, str]:
 
 def _stacks(pid: int) -> tuple[tuple[Thread, ...], str]:
     """The Python threads of a process, its main thread first, or why there are none."""
-    tool = _py_spy()
+    tool = find_py_spy()
     if tool is None:
         return (), _NO_PY_SPY
     try:
@@ -168,6 +168,7 @@ def _threads(pid: int, dump: Sequence[dict[str, Any]]) -> tuple[Thread, ...]:
     )
 
 
-def _py_spy() -> str | None:
+def find_py_spy() -> str | None:
+    """The py-spy beside this interpreter, else the one in PATH; None where there is none."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")

@@ -1,7 +1,7 @@
 """The progress page: 16 KiB of shared memory through which a training process tells its rank actor how it goes.
 
 The rank process writes, the rank actor reads; the only thing that flows back is the request to stop. A report costs a
-few microseconds and no system call, may come every millisecond, and the latest one wins. Standard library only.
+few microseconds and one short system call, may come every millisecond, and the latest one wins. Standard library only.
 
 Must not: block training, allocate without bound, or ever show a half-written record (see progress_layout.py).
 """
@@ -228,7 +228,8 @@ class ProgressPage:
             self._save_seconds = seconds
             if self._last_clock is not None:
                 self._last_clock += seconds  # a step's duration does not include the save in it
-            self._last_busy = (0, 0.0)  # what the save used is no work on a step, and nobody has counted it
+            # A snapshot is a copy in memory, which uses a processor for as long as it takes.
+            self._last_busy = (self._last_busy[0], self._last_busy[1] + seconds)
             if snapshot_step is not None:
                 self._counts[9], self._snapshot_at = snapshot_step, now
             self._counts[10] += counts
@@ -316,7 +317,7 @@ class ProgressPage:
         thread, since = self._last_busy
         if thread != threading.get_ident():
             return
-        seconds = (time.thread_time() - since) / steps
+        seconds = max(0.0, time.thread_time() - since) / steps
         old = self._busy_seconds
         self._busy_seconds = seconds if math.isnan(old) else old + STEP_SECONDS_WEIGHT * (seconds - old)
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.checkpoint.interval import (
+    CHEAP_SHARE,
     LONGEST_SECONDS,
     choose_interval,
     mean_time_between_failures,
@@ -63,5 +64,22 @@ def test_a_choice_is_within_bounds(save, step, recovery, failure):
 def test_a_choice_says_why():
     choice = choose_interval(save_seconds=0.0002, step_seconds=0.05, recovery_seconds=0.2, failure_seconds=4 * 3600)
     assert choice.reason == (
-        "every 48 steps (2.4 s): a save takes 200 us, a step 50 ms, a recovery 200 ms, failures are expected every 4 h"
+        "every 1 steps (50 ms): a save takes 200 us, a step 50 ms, a recovery 200 ms, failures are expected every 4 h;"
+        " saves that take 0.5% of the time cost less than a wrong belief"
     )
+
+
+@given(st.floats(1e-4, 3), RECOVERY, FAILURE, st.floats(60, 1e6))
+def test_a_wrong_belief_costs_little(save, recovery, failure, believed):
+    """Where saving is cheap, a job is near the best interval of its true failure rate whatever is believed of it."""
+    choice = choose_interval(
+        save_seconds=save, step_seconds=0.0, recovery_seconds=recovery, failure_seconds=max(believed, failure)
+    )
+    best = optimal_interval(save_seconds=save, recovery_seconds=recovery, failure_seconds=failure)
+    lost = productive_share(best, save, recovery, failure) - productive_share(choice.seconds, save, recovery, failure)
+    assert lost <= CHEAP_SHARE + save / CHEAP_SHARE / 2 / failure
+
+
+def test_a_job_that_seems_never_to_fail_still_saves_as_often_as_costs_next_to_nothing():
+    choice = choose_interval(save_seconds=0.005, step_seconds=0.05, recovery_seconds=0.2, failure_seconds=1e6)
+    assert choice.steps == 20

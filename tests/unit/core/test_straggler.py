@@ -37,6 +37,7 @@ def test_ranks_that_do_not_wait_for_each_other_are_told_apart_by_their_steps() -
         in_step(0.02, 0.08),  # four times as much of next to nothing: the step is spent elsewhere
         in_step(0.0, 0.0),
         [Pace(rank=0, step_seconds=0.1), Pace(rank=1)],
+        [Pace(rank=0, step_seconds=1.0), Pace(rank=1, step_seconds=1.3)],  # rank 0 saves, which is no part of its step
     ],
 )
 def test_nobody_is_named_where_the_numbers_do_not_say_so(ranks: list[Pace]) -> None:

@@ -110,7 +110,7 @@ def test_a_process_that_is_gone_is_no_error() -> None:
 def test_without_py_spy_the_rest_is_still_seen(doer: Doer, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = doer.start("lock")
     wait_until("it waits", lambda: look_at(3, pid, stacks=False).wait is Wait.LOCK)
-    monkeypatch.setattr(looking, "_py_spy", lambda: None)
+    monkeypatch.setattr(looking, "find_py_spy", lambda: None)
     look = look_at(3, pid, stacks=True)
     assert (look.state, look.wait, look.threads) == ("S", Wait.LOCK, ())
     assert "pip install 'orch[stacks]'" in look.problem
@@ -134,7 +134,7 @@ def test_a_py_spy_that_fails_is_told(
     with open(tool, "w") as file:
         file.write(script)
     os.chmod(tool, 0o755)
-    monkeypatch.setattr(looking, "_py_spy", lambda: tool)
+    monkeypatch.setattr(looking, "find_py_spy", lambda: tool)
     look = look_at(3, doer.start("sleep"), stacks=True)
     assert words in look.problem
     assert look.threads == ()
