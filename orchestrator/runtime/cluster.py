@@ -14,13 +14,13 @@ import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 from orchestrator.core.cluster import Node
-from orchestrator.runtime.gpu_holds import GpuHolds
+from orchestrator.runtime.gpu_holds import GpuHolds, still_there
 from orchestrator.runtime.head_processes import Head, clear_sessions, is_alive, kill_session, ray_environment
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
 from orchestrator.runtime.node_dir import node_directory, page_directory
@@ -30,7 +30,7 @@ from orchestrator.runtime.ray_nodes import NOTHING, Held, answers, held_by_other
 from orchestrator.runtime.serializers import forgo_foreign_serializers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from orchestrator.runtime.node_agent import NodeGpu, NodeReport
@@ -499,16 +499,6 @@ class Cluster:
         for node in list_nodes().values():
             if node.alive and node.total.get("CPU"):  # a head that only coordinates takes no ranks
                 prestart_workers(node.address, node.port, count, self._token)
-
-
-def still_there(report: NodeReport, first: Sequence[NodeGpu]) -> tuple[NodeReport, tuple[NodeGpu, ...]]:
-    """The report with those of the node's ``first`` GPUs that it still names, and those that it does not.
-
-    Ray's ids of GPUs are the places that they had when its node started: a lost one must not move those behind it.
-    """
-    here = {gpu.uuid for gpu in report.gpus}
-    gpus = tuple(gpu for gpu in first if gpu.uuid in here)
-    return replace(report, gpus=gpus), tuple(gpu for gpu in first if gpu.uuid not in here)
 
 
 def _disconnect() -> None:

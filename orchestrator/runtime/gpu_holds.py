@@ -9,15 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from orchestrator.runtime.cluster import Cluster
-    from orchestrator.runtime.node_agent import NodeGpu
+    from orchestrator.runtime.node_agent import NodeGpu, NodeReport
 
 TAKE_SECONDS: Final = 10.0
+
+
+def still_there(report: NodeReport, first: Sequence[NodeGpu]) -> tuple[NodeReport, tuple[NodeGpu, ...]]:
+    """The report with those of the node's ``first`` GPUs that it still names, and those that it does not.
+
+    Ray's ids of GPUs are the places that they had when its node started: a lost one must not move those behind it.
+    """
+    here = {gpu.uuid for gpu in report.gpus}
+    gpus = tuple(gpu for gpu in first if gpu.uuid in here)
+    return replace(report, gpus=gpus), tuple(gpu for gpu in first if gpu.uuid not in here)
 
 
 class _Sitter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.daemon.node_views import GPU_LOST, node_view
-from orchestrator.runtime.cluster import still_there
+from orchestrator.runtime.gpu_holds import still_there
 from orchestrator.runtime.node_agent import NodeGpu, NodeReport
 from tests.unit.core.builders import node, nodes
 
