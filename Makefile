@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo test check lint types layers unit integration faults dashboards format clean
+.PHONY: setup demo test check lint types layers unit integration faults soak dashboards format clean
 
 setup: $(STAMP)
 
@@ -45,6 +45,10 @@ integration: $(STAMP)
 # Real kills of everything, alone; part of integration too.
 faults: $(STAMP)
 	$(BIN)/python -m pytest -q tests/faults
+
+# A thousand kills of the daemon while users submit, pause, resume and cancel: some twenty minutes.
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak --kills 1000 --json benchmarks/results/$$(date +%F)-soak.json
 
 dashboards: $(STAMP)
 	$(BIN)/python -m dashboards.build

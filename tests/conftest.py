@@ -9,6 +9,7 @@ import pytest
 from tests.support.stack import Stack
 
 LONG = (
+    "test_daemon_kills.py",
     "test_prometheus_stack.py",
     "test_ray_cluster.py",
     "test_wheel.py",

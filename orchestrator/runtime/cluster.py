@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import secrets
@@ -212,7 +213,10 @@ class Cluster:
         )
         try:
             async with asyncio.timeout(HEAD_SECONDS):
-                stdout, stderr = await process.communicate()
+                # The head mostly waits for its own processes: this one imports Ray meanwhile, which takes it a second.
+                (stdout, stderr), _ = await asyncio.gather(
+                    process.communicate(), asyncio.to_thread(importlib.import_module, "ray")
+                )
         except TimeoutError as error:
             process.kill()
             raise ClusterError(

@@ -135,7 +135,8 @@ def test_a_cordon_outlives_the_daemon_and_rays_head(breakable: Stack) -> None:
     assert [n.state for n in stack.client.nodes()] == ["READY"]
 
 
-def test_a_ray_whose_daemon_died_before_it_could_note_it_is_not_left_behind() -> None:
+def test_a_half_started_ray_is_not_left_behind_and_two_who_start_the_daemon_at_once_get_one() -> None:
+    """The daemon dies before it could note which Ray it has begun to start; then two users run ``orch up``."""
     stack = Stack()
 
     def started(name: str) -> list[int]:
@@ -146,7 +147,9 @@ def test_a_ray_whose_daemon_died_before_it_could_note_it_is_not_left_behind() ->
         strays = wait_until("the head is half started", lambda: started("raylet"), 60) + started("gcs_server")
         daemon.kill()
         daemon.wait()
-        stack.up()
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(lambda _: stack.up(), range(2))
+        assert first["pid"] == second["pid"]
         all_gone("the head that nobody knew", strays)
         assert len(started("gcs_server")) == 1
         assert len(started("raylet")) == 1
@@ -159,13 +162,3 @@ def program_of(process: psutil.Process) -> str:
         return next(iter(process.cmdline()), "")
     except psutil.Error:
         return ""
-
-
-def test_two_who_start_the_daemon_at_once_get_one(tmp_path: Path) -> None:
-    stack = Stack()
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            first, second = pool.map(lambda _: stack.up(), range(2))
-        assert first["pid"] == second["pid"]
-    finally:
-        stack.close()

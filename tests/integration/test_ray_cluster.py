@@ -19,6 +19,7 @@ from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.processes import all_gone, tree
 from tests.support.stack import Stack, wait_until
 
+ELASTIC = Path(__file__).parent / "elastic_scripts" / "ledger.py"
 SHOW = """
 import json, os, time
 names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
@@ -161,6 +162,39 @@ def test_lost_nodes_are_survived_and_nodes_that_join_are_used(
         assert (job.state, job.attempt, job.restarts_by_class) == ("SUCCEEDED", 2, {"infra": 1}), job.failure
     ledger.check()
     silent.kill()
+
+
+def test_an_elastic_job_goes_on_with_fewer_nodes_and_grows_again(
+    whole: RayCluster, guest: Stack, tmp_path: Path
+) -> None:
+    stop_file, result = tmp_path / "stop", tmp_path / "result.json"
+    spec = {
+        "name": "elastic",
+        "entrypoint": f"python train.py 20 {stop_file} {result}",
+        "checkpoint": {"interval": 5},
+        **spread(1),
+    }
+    spec["resources"]["num_workers"] = {"min": 1, "max": 3, "grow_after": "1s"}
+    job_id = guest.submit(json.dumps(spec), tmp_path / "work", train=ELASTIC.read_text())
+
+    def steps_on(ranks: int) -> Callable[[], bool]:
+        def look() -> bool:
+            job = guest.job(job_id)
+            on_it = (job.state, job.num_workers) == ("RUNNING", ranks)
+            return on_it and job.progress is not None and (job.progress.step or 0) > 6
+
+        return look
+
+    wait_until("it steps on three nodes", steps_on(3), 60)
+    whole.node(seats(guest, job_id)[1]).kill()
+    wait_until("it goes on with two", steps_on(2), 60)
+    whole.add_node()
+    wait_until("it grows again", steps_on(3), 60)
+    stop_file.touch()
+    job = guest.wait(job_id)
+    assert (job.state, job.restarts_by_class) == ("SUCCEEDED", {"infra": 1}), job.failure
+    lines = [json.loads(line) for rank in range(3) for line in Path(f"{result}.{rank}").read_text().splitlines()]
+    assert {line["ranks"] for line in lines} == {3, 2}
 
 
 def test_a_restarted_daemon_adopts_and_a_node_may_be_away_for_a_moment(
