@@ -25,7 +25,12 @@ from orchestrator.runtime.gpu_holds import GpuHolds, still_there
 from orchestrator.runtime.head_processes import Head, clear_sessions, is_alive, kill_session, ray_environment
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
 from orchestrator.runtime.node_dir import node_directory, page_directory
-from orchestrator.runtime.prestart import prestart_workers
+from orchestrator.runtime.prestart import (
+    GUEST_KEEP_ALIVE_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    idle_workers,
+    prestart_workers,
+)
 from orchestrator.runtime.rank_actor import FENCE_SECONDS
 from orchestrator.runtime.ray_nodes import NOTHING, Held, answers, held_by_others, list_nodes, token_from
 from orchestrator.runtime.serializers import forgo_foreign_serializers
@@ -493,16 +498,23 @@ class Cluster:
         )
 
     async def warm(self, count: int | None = None) -> None:
-        """Ask every node for idle workers, so that the next gang's actors start at once."""
+        """Have ``count`` idle workers on every node, so that the next gang's actors start at once.
+
+        Ray adds what it is asked for to what it has. An embedded node is asked for what it lacks only: a daemon that is
+        restarted finds the workers of the one before.
+        """
         wanted = self._options.warm_workers if count is None else count
         if wanted and self.connected:
             with contextlib.suppress(Exception):
                 await self.call(self._prestart, wanted)
 
     def _prestart(self, count: int) -> None:
+        keep = KEEP_ALIVE_SECONDS if self.embedded else GUEST_KEEP_ALIVE_SECONDS
+        if self._head is not None:
+            count -= idle_workers(self._head.pids["raylet"][0])
         for node in list_nodes().values():
-            if node.alive and node.total.get("CPU"):  # a head that only coordinates takes no ranks
-                prestart_workers(node.address, node.port, count, self._token)
+            if count > 0 and node.alive and node.total.get("CPU"):  # a head that only coordinates takes no ranks
+                prestart_workers(node.address, node.port, count, self._token, keep)
 
 
 def _disconnect() -> None:

@@ -6,20 +6,39 @@ fails in any way, actors merely start slower. ``tests/integration/test_ray_inter
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import psutil
+
 KEEP_ALIVE_SECONDS = 24 * 3600
+GUEST_KEEP_ALIVE_SECONDS = 600  # somebody else's cluster gets its memory back
 _DEADLINE_SECONDS = 5.0
 
 
-def prestart_workers(address: str, port: int, count: int, token: str | None) -> str | None:
-    """Ask the raylet at ``address:port`` for ``count`` idle Python workers. Returns what went wrong, or None."""
+def idle_workers(raylet_pid: int) -> int:
+    """How many workers of a raylet of this machine idle or are being started; 0 when it is gone."""
+    count = 0
+    try:
+        for child in psutil.Process(raylet_pid).children():
+            with contextlib.suppress(psutil.Error):
+                line = " ".join(child.cmdline())
+                count += "ray::IDLE" in line or "default_worker.py" in line
+    except psutil.Error:
+        return 0
+    return count
+
+
+def prestart_workers(
+    address: str, port: int, count: int, token: str | None, keep_alive_seconds: int = KEEP_ALIVE_SECONDS
+) -> str | None:
+    """Ask the raylet at ``address:port`` for ``count`` more idle Python workers. Returns what went wrong, or None."""
     try:
         import grpc
         from ray.core.generated import common_pb2, node_manager_pb2, node_manager_pb2_grpc
 
         request = node_manager_pb2.PrestartWorkersRequest(
-            language=common_pb2.PYTHON, num_workers=count, keep_alive_duration_secs=KEEP_ALIVE_SECONDS
+            language=common_pb2.PYTHON, num_workers=count, keep_alive_duration_secs=keep_alive_seconds
         )
         metadata: list[tuple[str, str]] = [("authorization", f"Bearer {token}")] if token else []
         channel: Any

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from orchestrator.api.testing import ServedFake
@@ -86,6 +87,15 @@ def test_no_command_loads_what_only_the_daemon_needs(served: ServedFake, line: t
     assert imported(*line) & (HEAVY - {"pydantic"}) == set(), "typer reads its arguments with pydantic"
 
 
+@pytest.fixture
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Who runs the tests in the background of a shell script has them ignore SIGINT, and every process that they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_ctrl_c(served: ServedFake) -> None:
     served.do(lambda service: service.add())
     process = subprocess.Popen([*ORCH, "status", "--watch"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
