@@ -89,7 +89,8 @@ def cramped() -> Iterator[Stack]:
         yield stack
     finally:
         stack.close()
-        subprocess.run(["umount", str(stack.home)], check=True)
+        unmount = ["umount", str(stack.home)]  # the kernel may still be at the end of what was killed a moment ago
+        wait_until("nothing uses it", lambda: subprocess.run(unmount, capture_output=True, check=False).returncode == 0)
         stack.home.rmdir()
 
 
