@@ -28,6 +28,7 @@ from orchestrator.daemon.progress import ProgressBook
 from orchestrator.daemon.submission import read_secrets
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.cluster import Cluster, ClusterOptions
+from orchestrator.runtime.deadline import within
 from orchestrator.runtime.exporter_actor import ExporterAccess
 from orchestrator.runtime.exporters import Exporters
 from orchestrator.runtime.gang_calls import GangCalls
@@ -61,6 +62,7 @@ NODE_CHECK_SECONDS: Final = 150.0
 HEAD_RETRY_SECONDS: Final = 2.0
 TIDY_SECONDS: Final = 60.0
 DRAIN_WAIT_SECONDS: Final = 1.0
+TASKS_END_SECONDS: Final = 10.0
 WARM_LATER_SECONDS: Final = 0.3
 MAX_WARM_WORKERS: Final = 8
 REMEMBER_ENDED: Final = 1000
@@ -241,7 +243,7 @@ class Daemon:
         if agent is None:
             return ("its agent does not answer",)
         try:
-            problems: tuple[str, ...] = await asyncio.wait_for(agent.check.remote(), NODE_CHECK_SECONDS)
+            problems: tuple[str, ...] = await within(NODE_CHECK_SECONDS, agent.check.remote())
         except TimeoutError:
             return (f"its check took longer than {NODE_CHECK_SECONDS:g} s",)
         except Exception as error:
@@ -344,7 +346,10 @@ class Daemon:
         busy = any(j.gang_open for j in self.loop.jobs.values())
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            _, deaf = await asyncio.wait(self._tasks, timeout=TASKS_END_SECONDS)
+            for task in deaf:
+                self.log.error("daemon.task_does_not_end", task=task.get_name())
         await self.gangs.close()
         await self.cluster.stop(stop_head=not busy and self._failure is None)
         self.store.close()

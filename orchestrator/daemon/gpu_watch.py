@@ -21,6 +21,7 @@ from orchestrator.gpu.balance import Balance, Band, LoadWindow
 from orchestrator.gpu.diagnosis import RankView, diagnose
 from orchestrator.gpu.sampler import Health
 from orchestrator.gpu.view import GpuHolder, GpuRow, balance_json, gpu_row
+from orchestrator.runtime.deadline import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -72,7 +73,7 @@ class GpuWatch:
         """Watch for as long as the daemon lives."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), WATCH_SECONDS)
+                await within(WATCH_SECONDS, self._woken.wait())
                 await asyncio.sleep(GATHER_SECONDS)
             self._woken.clear()
             if not self._cluster.connected:
@@ -182,7 +183,7 @@ class GpuWatch:
         for node_id, assignment in wanted.items():
             agent = self._cluster.agents.get(node_id)
             if agent is not None and self._assigned.get(node_id, {}) != assignment:
-                await asyncio.wait_for(agent.assign.remote(assignment), 10.0)
+                await within(10.0, agent.assign.remote(assignment))
                 self._assigned[node_id] = assignment
 
     async def rows(self, bad: Mapping[str, str]) -> list[GpuRow]:

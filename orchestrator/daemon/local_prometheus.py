@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from orchestrator.runtime.deadline import within
 from orchestrator.telemetry.local_prometheus import find_binaries, prepare
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class LocalPrometheus:
                 process.terminate()
         for process in self._processes:
             try:
-                await asyncio.wait_for(process.wait(), STOP_SECONDS)
+                await within(STOP_SECONDS, process.wait())
             except TimeoutError:
                 process.kill()
                 await process.wait()

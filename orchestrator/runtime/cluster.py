@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from orchestrator.core.cluster import Node
+from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gpu_holds import GpuHolds, still_there
 from orchestrator.runtime.head_processes import Head, clear_sessions, is_alive, kill_session, ray_environment
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
@@ -334,7 +335,7 @@ class Cluster:
 
     async def _shut_down(self, agent: Any) -> None:
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(agent.shut_down.remote(remove=not self.embedded), CALL_SECONDS)
+            await within(CALL_SECONDS, agent.shut_down.remote(remove=not self.embedded))
 
     def agent_for(self, node_id: str) -> Any | None:
         """The agent that can answer for a node; an embedded head's node is the same machine under every id."""
@@ -409,7 +410,7 @@ class Cluster:
     async def _greet(self, node_id: str) -> None:
         try:
             self.agents[node_id] = await self.call(self._ensure_agent, node_id)
-            self.reports[node_id] = await asyncio.wait_for(self.agents[node_id].report.remote(), CALL_SECONDS)
+            self.reports[node_id] = await within(CALL_SECONDS, self.agents[node_id].report.remote())
             self._first_gpus[node_id] = self.reports[node_id].gpus
             self.lost_gpus.pop(node_id, None)
         except BaseException:
@@ -419,7 +420,7 @@ class Cluster:
     async def _ask_again(self, node_id: str) -> None:
         """The node's newest report; one that does not answer keeps the last: whether it lives is for Ray to say."""
         try:
-            report = await asyncio.wait_for(self.agents[node_id].report.remote(), AGAIN_SECONDS)
+            report = await within(AGAIN_SECONDS, self.agents[node_id].report.remote())
         except Exception:
             return
         if node_id in self.reports:

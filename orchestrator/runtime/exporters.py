@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.runtime.deadline import within
 from orchestrator.runtime.names import exporter_name
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Exporters:
         if actor is None:
             return None
         try:
-            report: ExporterReport = await asyncio.wait_for(actor.report.remote(since), seconds)
+            report: ExporterReport = await within(seconds, actor.report.remote(since))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -124,14 +125,14 @@ class Exporters:
         if actor is None:
             return
         with contextlib.suppress(Exception):  # recording is asked for again as long as the job holds the GPU
-            await asyncio.wait_for(actor.record.remote(job_id, directory, rate), REPORT_SECONDS)
+            await within(REPORT_SECONDS, actor.record.remote(job_id, directory, rate))
 
     async def stop_recording(self, uuid: str, job_ids: Iterable[str]) -> None:
         """End the telemetry of these jobs on a GPU; asking again changes nothing."""
         actor = self._actors.get(uuid)
         if actor is not None:
             with contextlib.suppress(Exception):  # the next report names them again
-                await asyncio.wait_for(actor.stop_recording.remote(list(job_ids)), REPORT_SECONDS)
+                await within(REPORT_SECONDS, actor.stop_recording.remote(list(job_ids)))
 
     def _ensure(self, node_id: str, gpu: NodeGpu, report: NodeReport) -> Any:
         import ray

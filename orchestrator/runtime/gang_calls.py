@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs import RPC_SECONDS, as_lost
 from orchestrator.train.trace_request import TraceRefusedError
 
@@ -32,7 +33,7 @@ class GangCalls:
             raise TraceRefusedError(f"the ranks of {job.id} are not up: ask again when it runs")
         call = actors[rank].trace.remote(job.attempt_number, steps, seconds)
         try:
-            data: bytes = await asyncio.wait_for(call, seconds + RPC_SECONDS)
+            data: bytes = await within(seconds + RPC_SECONDS, call)
         except TraceRefusedError as error:
             raise TraceRefusedError(str(getattr(error, "cause", error))) from None  # without the actor's traceback
         except Exception as error:
@@ -60,7 +61,7 @@ class GangCalls:
 
         async def answer(call: object) -> RankLook | None:
             try:
-                found: RankLook | None = await asyncio.wait_for(call, LOOK_SECONDS)  # type: ignore[arg-type]
+                found: RankLook | None = await within(LOOK_SECONDS, call)  # type: ignore[arg-type]
             except Exception:  # whatever Ray says of an actor that is dead or out of reach: others have to handle that
                 return None
             return found

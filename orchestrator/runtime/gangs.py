@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.checkpoint import layout
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.runtime.deadline import within
 from orchestrator.runtime.forkclient import ExitRecord, read_exit_record
 from orchestrator.runtime.gang_actors import GangLostError, find_or_create, remove
 from orchestrator.runtime.node_dir import page_directory
@@ -331,9 +332,7 @@ class Gangs:
             if agent is None:
                 await self._cluster.until_fenced(node_id)
                 continue
-            left = await asyncio.wait_for(
-                agent.ranks_gone.remote(job.id, ranks, deadline - time.monotonic()), RPC_SECONDS
-            )
+            left = await within(RPC_SECONDS, agent.ranks_gone.remote(job.id, ranks, deadline - time.monotonic()))
             if left:
                 raise TimeoutError(f"processes of ranks {left} of {job.id} are still on node {node_id}")
 
@@ -447,8 +446,8 @@ class Gangs:
         cursor = PollCursor()
         while rank not in gang.gone:
             try:
-                reply: PollReply = await asyncio.wait_for(
-                    gang.actors[rank].poll.remote(attempt, cursor, POLL_SECONDS), POLL_SECONDS + RPC_SECONDS
+                reply: PollReply = await within(
+                    POLL_SECONDS + RPC_SECONDS, gang.actors[rank].poll.remote(attempt, cursor, POLL_SECONDS)
                 )
             except asyncio.CancelledError:
                 raise

@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.runtime.deadline import within
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -84,7 +86,7 @@ class GpuHolds:
             for _ in range(count):
                 sitter = await self._cluster.call(_make, node_id)
                 try:
-                    ids = await asyncio.wait_for(sitter.gpu_ids.remote(), TAKE_SECONDS)
+                    ids = await within(TAKE_SECONDS, sitter.gpu_ids.remote())
                 except Exception:  # no GPU is free, or the node is gone
                     others.append(sitter)
                     return None

@@ -15,6 +15,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.runtime.deadline import within
 from orchestrator.runtime.logs import log_path
 from orchestrator.runtime.node_files import CHUNK_BYTES, LogPart, LogPlace
 from orchestrator.runtime.working_copy import digests, find_outputs, keep_output, place_for
@@ -107,7 +108,7 @@ class JobFiles:
     async def _sees(self, node_id: str, path: str, text: str) -> bool:
         try:
             agent = self._cluster.agents[node_id]
-            return bool(await asyncio.wait_for(agent.reads.remote(path, text), CALL_SECONDS))
+            return bool(await within(CALL_SECONDS, agent.reads.remote(path, text)))
         except Exception:
             return False
 
@@ -138,7 +139,7 @@ class JobFiles:
         agent = self._cluster.agents.get(node_id)
         if agent is None:
             raise LookupError(f"node {node_id[:12]} is gone")
-        return await asyncio.wait_for(agent.files.remote(method, *args, **kwargs), CALL_SECONDS)
+        return await within(CALL_SECONDS, agent.files.remote(method, *args, **kwargs))
 
     # -- logs and exit records
 
@@ -267,7 +268,7 @@ class JobFiles:
         for node_id, report in list(self._cluster.reports.items()):
             with contextlib.suppress(Exception):  # the next round asks again
                 agent = self._cluster.agents[node_id]
-                await asyncio.wait_for(agent.keep_only.remote(list(live), shared=report.home_shared), CALL_SECONDS)
+                await within(CALL_SECONDS, agent.keep_only.remote(list(live), shared=report.home_shared))
 
     async def close(self) -> None:
         """Stop following."""

@@ -97,3 +97,10 @@ def tracked() -> list[Path]:
     if listed.returncode != 0:
         return [p for folder in ("orchestrator", "tests", "docs") for p in (ROOT / folder).rglob("*") if p.is_file()]
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_nothing_waits_in_a_way_that_can_lose_a_cancellation(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) != ("asyncio", "wait_for"), "see runtime/deadline.py"
