@@ -1,26 +1,41 @@
-"""Fixtures that several suites share. One daemon with Ray per test session; a test that breaks one makes its own."""
+"""Fixtures that several suites share: one daemon with Ray per test session, and one that may be broken.
+
+Files that use the same of them go to the same process of pytest-xdist (``--dist loadgroup``), so that there is one of each.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 
+from orchestrator.api.errors import OrchError
 from tests.support.stack import Stack
 
 LONG = (
-    "test_daemon_kills.py",
     "test_prometheus_stack.py",
     "test_ray_cluster.py",
     "test_wheel.py",
     "test_trainer_processes.py",
-    "test_trainer_examples.py",
+    "test_torchrun_parity.py",
 )
+SHARED = ("breakable", "stack")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take a minute or more come first: begun last, they would leave the other process with nothing to do."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    """Group files by the daemon that they share; what takes a minute or more comes first, so that nothing long is last."""
+    used: dict[str, set[str]] = defaultdict(set)
+    for item in items:
+        used[item.path.name].update(getattr(item, "fixturenames", ()))
+    order: dict[str, int] = {}
+    for item in items:
+        name = item.path.name
+        shared = next((fixture for fixture in SHARED if fixture in used[name]), None)
+        item.add_marker(pytest.mark.xdist_group(shared or str(item.path)))
+        order[item.nodeid] = 0 if shared == "breakable" else 1 if name in LONG else 2 if shared else 3
+    items.sort(key=lambda item: order[item.nodeid])
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +47,24 @@ def stack() -> Iterator[Stack]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(scope="session")
+def shared_breakable() -> Iterator[Stack]:
+    """See ``breakable``, which starts it."""
+    made = Stack()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def breakable(shared_breakable: Stack) -> Iterator[Stack]:
+    """A daemon without GPUs whose processes tests may kill; what a test has left broken or running is no matter of the next."""
+    shared_breakable.up()
+    yield shared_breakable
+    with contextlib.suppress(OrchError):
+        for job in shared_breakable.client.jobs().jobs:
+            if not job.is_terminal:
+                shared_breakable.client.cancel(job.id)

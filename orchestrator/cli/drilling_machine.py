@@ -26,7 +26,7 @@ class MachineDrill(Drill):
         """SIGKILL to the agent of the rank's node. ``recovery_seconds`` counts until another one serves."""
         self._here(self._rank)
         report = DrillReport(job_id=self.job.id, drill="kill agent", attempt_before=self.job.attempt)
-        step, raylet, old = self._step(), self._raylet(), self._agent_pid()
+        raylet, old, step = self._raylet(), self._agent_pid(), self._step()
         began = time.time()
         report.did = self._kill(self._agent_pid, "the node's agent")
         self._wait("Ray makes another agent", lambda: [p for p, _ in _agents(raylet) if p != old])

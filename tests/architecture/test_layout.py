@@ -99,8 +99,6 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_nothing_waits_in_a_way_that_can_lose_a_cancellation(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert (node.value.id, node.attr) != ("asyncio", "wait_for"), "see runtime/deadline.py"
+def test_nothing_waits_in_a_way_that_can_lose_a_cancellation() -> None:
+    for path in MODULES:
+        assert "asyncio.wait_for(" not in path.read_text(), f"{path}: see runtime/deadline.py"

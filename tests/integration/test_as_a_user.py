@@ -69,20 +69,6 @@ def test_every_mistake_of_a_file_is_told_at_once_with_its_place(stack: Stack, tm
     assert len(stack.client.jobs().jobs) == before
 
 
-def test_a_gpu_that_is_not_there_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    cpu_only = Stack()
-    try:
-        cpu_only.up()
-        (tmp_path / "train.py").write_text("")
-        (tmp_path / "job.yaml").write_text("version: 1\nname: gpu\nentrypoint: python train.py\n")
-        done = cpu_only.orch("submit", "job.yaml", cwd=tmp_path)
-        assert done.returncode == 5
-        assert "gpu: 0" in done.stderr
-        assert "--simulate-gpus" in done.stderr
-    finally:
-        cpu_only.close()
-
-
 def test_the_working_directory_is_the_one_of_the_submission(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("data/\n")
     (tmp_path / "data").mkdir()

@@ -6,8 +6,10 @@ machine's monotonic clock. Nothing of orch is between a job and its ledger, so t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
+import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,21 +37,29 @@ class Ledger:
     """A ledger file."""
 
     path: Path
-    _seen: int = field(default=0, repr=False)
+    _by_job: dict[str, list[Line]] = field(default_factory=lambda: defaultdict(list), repr=False)
+    _read: int = field(default=0, repr=False)  # bytes; what is written is never changed
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def lines(self, job: str | None = None) -> list[Line]:
-        """Every line so far, of one job or of all."""
-        try:
-            text = self.path.read_text()
-        except FileNotFoundError:
-            return []
-        whole = text[: text.rfind("\n") + 1]
-        found = [Line(**json.loads(line)) for line in whole.splitlines()]
-        return [line for line in found if job is None or line.job == job]
+    def lines(self, job: str) -> list[Line]:
+        """Every line of a job so far."""
+        self._read_on()
+        return list(self._by_job.get(job, ()))
 
     def jobs(self) -> list[str]:
         """The jobs that ever started."""
-        return sorted({line.job for line in self.lines()})
+        self._read_on()
+        return sorted(self._by_job)
+
+    def _read_on(self) -> None:
+        with self._lock, contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._read += len(whole)
+            for text in whole.splitlines():
+                line = Line(**json.loads(text))
+                self._by_job[line.job].append(line)
 
     def last_step(self, job: str, rank: int = 0) -> int:
         """The newest step that a rank has done; 0 before the first."""

@@ -1,7 +1,7 @@
-"""One rank of the tests of sharded state: trains a small FSDP2 model, or loads what another number of ranks saved.
+"""The ranks of the tests of sharded state: each trains a small FSDP2 model, or loads what another number of ranks saved.
 
-Arguments: what to do (``save``, ``load``, ``whole``), the number of ranks, this rank, a directory, and ``snapshots`` to
-go through shared memory.
+Arguments: what to do (``save``, ``load``, ``whole``), the number of ranks, a directory, and ``snapshots`` to go through
+shared memory. The ranks are forked off once everything is imported.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +83,33 @@ def main(what: str, ranks: int, rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+def _fork(what: str, ranks: int, rank: int, folder: Path, *, snapshots: bool) -> int:
+    """A rank as a process of its own, with the imports of this one."""
+    pid = os.fork()
+    if pid:
+        return pid
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(ranks),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(ranks),
+        ORCH_JOB_ID="sharded",
+        ORCH_ATTEMPT="1" if what == "save" else "2",
+        ORCH_CHECKPOINT_DIR=f"{folder}/checkpoints",
+    )
+    if snapshots:
+        os.environ["ORCH_SNAPSHOT_DIR"] = f"{folder}/snapshots"
+    try:
+        main(what, ranks, rank, folder)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    arguments = sys.argv
-    os.environ.update(
-        RANK=arguments[3],
-        WORLD_SIZE=arguments[2],
-        LOCAL_RANK=arguments[3],
-        LOCAL_WORLD_SIZE=arguments[2],
-        ORCH_JOB_ID="sharded",
-        ORCH_ATTEMPT="1" if arguments[1] == "save" else "2",
-        ORCH_CHECKPOINT_DIR=f"{arguments[4]}/checkpoints",
-    )
-    if "snapshots" in arguments:
-        os.environ["ORCH_SNAPSHOT_DIR"] = f"{arguments[4]}/snapshots"
-    main(arguments[1], int(arguments[2]), int(arguments[3]), Path(arguments[4]))
+    _what, _ranks, _folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    _pids = [_fork(_what, _ranks, r, _folder, snapshots="snapshots" in sys.argv) for r in range(_ranks)]
+    sys.exit(max([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in _pids]))

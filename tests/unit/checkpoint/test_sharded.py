@@ -22,21 +22,15 @@ RANKS = Path(__file__).with_name("sharded_ranks.py")
 def run(what: str, ranks: int, folder: Path, *more: str) -> list[list[float]]:
     """Start the ranks and wait; what rank 0 wrote: the weights before and after a further step."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ORCH_")}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(RANKS), what, str(ranks), str(rank), str(folder), *more],
-            env={**environ, "PYTHONPATH": str(RANKS.parents[3]), "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        ended = [(process.communicate(timeout=120)[1], process.returncode) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [code for _, code in ended] == [0] * ranks, "\n".join(text[-1500:] for text, _ in ended)
+    done = subprocess.run(
+        [sys.executable, str(RANKS), what, str(ranks), str(folder), *more],
+        env={**environ, "PYTHONPATH": str(RANKS.parents[3]), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
     found: list[list[float]] = json.loads((folder / f"{what}-{ranks}.json").read_text())
     return found
 
