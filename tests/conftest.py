@@ -24,7 +24,8 @@ LONG = (
 SHARED = ("breakable", "stack")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Group files by the daemon that they share; what takes a minute or more comes first, so that nothing long is last."""
     used: dict[str, set[str]] = defaultdict(set)
     for item in items:
@@ -34,8 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = item.path.name
         shared = next((fixture for fixture in SHARED if fixture in used[name]), None)
         item.add_marker(pytest.mark.xdist_group(shared or str(item.path)))
-        order[item.nodeid] = 0 if shared == "breakable" else 1 if name in LONG else 2 if shared else 3
-    items.sort(key=lambda item: order[item.nodeid])
+        order[name] = 0 if shared == "breakable" else 1 if name in LONG else 2 if shared else 3
+    yield  # xdist reads the marks, others shuffle
+    items.sort(key=lambda item: order[item.path.name])
 
 
 @pytest.fixture(scope="session")
