@@ -1,19 +1,23 @@
 """Fixtures that several suites share: one daemon with Ray per test session, and one that may be broken.
 
-Files that use the same of them go to the same process of pytest-xdist (``--dist loadgroup``), so that there is one of each.
+Files that use the same of them go to the same process of pytest-xdist, so that there is one of each.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
+import functools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from orchestrator.api.errors import OrchError
 from tests.support.stack import Stack
 
+ROOT = Path(__file__).parents[1]
 LONG = (
     "test_prometheus_stack.py",
     "test_ray_cluster.py",
@@ -21,23 +25,36 @@ LONG = (
     "test_trainer_processes.py",
     "test_torchrun_parity.py",
 )
-SHARED = ("breakable", "stack")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Group files by the daemon that they share; what takes a minute or more comes first, so that nothing long is last."""
-    used: dict[str, set[str]] = defaultdict(set)
-    for item in items:
-        used[item.path.name].update(getattr(item, "fixturenames", ()))
-    order: dict[str, int] = {}
-    for item in items:
-        name = item.path.name
-        shared = next((fixture for fixture in SHARED if fixture in used[name]), None)
-        item.add_marker(pytest.mark.xdist_group(shared or str(item.path)))
-        order[name] = 0 if shared == "breakable" else 1 if name in LONG else 2 if shared else 3
-    yield  # xdist reads the marks, others shuffle
-    items.sort(key=lambda item: order[item.path.name])
+@functools.cache
+def shared_daemon(file: str) -> str:
+    """Which of the shared daemons the tests of a file ask for: "breakable", "stack" or ""."""
+    text = (ROOT / file).read_text()
+    return next((name for name in ("breakable", "stack") if f"{name}: Stack" in text), "")
+
+
+class OneOfEach(LoadScopeScheduling):
+    """A file's tests stay together, and with those of the files that share its daemon."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return shared_daemon(file) or file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Tell pytest-xdist, which asks with ``--dist loadfile`` too."""
+    return OneOfEach(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes a minute or more comes first, so that nothing long is last."""
+
+    def order(item: pytest.Item) -> int:
+        shared = shared_daemon(item.nodeid.split("::", 1)[0])
+        return 0 if shared == "breakable" else 1 if item.path.name in LONG else 2 if shared else 3
+
+    items.sort(key=order)
 
 
 @pytest.fixture(scope="session")
