@@ -298,6 +298,7 @@ class MultiGPUTrainingManager:
             return {name.removeprefix("val_"): v for name, v in self._replayed.items() if name.startswith("val_")}
         reporter, metrics = self._ready()
         feed = self._feeds.get(id(val_loader)) or Feed(val_loader)
+        reporter.report(self.progress, phase="validate")  # a pause between steps is no hang while it validates
         with self._one_voice():
             values = evaluate(self.trainer, feed, self._functions)
         named = {f"val_{name}": value for name, value in values.items()}

@@ -43,6 +43,27 @@ def test_progress_reaches_the_page_that_orch_reads(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_the_page_says_so_while_it_validates(tmp_path: Path) -> None:
+    page = ProgressPage.create(tmp_path / "page")
+    writer = ProgressPage.open(tmp_path / "page")
+    ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"), writer)
+    seen: list[tuple[int, str]] = []
+
+    def look(_outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:
+        told = page.read()
+        seen.append((told.step, told.phase))
+        return torch.zeros(())
+
+    with MultiGPUTrainingManager(MultiGPUConfig(batch_size=8, progress_bar=False), ctx=ctx) as manager:
+        manager.setup_training(
+            a_model(), a_dataset(), a_dataset(8), loss_fn=cross_entropy, optimizer=sgd, metrics={"look": look}
+        )
+        manager.fit(1)
+    assert seen == [(8, "validate")]
+    page.close()
+    writer.close()
+
+
 def test_a_stop_request_on_the_page_saves_and_leaves(tmp_path: Path) -> None:
     page = ProgressPage.create(tmp_path / "page")
     page.request_stop()
