@@ -42,6 +42,7 @@ class OneOfEach(LoadScopeScheduling):
         return shared_daemon(file) or file
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Tell pytest-xdist, which asks with ``--dist loadfile`` too."""
     return OneOfEach(config, log)

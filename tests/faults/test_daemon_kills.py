@@ -19,7 +19,7 @@ KILLS = 50
 def test_no_kill_of_the_daemon_loses_repeats_or_leaves_anything(
     breakable: Stack, ledger: Ledger, tmp_path: Path, dice: random.Random
 ) -> None:
-    campaign = Campaign(stack=breakable, ledger=ledger, directory=tmp_path, dice=dice)
+    campaign = Campaign(stack=breakable, ledger=ledger, directory=tmp_path, dice=dice, drivers=3, steps=80)
     breakable.kill_daemon()
     with campaign:
         try:
