@@ -171,7 +171,7 @@ def _tell_end(job: JobView, accuracy: float | None, client: Client, teller: _Tel
         )
     teller.say(f"{job.state}: {job.reason}" + (f"; test accuracy {accuracy:.1%}" if accuracy is not None else ""))
     teller.say("timeline, in seconds since the submission:")
-    for event in client.events(job.id):
+    for event in sorted(client.events(job.id), key=lambda each: each.at):
         if event.kind != "checkpoint_saved":
             teller.say(f"  {event.at - job.submitted_at:8.3f}  {event.summary}")
 

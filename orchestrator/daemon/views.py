@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import views as v
-from orchestrator.core.events import event_body
+from orchestrator.core.events import FirstStep, event_body
 from orchestrator.core.states import JobState
 from orchestrator.core.straggler import find_straggler
 from orchestrator.gpu.simulated import is_simulated
@@ -206,7 +206,7 @@ def event_view(stored: StoredEvent) -> v.EventView:
         body = {k: body[k] for k in ("name", "user", "python", "work_dir", "resume_from", "rerun_of")}
     return v.EventView(
         sequence=stored.number,
-        at=event.at,
+        at=event.step_at if isinstance(event, FirstStep) else event.at,  # when it was done, not when that was heard
         kind=event.kind,
         attempt=body.get("attempt"),
         summary=_summary(event.kind, body),
@@ -236,7 +236,8 @@ def _summary(kind: str, body: dict[str, Any]) -> str:
         case "checkpoint_saved":
             return f"checkpoint of step {body['step']} is complete"
         case "first_step":
-            lost = f", {body['steps_lost']} steps done again" if body["steps_lost"] else ""
+            n = body["steps_lost"]
+            lost = f", {n} step{'s' if n > 1 else ''} done again" if n else ""
             return f"first new step {body['step']}{lost}"
         case "stop_requested":
             return f"{body['purpose']} asked for by {body['by']}"

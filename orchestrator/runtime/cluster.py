@@ -22,10 +22,11 @@ import psutil
 
 from orchestrator.core.cluster import Node
 from orchestrator.runtime.deadline import within
+from orchestrator.runtime.forkclient import StartedServer, start_fork_server
 from orchestrator.runtime.gpu_holds import GpuHolds, still_there
 from orchestrator.runtime.head_processes import Head, clear_sessions, is_alive, kill_session, ray_environment
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
-from orchestrator.runtime.node_dir import node_directory, page_directory
+from orchestrator.runtime.node_dir import fork_socket, make_private, node_directory, page_directory
 from orchestrator.runtime.prestart import (
     GUEST_KEEP_ALIVE_SECONDS,
     KEEP_ALIVE_SECONDS,
@@ -193,6 +194,30 @@ class Cluster:
         return None
 
     async def _start_head(self) -> Head:
+        """A new head. What its first jobs are forked from becomes warm meanwhile, and the node's agent finds it."""
+        server, head = await asyncio.gather(
+            asyncio.to_thread(self._begin_fork_server), self._launch_head(), return_exceptions=True
+        )
+        if isinstance(head, BaseException):
+            if isinstance(server, StartedServer) and not server.already_running:
+                self._own_fork_socket().unlink(missing_ok=True)  # it ends when it sees that
+            raise head
+        return head
+
+    def _own_fork_socket(self) -> Path:
+        return fork_socket(self.node_dir("local"), sys.executable)
+
+    def _begin_fork_server(self) -> StartedServer:
+        """Raises ForkServerError; the agent tries again, and tells."""
+        from orchestrator.runtime.node_agent import PRELOAD
+
+        path = self._own_fork_socket()
+        make_private(self.node_dir("local"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        env = {name: value for name, value in os.environ.items() if name != RAYLET_PID}
+        return start_fork_server(sys.executable, path, path.with_suffix(".log"), PRELOAD, env=env)
+
+    async def _launch_head(self) -> Head:
         options = {
             "num_cpus": self._options.num_cpus or os.cpu_count() or 1,
             "num_gpus": await asyncio.to_thread(self._count_gpus),

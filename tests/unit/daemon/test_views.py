@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.api.views import JobView
-from orchestrator.core.events import GangPlaced
+from orchestrator.core.events import FirstStep, GangPlaced
 from orchestrator.core.health import Frame, RankLook, Thread
 from orchestrator.core.job import Job
 from orchestrator.core.states import JobState
 from orchestrator.daemon.progress import JobProgress
-from orchestrator.daemon.views import job_view, rank_stacks
+from orchestrator.daemon.views import event_view, job_view, rank_stacks
+from orchestrator.store.port import StoredEvent
 from orchestrator.train.progress import ProgressSnapshot
 from tests.unit.core.builders import after, pending, seats, started
 
@@ -31,6 +32,12 @@ def snapshot(busy: float, **parts: float) -> ProgressSnapshot:
 
 def view(*ranks: ProgressSnapshot, job: Job | None = None) -> JobView:
     return job_view(job or running(), JobProgress(attempt=1, ranks=dict(enumerate(ranks))), None, "/logs")
+
+
+def test_a_step_is_shown_at_the_time_that_it_was_done() -> None:
+    heard = FirstStep(job_id=running().id, at=9.0, attempt=2, step=7, step_at=8.1, steps_lost=1)
+    shown = event_view(StoredEvent(number=4, event=heard))
+    assert (shown.at, shown.summary) == (8.1, "first new step 7, 1 step done again")
 
 
 def test_the_slow_rank_is_named_and_every_rank_shows_its_own_time() -> None:
