@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
 from orchestrator.core.events import FirstStep, event_body
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from orchestrator.core.straggler import Pace
     from orchestrator.daemon.progress import JobProgress
     from orchestrator.store.port import StoredEvent
+
+# Where in a library's source an error was raised, on its builder's machine.
+_SOURCE_PLACE: Final = re.compile(r"\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
 
 
 def job_view(
@@ -228,7 +232,8 @@ def _summary(kind: str, body: dict[str, Any]) -> str:
             return "every rank is up: pids " + ", ".join(map(str, body["pids"]))
         case "rank_exited":
             how = f"signal {body['signal']}" if body["signal"] else f"exit code {body['exit_code']}"
-            error = f" ({body['error_type']}: {body['error_message'][:120]})" if body["error_type"] else ""
+            said = _SOURCE_PLACE.sub("", body["error_message"])[:120]
+            error = f" ({body['error_type']}: {said})" if body["error_type"] else ""
             return f"rank {body['rank']} ended with {how}{error}"
         case "attempt_failed":
             then = "tried again" if body["retry"] else "not tried again"

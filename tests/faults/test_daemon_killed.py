@@ -70,6 +70,26 @@ def test_a_job_in_every_state_outlives_the_daemon(breakable: Stack, ledger: Ledg
     ledger.check()
 
 
+def test_down_with_stop_jobs_ends_soon_and_the_next_daemon_goes_on(
+    breakable: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    stack, done = breakable, tmp_path / "done"
+    job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
+    wait_until("it steps", lambda: ledger.last_step(job_id) >= 6)
+    pids = stack.pids(job_id)
+    ended = stack.orch("down", "--stop-jobs", seconds=60)
+    assert (ended.returncode, job_id in ended.stderr) == (0, True), ended.stderr
+    all_gone("the job's ranks", pids, 0)
+    before = ledger.last_step(job_id)
+    stack.up()
+    wait_until("it goes on", lambda: ledger.last_step(job_id) > before)
+    assert ledger.resumed(job_id, 2) == before, "from where it was asked to stop"
+    done.touch()
+    job = stack.wait(job_id)
+    assert (job.state, job.attempt, job.restarts) == ("SUCCEEDED", 2, 0), job.failure
+    ledger.check(job_id)
+
+
 def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
     stack, go, over = breakable, tmp_path / "go", tmp_path / "over"
     ends = {"until": str(go), "ranks": 2}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.api.views import JobView
-from orchestrator.core.events import FirstStep, GangPlaced
+from orchestrator.core.events import FirstStep, GangPlaced, RankExited
 from orchestrator.core.health import Frame, RankLook, Thread
 from orchestrator.core.job import Job
 from orchestrator.core.states import JobState
@@ -38,6 +38,22 @@ def test_a_step_is_shown_at_the_time_that_it_was_done() -> None:
     heard = FirstStep(job_id=running().id, at=9.0, attempt=2, step=7, step_at=8.1, steps_lost=1)
     shown = event_view(StoredEvent(number=4, event=heard))
     assert (shown.at, shown.summary) == (8.1, "first new step 7, 1 step done again")
+
+
+def test_an_error_is_shown_without_its_place_in_a_librarys_source() -> None:
+    message = "[/build/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:51093"
+    gone = RankExited(
+        job_id=running().id,
+        at=9.0,
+        attempt=1,
+        rank=0,
+        exit_code=None,
+        signal=9,
+        error_type="RuntimeError",
+        error_message=message,
+    )
+    said = "rank 0 ended with signal 9 (RuntimeError: Connection closed by peer [127.0.0.1]:51093)"
+    assert event_view(StoredEvent(number=4, event=gone)).summary == said
 
 
 def test_the_slow_rank_is_named_and_every_rank_shows_its_own_time() -> None:
