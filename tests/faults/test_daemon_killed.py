@@ -79,7 +79,7 @@ def test_down_with_stop_jobs_ends_soon_and_the_next_daemon_goes_on(
     pids = stack.pids(job_id)
     ended = stack.orch("down", "--stop-jobs", seconds=60)
     assert (ended.returncode, job_id in ended.stderr) == (0, True), ended.stderr
-    all_gone("the job's ranks", pids, 0)
+    all_gone("the job's ranks", pids)
     before = ledger.last_step(job_id)
     stack.up()
     wait_until("it goes on", lambda: ledger.last_step(job_id) > before)
