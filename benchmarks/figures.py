@@ -19,12 +19,16 @@ END: Final = "<!-- figures:end -->"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line: where its values lie in a result, and how they are shown. ``ours`` and ``peers`` are paths of keys."""
+    """One line: where its values lie in a result, and how they are shown. ``ours`` and ``peers`` are paths of keys.
+
+    ``other`` is the name and the path of a peer that is neither torchrun nor Ray; the label tells of it.
+    """
 
     label: str
     measure: str
     ours: tuple[str, ...] = ("ours",)
     peers: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    other: tuple[str, tuple[str, ...]] | None = None
     unit: str = "s"
     scale: float = 1.0
     digits: int = 2
@@ -71,6 +75,27 @@ ROWS: Final = (
     Row(label="`orch submit`, the whole process", measure="cli", ours=("submit",)),
     Row(label="`orch up` until ready", measure="cli", ours=("up",)),
     Row(label="the idle daemon", measure="idle", unit="% of a core"),
+    Row(label="SIGSTOP of a rank to its detection", measure="hang"),
+    Row(
+        label="a training step of `MultiGPUTrainer`, one rank",
+        measure="trainer_overhead",
+        other=("the same loop by hand", ("peers", "torch")),
+        unit="ms",
+        scale=1e3,
+    ),
+    Row(
+        label="a scrape of a GPU's exporter, ten at a time",
+        measure="exporter_cost",
+        other=("nvitop-exporter", ("peers", "nvitop-exporter")),
+        unit="ms",
+        scale=1e3,
+    ),
+    Row(
+        label="`orch record --rate 100`, eight GPUs of a test library",
+        measure="record_rate",
+        other=("a loop of pynvml calls", ("peers", "pynvml_loop")),
+        unit="Hz",
+    ),
 )
 
 
@@ -92,7 +117,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         used[row.measure] = result
         peers = [_at(result, path) if path else None for path in row.peers] if row.peers else [None, None]
         cells = [_cell(row, value) for value in (mine, *peers)]
-        lines.append("| " + " | ".join((row.label, *cells)).rstrip() + " |")
+        lines.append("| " + " | ".join((_label(row, result), *cells)).rstrip() + " |")
     loads = [result["machine"]["load"] for result in used.values()]
     machine = next(iter(used.values()))["machine"] if used else {}
     dates = sorted({result["date"] for result in used.values()})
@@ -111,6 +136,13 @@ def _at(tree: Any, path: tuple[str, ...]) -> dict[str, float] | None:
     for key in path:
         tree = tree.get(key) if isinstance(tree, dict) else None
     return tree if isinstance(tree, dict) and "median" in tree else None
+
+
+def _label(row: Row, result: dict[str, Any]) -> str:
+    if row.other is None:
+        return row.label
+    name, path = row.other
+    return f"{row.label} ({name}: {_cell(row, _at(result, path))})"
 
 
 def _cell(row: Row, value: dict[str, float] | None) -> str:

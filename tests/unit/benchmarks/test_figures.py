@@ -37,5 +37,11 @@ def test_values_lie_where_the_benchmarks_put_them() -> None:
     assert "| processor time outside the ranks | 0.40 % of a core" in table
 
 
+def test_a_peer_that_is_neither_torchrun_nor_ray_is_named() -> None:
+    found = result("exporter_cost", ours=value(0.0005), peers={"nvitop-exporter": value(0.004)})
+    table = figures.table({"exporter_cost": found})
+    assert "ten at a time (nvitop-exporter: 4.00 ms (2.00-8.00, n=4)) | 0.50 ms (0.25-1.00, n=4) |" in table
+
+
 def test_without_results_nothing_is_claimed() -> None:
     assert figures.table({}).endswith("No results yet.")
