@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from orchestrator.api.errors import OrchError
 from tests.support.stack import Stack
+
+# Property tests search at random where people work, and try the same cases again where a finding would block somebody else's change.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 ROOT = Path(__file__).parents[1]
 LONG = (

@@ -30,7 +30,6 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _EXPANSION = re.compile(r"\$[A-Za-z_0-9{(@*#?!-]")
 _OPERATOR = re.compile(r"&&|\|\||[|&;<>()`\n]")
 _PLAIN_YAML = re.compile(r"[A-Za-z0-9_./$][^\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]*")
-_NOT_AS_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 _SEPARATOR = re.compile(r"&&|\|\||[;|\n]")
 
 _COLD_PREFIXES = (
@@ -224,15 +223,22 @@ def _runnable(words: tuple[str, ...]) -> tuple[str, ...]:
 def yaml_line(key: str, text: str) -> str:
     """Write one line of YAML that reads back as the text."""
     # A single word may be one that YAML takes for a number or a boolean.
-    plain = (
+    plain = text.isprintable() and (
         _PLAIN_YAML.fullmatch(text) and " " in text and ": " not in text and " #" not in text and text[-1] not in ": "
     )
     return f"{key}: {text if plain else _yaml_string(text)}"
 
 
 def _yaml_string(text: str) -> str:
-    """Quote for YAML: as JSON does, but for the characters that YAML takes for line breaks or refuses."""
-    return _NOT_AS_JSON.sub(lambda match: f"\\u{ord(match.group()):04x}", json.dumps(text, ensure_ascii=False))
+    """Quote for YAML: as JSON does, with what cannot be seen, or YAML takes for a line break or refuses, as its number."""
+    return "".join(_visible(character) for character in json.dumps(text, ensure_ascii=False))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    number = ord(character)
+    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
 
 
 def _refuse_shell_syntax(text: str) -> None:

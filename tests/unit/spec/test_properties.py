@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.spec import checks
@@ -243,6 +243,7 @@ def keys_and_values() -> st.SearchStrategy[str]:
 @given(
     st.text(max_size=200) | keys_and_values(), st.lists(st.text(max_size=30) | words.map("env={}".format), max_size=2)
 )
+@example("entrypoint: )\xad", [])
 def test_any_text_is_a_job_or_a_list_of_problems(text: str, overrides: list[str]) -> None:
     spec = value_or_error(SpecError, lambda: parse_job(text, overrides=overrides))
     if isinstance(spec, SpecError):
