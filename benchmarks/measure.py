@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -138,7 +139,8 @@ def commit() -> str:
 
 
 def parser(description: str, pairs: int) -> argparse.ArgumentParser:
-    """The options that all benchmarks share."""
+    """The options that all benchmarks share. From here on SIGTERM ends the benchmark as an error does: its jobs end with it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--pairs", type=int, default=pairs, help=f"rounds of every arm (default {pairs})")
     made.add_argument("--json", type=Path, help="write the result there as well")
