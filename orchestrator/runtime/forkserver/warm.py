@@ -138,7 +138,7 @@ def warm(
     environ = dict(os.environ)
     sys_path = tuple(sys.path)
     open_before = linux.open_descriptors()
-    gc.disable()  # nothing of what is imported can be collected, and looking takes a tenth of the time
+    gc.disable()  # what is imported stays: there is nothing to look for meanwhile
     try:
         torch_version, default_threads = (None, None) if cold else _import_all(preload, log)
     finally:

@@ -271,8 +271,8 @@ def test_real_processes_a_busy_one_and_a_sleeping_one(ranks: list[subprocess.Pop
             if sample.fresh:
                 window.add(sample)
         busy, idle = (window.load(reader.info.uuid, sample.monotonic) for reader in readers)
-        worst = window.balance([reader.info.uuid for reader in readers], sample.monotonic).worst
-        return bool(busy and idle and (busy.utilization or 0.0) > 0.5 and worst is not None)
+        judged = window.balance([reader.info.uuid for reader in readers], sample.monotonic).worst is not None
+        return bool(busy and idle and (busy.utilization or 0.0) > 0.5 and judged)
 
     wait_for(watched, "the busy rank being seen")
     busy, idle = (reader.read() for reader in readers)
