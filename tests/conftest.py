@@ -92,6 +92,8 @@ def breakable(shared_breakable: Stack) -> Iterator[Stack]:
     shared_breakable.up()
     yield shared_breakable
     with contextlib.suppress(OrchError):
-        for job in shared_breakable.client.jobs().jobs:
-            if not job.is_terminal:
-                shared_breakable.client.cancel(job.id)
+        running = [job.id for job in shared_breakable.client.jobs().jobs if not job.is_terminal]
+        for job_id in running:
+            shared_breakable.client.cancel(job_id)
+        for job_id in running:
+            shared_breakable.client.wait(job_id, timeout_seconds=20)
