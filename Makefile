@@ -36,7 +36,7 @@ layers: $(STAMP)
 
 unit: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit tests/stateful tests/architecture
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile tests/unit tests/stateful tests/architecture
 
 integration: $(STAMP)
 	.ci/install-test-tools

@@ -44,7 +44,7 @@ def write(target: Path, source: Path, keep: int) -> None:
     problems = backup.check_backup(target)
     if problems:
         raise SystemExit(f"{target} is damaged: {problems[0]}")
-    print(target)  # noqa: T201
+    print(target)
     if keep:
         for old in sorted(folder.glob(PATTERN))[:-keep]:
             old.unlink()
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif given.verb == "check":
             problems = backup.check_backup(given.path)
             for problem in problems:
-                print(problem)  # noqa: T201
+                print(problem)
             return 1 if problems else 0
         else:
             backup.restore(given.path, store(given.home))

@@ -50,9 +50,9 @@ class OneOfEach(LoadScopeScheduling):
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Tell pytest-xdist, which asks with ``--dist loadfile`` too."""
-    return OneOfEach(config, log) if config.getvalue("dist") == "loadfile" else None if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    """In place of ``--dist loadfile``'s own."""
+    return OneOfEach(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,7 +25,7 @@ def main(ledger: str, steps: int, seconds_per_step: float, pause_steps: int = 0,
     handle = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     dist.init_process_group("gloo")
     told = context()
-    with open(f"{ledger}.pids", "a") as pids:  # noqa: PTH123
+    with open(f"{ledger}.pids", "a") as pids:
         pids.write(f"{told.rank} {os.getpid()}\n")
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))

@@ -25,7 +25,7 @@ def main(ledger: str, steps: int, seconds_per_step: float = 0.0) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     rank = dist.get_rank()
-    with open(f"{ledger}.pids", "a") as pids:  # noqa: PTH123
+    with open(f"{ledger}.pids", "a") as pids:
         pids.write(f"{rank} {os.getpid()}\n")
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
@@ -49,7 +49,7 @@ def main(ledger: str, steps: int, seconds_per_step: float = 0.0) -> None:
                     {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
                     f"{checkpoint}.new",
                 )
-                os.rename(f"{checkpoint}.new", checkpoint)  # noqa: PTH104
+                os.rename(f"{checkpoint}.new", checkpoint)
         if seconds_per_step:
             time.sleep(seconds_per_step)
     dist.destroy_process_group()

@@ -144,7 +144,7 @@ def train(ctx: Context, args: argparse.Namespace, model: nn.Module, images: Tens
         scores = trained(shift(images[batch]).to(ctx.device))
         loss = functional.cross_entropy(scores, labels[batch].to(ctx.device))
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
 
         progress.step, progress.position = progress.step + 1, progress.position + per_step

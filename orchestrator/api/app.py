@@ -181,7 +181,7 @@ def _document_problems(app: FastAPI) -> None:
             app.openapi_schema = document
         return app.openapi_schema
 
-    app.openapi = with_problems  # type: ignore[method-assign]
+    app.openapi = with_problems  # type: ignore[method-assign]  # FastAPI's documented way
 
 
 def _states(names: list[str]) -> frozenset[str]:
@@ -242,7 +242,7 @@ def _add_waiting_routes(app: FastAPI, service: JobService, closing: asyncio.Even
     async def changes(
         request: Request,
         after: Annotated[int | None, Query()] = None,
-        timeout: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = MAX_WAIT_SECONDS,  # noqa: ASYNC109
+        timeout: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = MAX_WAIT_SECONDS,  # noqa: ASYNC109 - the query parameter's name
         job: Annotated[list[Annotated[str, Query(pattern=REF_PATTERN)]] | None, Query(max_length=1000)] = None,
     ) -> Response:
         """The change counter, once it differs from ``after`` by a change of ``job`` (none: of any), or in time."""

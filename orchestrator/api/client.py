@@ -93,7 +93,7 @@ class Client:
         unreadable file, SecretMissingError.
         """
         text = submission.read_job_file(path)
-        base = cwd or os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
+        base = cwd or os.path.dirname(os.path.abspath(path))
         return self.submit_text(text, source=path, overrides=overrides, resume_from=resume_from, cwd=base, key=key)
 
     def submit_text(
@@ -141,7 +141,7 @@ class Client:
             text,
             source,
             environ=self._environ,
-            cwd=cwd or os.getcwd(),  # noqa: PTH109
+            cwd=cwd or os.getcwd(),
             overrides=overrides,
             resume_from=resume_from,
             key=key,

@@ -50,7 +50,7 @@ def orch_home(environ: Mapping[str, str]) -> str:
 
 def _user_home(environ: Mapping[str, str]) -> str:
     home = environ.get("HOME", "")
-    return os.path.realpath(home) if home.startswith("/") else os.path.expanduser("~")  # noqa: PTH111
+    return os.path.realpath(home) if home.startswith("/") else os.path.expanduser("~")
 
 
 def control_socket(environ: Mapping[str, str], uid: int) -> str:
@@ -80,7 +80,7 @@ def _refuse_a_trap(path: str) -> None:
     """Anybody may make a directory in /tmp, and a false daemon in it would be sent secrets."""
     directory, _, _ = path.rpartition("/")
     try:
-        owner = os.stat(directory).st_uid  # noqa: PTH116
+        owner = os.stat(directory).st_uid
     except FileNotFoundError:
         return
     if owner != os.getuid():

@@ -44,7 +44,7 @@ _CREDENTIALS = struct.Struct("3i")
 class OrchProtocol(H11Protocol):
     """uvicorn's HTTP/1.1, which also learns from the kernel who is at the other end of a Unix socket."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's declaration
         """Note the peer before the first request, for the gate."""
         super().connection_made(transport)
         peer = _peer(transport.get_extra_info("socket"))

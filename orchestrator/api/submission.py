@@ -43,7 +43,7 @@ def find_python(path: str) -> str | None:
     for name in ("python", "python3"):
         for directory in path.split(os.pathsep):
             candidate = f"{directory}/{name}"
-            if directory.startswith("/") and os.path.isfile(candidate) and os.access(candidate, os.X_OK):  # noqa: PTH113
+            if directory.startswith("/") and os.path.isfile(candidate) and os.access(candidate, os.X_OK):
                 return os.path.normpath(candidate)
     return None
 
@@ -54,7 +54,7 @@ def read_job_file(path: str, stdin: Any = None) -> str:
         if path == "-" and stdin is not None:
             data = stdin.read(MAX_YAML_BYTES + 1)
         else:
-            with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs 3 ms at start
+            with open(path, "rb") as file:
                 data = file.read(MAX_YAML_BYTES + 1)
     except OSError as error:
         raise BadRequestError(

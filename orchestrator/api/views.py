@@ -26,7 +26,7 @@ class View:
 
     def to_json(self) -> dict[str, Any]:
         """The view as JSON-ready values, nested views included."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]  # every subclass is a dataclass
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -36,7 +36,7 @@ class View:
         nested = _NESTED.get(cls, {})
         values = {
             f.name: _nest(nested.get(f.name), data[f.name])
-            for f in fields(cls)  # type: ignore[arg-type]
+            for f in fields(cls)  # type: ignore[arg-type]  # every subclass is a dataclass
             if f.name in data
         }
         try:

@@ -266,7 +266,7 @@ class _Decoder:
         restored: Any = OrderedDict(self.pairs(node))
         if "m" in node:
             restored._metadata = self.value(node["m"])  # noqa: SLF001  (torch's own hiding place)
-        return restored  # type: ignore[no-any-return]
+        return restored  # type: ignore[no-any-return]  # what was taken apart is put together
 
     def raw(self, node: Mapping[str, Any]) -> memoryview:
         entry = self._entries[node["n"]]

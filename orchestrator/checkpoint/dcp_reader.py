@@ -37,7 +37,7 @@ class PieceReader(StorageReader):
         """Shape, type and pieces of each tensor."""
         return Metadata(state_dict_metadata={key: _described(pieces) for key, pieces in self._pieces.items()})
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:  # noqa: FBT001
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:  # noqa: FBT001 - torch's signature
         """Nothing to set up."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:

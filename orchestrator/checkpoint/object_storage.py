@@ -48,7 +48,7 @@ class ObjectStorage:
             raise CheckpointError(f"checkpoints at {url} cannot be reached: {error}") from error
         self._url = url.rstrip("/")
 
-    def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:  # noqa: ARG002
+    def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:  # noqa: ARG002 - the port's signature
         """See Storage."""
         digest, size = hashlib.sha256(), 0
         with _as_os_errors(), self._fs.open(self._path(path), "wb") as file:

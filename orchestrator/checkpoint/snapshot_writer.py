@@ -144,7 +144,7 @@ class SnapshotWriter:
             self._plans, self._copiers = plans, {}
             self._regions = _lay_out(plans)
 
-    def _write(self, word: int, step: int, gang: bool, metrics: Mapping[str, float]) -> int:  # noqa: FBT001
+    def _write(self, word: int, step: int, gang: bool, metrics: Mapping[str, float]) -> int:  # noqa: FBT001 - a field of the page, private
         size = max((region.image_at + region.image_bytes for region in self._regions.values()), default=HEADER_BYTES)
         copier = self._copier(self._choose(), size)
         began = time.perf_counter()

@@ -155,7 +155,7 @@ class LocalStorage:
 
     def read(self, path: str) -> memoryview:
         """See Storage."""
-        with open(self.root / path, "rb", buffering=0) as file:  # noqa: PTH123  (unbuffered, straight into the memory)
+        with open(self.root / path, "rb", buffering=0) as file:
             content, at = writable(os.fstat(file.fileno()).st_size), 0
             while at < len(content):
                 count = file.readinto(content[at:])
@@ -166,21 +166,21 @@ class LocalStorage:
 
     def digest(self, path: str) -> FileRecord:
         """See Storage."""
-        with open(self.root / path, "rb", buffering=0) as file:  # noqa: PTH123
+        with open(self.root / path, "rb", buffering=0) as file:
             digest = hashlib.file_digest(file, "sha256")
             return FileRecord(bytes=file.tell(), sha256=digest.hexdigest())
 
     def names(self, path: str = "") -> list[str]:
         """See Storage."""
         try:
-            return sorted(os.listdir(self.root / path))  # noqa: PTH208  (names, not paths)
+            return sorted(os.listdir(self.root / path))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def rename(self, source: str, target: str) -> None:
         """See Storage."""
         try:
-            os.rename(self.root / source, self.root / target)  # noqa: PTH104
+            os.rename(self.root / source, self.root / target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise FileExistsError(errno.EEXIST, "exists already", str(self.root / target)) from error
@@ -206,7 +206,7 @@ class LocalStorage:
         doomed = layout.removing_name(path)
         self.remove(doomed)
         # Not fsynced: after a power cut the checkpoint is there again, whole, and goes with the next retention.
-        os.rename(self.root / path, self.root / doomed)  # noqa: PTH104
+        os.rename(self.root / path, self.root / doomed)
         self.remove(doomed)
 
     def free_bytes(self) -> int | None:

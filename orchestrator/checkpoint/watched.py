@@ -148,14 +148,14 @@ class WatchedFiles:
         base = self._base()
         found: list[str] = []
         for match in sorted(self._globbed()):
-            path = os.path.normpath(os.path.join(self._settings.directory, match))  # noqa: PTH118  (keeps links as they are)
-            inside = os.path.realpath(path) == os.path.join(base, os.path.relpath(path, self._fixed()))  # noqa: PTH118
+            path = os.path.normpath(os.path.join(self._settings.directory, match))
+            inside = os.path.realpath(path) == os.path.join(base, os.path.relpath(path, self._fixed()))
             if inside and path != self._fixed() and not any(path.startswith(f"{outer}/") for outer in found):
                 found.append(path)
         return found
 
     def _globbed(self) -> list[str]:
-        return glob.glob(self._settings.pattern, root_dir=self._settings.directory, recursive=True)  # noqa: PTH207
+        return glob.glob(self._settings.pattern, root_dir=self._settings.directory, recursive=True)
 
     def _fixed(self) -> str:
         """The directory that the glob's matches must lie in: the job's, or an absolute glob's part without wildcards."""
@@ -261,17 +261,17 @@ class WatchedFiles:
 def _facts(path: str) -> Facts:
     """Every regular file of a checkpoint; links are left out."""
     found: Facts = {}
-    if os.path.islink(path):  # noqa: PTH114
+    if os.path.islink(path):
         return found
-    if os.path.isfile(path):  # noqa: PTH113
+    if os.path.isfile(path):
         facts = os.lstat(path)
         return {"": (facts.st_size, facts.st_mtime_ns)}
     for folder, _, names in os.walk(path):
         for name in names:
-            member = os.path.join(folder, name)  # noqa: PTH118
+            member = os.path.join(folder, name)
             with contextlib.suppress(FileNotFoundError):
                 facts = os.lstat(member)
-                if os.path.isfile(member) and not os.path.islink(member):  # noqa: PTH113, PTH114
+                if os.path.isfile(member) and not os.path.islink(member):
                     found[os.path.relpath(member, path)] = (facts.st_size, facts.st_mtime_ns)
     return found
 
@@ -279,7 +279,7 @@ def _facts(path: str) -> Facts:
 def _changed_at(path: str, facts: Facts) -> float:
     """When anything of it was last written, a file made or removed."""
     times = [mtime for _, mtime in facts.values()]
-    for folder in (path, *(os.path.join(path, os.path.dirname(name)) for name in facts if name)):  # noqa: PTH118, PTH120
+    for folder in (path, *(os.path.join(path, os.path.dirname(name)) for name in facts if name)):
         with contextlib.suppress(OSError):
             times.append(os.lstat(folder).st_mtime_ns)
     return max(times, default=0) / 1e9
@@ -290,7 +290,7 @@ def _text(facts: Facts) -> str:
 
 
 def _member(path: str, name: str) -> str:
-    return os.path.join(path, name) if name else path  # noqa: PTH118
+    return os.path.join(path, name) if name else path
 
 
 def _digests(path: str, facts: Facts) -> dict[str, list[Any]]:
@@ -311,14 +311,14 @@ def _check_format(path: str) -> None:
         except ValueError as error:
             raise CorruptCheckpointError(f"{path} is not JSON: {error}") from error
     elif suffix in ("pt", "pth", "bin", "ckpt", "npz"):
-        with open(path, "rb") as file:  # noqa: PTH123
+        with open(path, "rb") as file:
             is_zip = file.read(2) == b"PK"
         if size == 0 or (is_zip and not zipfile.is_zipfile(path)):  # the table of contents is written last
             raise CorruptCheckpointError(f"{path} is torn")
 
 
 def _check_safetensors(path: str, size: int) -> None:
-    with open(path, "rb") as file:  # noqa: PTH123
+    with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(_HEADER_LIMIT, size):
             raise CorruptCheckpointError(f"{path} is torn")
@@ -330,9 +330,9 @@ def _check_safetensors(path: str, size: int) -> None:
 
 
 def _delete(path: str) -> None:
-    if os.path.islink(path):  # noqa: PTH114  (never followed, and not ours)
+    if os.path.islink(path):
         return
-    if os.path.isdir(path):  # noqa: PTH112
+    if os.path.isdir(path):
         shutil.rmtree(path)
     else:
         Path(path).unlink(missing_ok=True)

@@ -75,6 +75,6 @@ def command(*, as_json: bool = False) -> Any:
 
         completion_init()  # typer does so only for applications with its own --install-completion
     group = typer.main.get_command(app)
-    group.commands = LazyCommands()  # type: ignore[attr-defined]
-    group.as_json = as_json  # type: ignore[attr-defined]
+    group.commands = LazyCommands()  # type: ignore[attr-defined]  # Typer's group takes attributes of ours
+    group.as_json = as_json  # type: ignore[attr-defined]  # Typer's group takes attributes of ours
     return group

@@ -97,7 +97,7 @@ def styled(text: str, names: tuple[str, ...]) -> str:
 
 def _stream(stream: TextIO | None) -> TextIO:
     """The stream, or nowhere for one that was closed before we began (``orch ... >&-``)."""
-    return open(os.devnull, "w", encoding="utf-8") if stream is None else stream  # noqa: PTH123
+    return open(os.devnull, "w", encoding="utf-8") if stream is None else stream
 
 
 def _may_colour(environ: Mapping[str, str], stream: TextIO) -> bool:

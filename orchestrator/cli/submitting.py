@@ -51,9 +51,9 @@ def submit_files(session: Session, options: SubmitOptions) -> int:
 def job_text(path: str) -> JobText:
     """The file at ``path``; ``-`` is standard input, whose ``working_dir`` is relative to the current directory."""
     if path == "-":
-        return JobText(submission.read_job_file(path, sys.stdin.buffer), "<stdin>", os.getcwd())  # noqa: PTH109
+        return JobText(submission.read_job_file(path, sys.stdin.buffer), "<stdin>", os.getcwd())
     text = submission.read_job_file(path)
-    return JobText(text, path, os.path.dirname(os.path.abspath(path)))  # noqa: PTH100, PTH120
+    return JobText(text, path, os.path.dirname(os.path.abspath(path)))
 
 
 def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions) -> int:

@@ -333,7 +333,7 @@ class Daemon:
         """Every running job saves and goes back to the queue; nothing new is placed meanwhile."""
         self.loop.set_nodes({})
         for job_id in [j.id for j in self.loop.jobs.values() if j.gang_open]:
-            await self.loop.command(lambda job_id=job_id: self._preempt(job_id))  # type: ignore[misc]
+            await self.loop.command(lambda job_id=job_id: self._preempt(job_id))  # type: ignore[misc]  # mypy cannot infer a default's type
         version = self.changes.version
         while any(j.gang_open for j in self.loop.jobs.values()) and self._failure is None:
             version = await self.changes.wait(version, DRAIN_WAIT_SECONDS, frozenset())
@@ -490,7 +490,7 @@ class Daemon:
         if verb is NodeVerb.DRAIN:
             moved = tuple(j.id for j in self.loop.jobs.values() if j.gang_open and node.id in j.nodes)
             for job_id in moved:
-                await self.loop.command(lambda job_id=job_id: self._move_away(job_id, by))  # type: ignore[misc]
+                await self.loop.command(lambda job_id=job_id: self._move_away(job_id, by))  # type: ignore[misc]  # mypy cannot infer a default's type
         state = {NodeVerb.CORDON: "CORDONED", NodeVerb.DRAIN: "DRAINING", NodeVerb.UNCORDON: "READY"}[verb]
         message = f"{len(moved)} job(s) save and move away" if moved else f"{node.name} is {state.lower()}"
         return v.NodeActionReply(node=node.name, state=state, message=message, jobs=moved)

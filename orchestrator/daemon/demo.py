@@ -42,7 +42,7 @@ class _Teller:
     def say(self, text: str) -> None:
         """One line, with the seconds since the demo began."""
         if not self.quiet:
-            print(f"{time.monotonic() - self.began:6.1f}s  {text}", flush=True)  # noqa: T201 - a demo talks
+            print(f"{time.monotonic() - self.began:6.1f}s  {text}", flush=True)
 
     def progress(self, job: JobView) -> None:
         """One line of the job's progress, drawn over the one before on a terminal."""
@@ -67,7 +67,7 @@ def run_demo(options: DemoOptions) -> int:
         shutil.rmtree(home, ignore_errors=True)
     good = result["state"] == "SUCCEEDED" and (result["accuracy"] or 0.0) >= GOOD_ACCURACY
     if options.json:
-        print(json.dumps(result))  # noqa: T201
+        print(json.dumps(result))
     elif good:
         teller.say("everything is stopped and removed; next: `orch init train.py`, then `orch submit job.yaml`")
     return EXIT_OK if good else EXIT_JOB_FAILED

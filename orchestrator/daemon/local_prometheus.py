@@ -47,7 +47,7 @@ class LocalPrometheus:
         )
         for command in self.stack.commands:
             log = os.open(
-                self._folder / f"{os.path.basename(command[0])}.log",  # noqa: PTH119
+                self._folder / f"{os.path.basename(command[0])}.log",  # noqa: PTH119 - a command, not a path
                 os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
                 0o600,
             )

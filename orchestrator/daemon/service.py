@@ -401,7 +401,7 @@ class Service:
         """Begin to stop the daemon."""
         return await self._daemon.begin_shutdown(stop_jobs=stop_jobs, by=caller.user)
 
-    async def prune(self, *, older_than_seconds: float, dry_run: bool, caller: Caller) -> v.PruneReply:  # noqa: ARG002
+    async def prune(self, *, older_than_seconds: float, dry_run: bool, caller: Caller) -> v.PruneReply:  # noqa: ARG002 - the port's signature
         """Remove what is left in the home of jobs that ended long ago; see ``api.views.PruneReply``."""
         daemon = self._daemon
         paths, before = daemon.settings.paths, time.time() - older_than_seconds

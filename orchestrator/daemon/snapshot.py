@@ -128,7 +128,7 @@ def _entry(found: _Found, root: Path, blob: Callable[[str], Path]) -> dict[str, 
     if stat.S_ISLNK(mode):
         target = str(found.path.readlink())
         resolved = Path(os.path.realpath(found.path))
-        if os.path.isabs(target) or not resolved.is_relative_to(Path(os.path.realpath(root))):  # noqa: PTH117
+        if os.path.isabs(target) or not resolved.is_relative_to(Path(os.path.realpath(root))):  # noqa: PTH117 - the link's own text
             raise SnapshotError(
                 f"{found.path} links to {target}, outside of working_dir; put the file itself there, or list the link"
                 " in .gitignore"

@@ -111,7 +111,7 @@ def _interpreter(python: str) -> str:
     """The interpreter itself behind ``python``, which may be a version manager's script. Asked once per file."""
     key = (python, Path(python).stat().st_mtime)
     if key not in _INTERPRETERS:
-        with open(python, "rb") as file:  # noqa: PTH123
+        with open(python, "rb") as file:  # noqa: PTH123 - a user's path, as it was given
             is_script = file.read(2) == b"#!"
         _INTERPRETERS[key] = _ask_interpreter(python) if is_script else python
     return _INTERPRETERS[key]

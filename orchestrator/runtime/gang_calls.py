@@ -61,7 +61,7 @@ class GangCalls:
 
         async def answer(call: object) -> RankLook | None:
             try:
-                found: RankLook | None = await within(LOOK_SECONDS, call)  # type: ignore[arg-type]
+                found: RankLook | None = await within(LOOK_SECONDS, call)  # type: ignore[arg-type]  # Ray's reference is awaitable
             except Exception:  # whatever Ray says of an actor that is dead or out of reach: others have to handle that
                 return None
             return found

@@ -21,7 +21,7 @@ def start_head(options: dict[str, Any]) -> dict[str, Any]:
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    class SmallNode(Node):  # type: ignore[misc]
+    class SmallNode(Node):  # type: ignore[misc]  # Ray is not type-checked
         """A head without the dashboard's server process."""
 
         def start_api_server(self, **_options: Any) -> None:

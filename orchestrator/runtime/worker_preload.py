@@ -6,7 +6,7 @@ on top of that is not.
 
 from __future__ import annotations
 
-import orchestrator.runtime.rank_actor  # noqa: F401
+import orchestrator.runtime.rank_actor  # noqa: F401 - imported for Ray's workers to have it
 from orchestrator.runtime.serializers import forgo_foreign_serializers
 
 forgo_foreign_serializers()

@@ -54,7 +54,7 @@ class Items(Shape[tuple[T, ...]]):
             try:
                 value = self.item.read(item, place, problems)
                 if self._unique and value in values:
-                    raise BadValueError(f"{quoted(str(value))} stands twice in the list", "remove one")  # noqa: TRY301
+                    raise BadValueError(f"{quoted(str(value))} stands twice in the list", "remove one")  # noqa: TRY301 - told with the place, like every other
                 values.append(value)
             except BadValueError as error:
                 report(error, item, place, problems)

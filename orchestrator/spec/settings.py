@@ -114,7 +114,7 @@ class Settings:
         if self.runtime_dir is not None and _fits(self.runtime_dir / f"orch-{digest}.sock"):
             return self.runtime_dir / f"orch-{digest}.sock"
         # Its directory must be made with mode 0700 and its owner checked: anybody can write to /tmp.
-        return Path("/tmp") / f"orch-{self.uid}-{digest}" / "orch.sock"  # noqa: S108
+        return Path("/tmp") / f"orch-{self.uid}-{digest}" / "orch.sock"  # noqa: S108 - its owner is checked
 
     @property
     def paths(self) -> Paths:
@@ -160,7 +160,7 @@ def _number(low: int, high: int) -> _Read:
     return read
 
 
-def _ports(text: str, environ: Mapping[str, str]) -> tuple[int, int]:  # noqa: ARG001
+def _ports(text: str, environ: Mapping[str, str]) -> tuple[int, int]:  # noqa: ARG001 - the readers' signature
     match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", text)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if not first <= last <= 65535 or (first == 0 and last != 0):
@@ -173,7 +173,7 @@ def _yes_or_no(text: str, environ: Mapping[str, str]) -> bool:
 
 
 def _size(low: int) -> _Read:
-    def read(text: str, environ: Mapping[str, str]) -> int:  # noqa: ARG001
+    def read(text: str, environ: Mapping[str, str]) -> int:  # noqa: ARG001 - the readers' signature
         match = _BYTES.fullmatch(text)
         amount = -1 if match is None else int(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2]]
         if amount < low or amount > 10**18:
@@ -184,7 +184,7 @@ def _size(low: int) -> _Read:
 
 
 def _choice(*words: str) -> _Read:
-    def read(text: str, environ: Mapping[str, str]) -> str:  # noqa: ARG001
+    def read(text: str, environ: Mapping[str, str]) -> str:  # noqa: ARG001 - the readers' signature
         if text.lower() not in words:
             raise ValueError(f"not one of {', '.join(words)}")
         return text.lower()
@@ -192,7 +192,7 @@ def _choice(*words: str) -> _Read:
     return read
 
 
-def _address(text: str, environ: Mapping[str, str]) -> str:  # noqa: ARG001
+def _address(text: str, environ: Mapping[str, str]) -> str:  # noqa: ARG001 - the readers' signature
     if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z.-]{0,252}|[0-9A-Fa-f:]{2,45}", text):
         raise ValueError("not an address or a host name; write 127.0.0.1, or 0.0.0.0 for every interface")
     return text

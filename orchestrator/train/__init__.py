@@ -20,10 +20,14 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.reader import Checkpoint
     from orchestrator.train.config import MultiGPUConfig, TrainingMode
     from orchestrator.train.elastic import BatchShare, NotElasticError
+    from orchestrator.train.faults import FaultToleranceManager
     from orchestrator.train.manager import MultiGPUTrainingManager
+    from orchestrator.train.metrics import MetricsCollector
     from orchestrator.train.monitor import PerformanceMonitor
     from orchestrator.train.progress import ProgressPage, ProgressSnapshot
     from orchestrator.train.saving import CheckpointWarning
+    from orchestrator.train.trainer import MultiGPUTrainer
+    from orchestrator.train.trainers import DataParallelTrainer, DistributedDataParallelTrainer, FullyShardedTrainer
     from orchestrator.train.training_context import Context
 
 __all__ = [
@@ -31,7 +35,13 @@ __all__ = [
     "Checkpoint",
     "CheckpointWarning",
     "Context",
+    "DataParallelTrainer",
+    "DistributedDataParallelTrainer",
+    "FaultToleranceManager",
+    "FullyShardedTrainer",
+    "MetricsCollector",
     "MultiGPUConfig",
+    "MultiGPUTrainer",
     "MultiGPUTrainingManager",
     "NotElasticError",
     "PerformanceMonitor",
@@ -42,17 +52,23 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Checkpoint": "orchestrator.checkpoint.reader",
     "BatchShare": "orchestrator.train.elastic",
     "NotElasticError": "orchestrator.train.elastic",
-    "Checkpoint": "orchestrator.checkpoint.reader",
     "CheckpointWarning": "orchestrator.train.saving",
     "Context": "orchestrator.train.training_context",
+    "DataParallelTrainer": "orchestrator.train.trainers",
+    "DistributedDataParallelTrainer": "orchestrator.train.trainers",
+    "FaultToleranceManager": "orchestrator.train.faults",
+    "FullyShardedTrainer": "orchestrator.train.trainers",
+    "MetricsCollector": "orchestrator.train.metrics",
     "MultiGPUConfig": "orchestrator.train.config",
+    "MultiGPUTrainer": "orchestrator.train.trainer",
     "MultiGPUTrainingManager": "orchestrator.train.manager",
     "PerformanceMonitor": "orchestrator.train.monitor",
-    "TrainingMode": "orchestrator.train.config",
     "ProgressPage": "orchestrator.train.progress",
     "ProgressSnapshot": "orchestrator.train.progress",
+    "TrainingMode": "orchestrator.train.config",
 }
 
 

@@ -34,7 +34,7 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 def _rebuilt(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     try:
-        return type(like)(items)  # type: ignore[call-arg]
+        return type(like)(items)  # type: ignore[call-arg]  # a list's or tuple's own type
     except TypeError:
         return items
 

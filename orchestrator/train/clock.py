@@ -105,7 +105,7 @@ class CudaClock:
             self._marks = None
 
     def _note(self, part: Part | None) -> None:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         assert self._marks is not None
         self._marks.append((part, event))
@@ -113,7 +113,7 @@ class CudaClock:
     def take(self) -> Mapping[Part, float]:
         """Mean seconds per step over the measured steps that the device has finished."""
         seconds, steps = [0.0] * len(Part), 0
-        while self._waiting and self._waiting[0][-1][1].query():  # type: ignore[no-untyped-call]
+        while self._waiting and self._waiting[0][-1][1].query():
             marks = self._waiting.popleft()
             steps += 1
             for (_, before), (part, after) in pairwise(marks):

@@ -65,7 +65,7 @@ def only_on_main(error: TrainError, *, rank: int, under_orch: bool = False) -> T
     if rank == 0:
         return error
     if under_orch:
-        print(f"rank {rank} ends with the others: Rank 0 is gone, its error says why", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"rank {rank} ends with the others: Rank 0 is gone, its error says why", file=sys.stderr, flush=True)
     return quiet(error)
 
 

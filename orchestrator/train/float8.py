@@ -36,7 +36,7 @@ class Float8Linear(nn.Linear):
             return super().forward(input)
         dtype = torch.get_autocast_dtype(input.device.type)
         flat = input.reshape(rows, self.in_features).to(dtype)
-        product: Tensor = _Float8Product.apply(flat, self.weight)  # type: ignore[no-untyped-call]
+        product: Tensor = _Float8Product.apply(flat, self.weight)  # type: ignore[no-untyped-call]  # untyped in torch
         if self.bias is not None:
             product = product + self.bias.to(dtype)
         return product.reshape(*input.shape[:-1], self.out_features)
@@ -76,4 +76,4 @@ def _by_column(matrix: Tensor) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch._scaled_mm(left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=dtype)  # noqa: SLF001
+    return torch._scaled_mm(left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=dtype)  # noqa: SLF001 - torch has no public word for it

@@ -39,13 +39,13 @@ class LateNumber:
         """On the CPU the number itself, else the latest one asked for before that has arrived; None before the first."""
         if number.device.type != "cuda":
             return number.item()
-        if self._arrived is not None and self._arrived.query():  # type: ignore[no-untyped-call]
+        if self._arrived is not None and self._arrived.query():
             assert self._host is not None
             self._value, self._arrived = self._host.item(), None
         if self._arrived is None:
             self._host = torch.empty((), dtype=torch.float32, pin_memory=True)
             self._host.copy_(number.detach().reshape(()), non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived = torch.cuda.Event()
             self._arrived.record()
         return self._value
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # missing in torch's stubs
 
 from orchestrator.train import config_rules, context
 from orchestrator.train.environment import read_environment
@@ -159,7 +159,7 @@ def _surroundings(device: torch.device, ctx: Context) -> config_rules.Surroundin
 
 def _join(config: MultiGPUConfig, device: torch.device) -> tuple[Store, bool]:
     if dist.is_initialized():  # the script did it
-        return PrefixStore("orch", dist.distributed_c10d._get_default_store()), False  # noqa: SLF001
+        return PrefixStore("orch", dist.distributed_c10d._get_default_store()), False  # noqa: SLF001 - torch has no public word for it
     backend = config.backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         store, rank, world_size = next(rendezvous("env://", timeout=config.recovery_timeout))

@@ -153,9 +153,9 @@ def log_event(name: str, **values: Any) -> None:
     if structlog is not None and structlog.is_configured():
         structlog.get_logger("orchestrator.train").info(name, **known)
     elif sys.stdout.isatty():
-        print(name, *(f"{key}={value}" for key, value in known.items()), flush=True)  # noqa: T201
+        print(name, *(f"{key}={value}" for key, value in known.items()), flush=True)
     else:
-        print(json.dumps({"event": name, **known}), flush=True)  # noqa: T201
+        print(json.dumps({"event": name, **known}), flush=True)
 
 
 def _short(value: Any) -> Any:

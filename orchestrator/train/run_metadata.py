@@ -44,7 +44,7 @@ class RunMetadata:
         try:
             with open(self._draft, "w", encoding="utf-8") as file:  # noqa: PTH123  (half the time of Path's)
                 file.write(json.dumps(self._known))
-            os.replace(self._draft, self._path)  # noqa: PTH105
+            os.replace(self._draft, self._path)  # noqa: PTH105 - strings: done at every report
         except OSError as error:
             self._works = False
             message = f"{VARIABLE}: {self._path} cannot be written ({error}); the recording lacks epoch and phase"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def synchronise(model: nn.Module, device: torch.device) -> nn.Module:
     """`model` with every batch normalization replaced by one over all ranks; parameters and buffers stay the same."""
     if device.type == "cuda":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # untyped in torch
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return converted
     for module in model.modules():
         kind = _ON_CPU.get(type(module))
@@ -54,11 +54,11 @@ def _normalize(module: _BatchNorm, values: Tensor) -> Tensor:
     channels = values.shape[1]
     flat = values.float().transpose(0, 1).reshape(channels, -1)
     count = torch.full((1,), float(flat.shape[1]))
-    sums: Tensor = _AllReduceSum.apply(torch.cat((flat.sum(dim=1), count)))  # type: ignore[no-untyped-call]
+    sums: Tensor = _AllReduceSum.apply(torch.cat((flat.sum(dim=1), count)))  # type: ignore[no-untyped-call]  # untyped in torch
     samples = sums[-1].detach()
     mean = sums[:-1] / samples
     centred = flat - mean[:, None]  # the squares of the differences: squares minus squared mean would cancel
-    variance: Tensor = _AllReduceSum.apply(centred.square().sum(dim=1)) / samples  # type: ignore[no-untyped-call]
+    variance: Tensor = _AllReduceSum.apply(centred.square().sum(dim=1)) / samples  # type: ignore[no-untyped-call]  # untyped in torch
     _remember(module, mean.detach(), variance.detach(), samples)
     result = centred * torch.rsqrt(variance + module.eps)[:, None]
     if module.weight is not None:
@@ -83,13 +83,13 @@ class _SyncBatchNorm1d(nn.BatchNorm1d):
 
 
 class _SyncBatchNorm2d(nn.BatchNorm2d):
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's signature
         self._check_input_dim(input)
         return _normalize(self, input)
 
 
 class _SyncBatchNorm3d(nn.BatchNorm3d):
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's signature
         self._check_input_dim(input)
         return _normalize(self, input)
 

@@ -273,7 +273,7 @@ class MultiGPUTrainer(ABC):
             if self.precision.scaler is not None:
                 start = self.precision.scaler.scale(start)
             self._exchanging = exchange
-            start.backward()  # type: ignore[no-untyped-call]
+            start.backward()
             self._exchanging = False
         clock.mark(Part.BACKWARD)
         return loss.detach()

@@ -77,7 +77,7 @@ class DistributedDataParallelTrainer(MultiGPUTrainer):
         """From DistributedDataParallel's own measurement, which it takes in one step of a hundred."""
         if not isinstance(self.model, DistributedDataParallel):
             return None
-        times = self.model._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # noqa: SLF001  (its timers have no public name)
+        times = self.model._get_ddp_logging_data()  # noqa: SLF001 - torch has no public word for it
         sent, hidden = times.get("backward_comm_time"), times.get("backward_compute_comm_overlap_time")
         computed = times.get("backward_compute_time")
         if not (isinstance(sent, int) and isinstance(hidden, int) and isinstance(computed, int) and computed > 0):

@@ -307,7 +307,7 @@ def _open_page(environment: RankEnvironment) -> ProgressPage | None:
 
 def _forget_after_fork() -> None:
     """A forked child is not the rank: what it inherits, and a context of its own, leave the parent's page alone."""
-    global _current  # noqa: PLW0603
+    global _current  # noqa: PLW0603 - one of each process
     if _current is not None:
         _current.leave_page()
     _current = None

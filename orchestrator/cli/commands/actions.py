@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK, OrchError
-from orchestrator.cli.commands.shared import Jobs, Json, Quiet  # noqa: TC001 - typer reads them
+from orchestrator.cli.commands.shared import Jobs, Json, Quiet
 from orchestrator.cli.outcome import tell
 from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import print_json

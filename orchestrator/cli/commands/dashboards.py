@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError, DaemonUnreachableError, RefusedError
-from orchestrator.cli.commands.shared import Json  # noqa: TC001 - typer reads them
+from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import print_json
 from orchestrator.telemetry import grafana

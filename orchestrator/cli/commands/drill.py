@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError, RefusedError
-from orchestrator.cli.commands.shared import Job, Json  # noqa: TC001 - typer reads them
+from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import print_json

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
-from orchestrator.cli.commands.shared import Json  # noqa: TC001 - typer reads them
+from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.session import Session
 from orchestrator.cli.units import parse_span
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.commands.shared import Job, JsonLines  # noqa: TC001 - typer reads them
+from orchestrator.cli.commands.shared import Job, JsonLines
 from orchestrator.cli.session import Session
 
 

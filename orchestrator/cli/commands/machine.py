@@ -10,7 +10,7 @@ import typer
 from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableError, DeadlineError
 from orchestrator.api.launch import DemoOptions, Level, ServeOptions
 from orchestrator.cli import local
-from orchestrator.cli.commands.shared import Json, Quiet  # noqa: TC001 - typer reads them
+from orchestrator.cli.commands.shared import Json, Quiet
 from orchestrator.cli.console import clean
 from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import print_json

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK
-from orchestrator.cli.commands.shared import Json  # noqa: TC001 - typer reads them
+from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import print_json

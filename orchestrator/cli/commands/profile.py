@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
-from orchestrator.cli.commands.shared import Job, Json  # noqa: TC001 - typer reads them
+from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.session import Session
 from orchestrator.cli.status_view import note_which
 from orchestrator.cli.submitting import print_json

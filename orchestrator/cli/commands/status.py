@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.commands.shared import Json, Quiet  # noqa: TC001 - typer reads them
+from orchestrator.cli.commands.shared import Json, Quiet
 from orchestrator.cli.session import Session
 from orchestrator.cli.status_view import StatusOptions, show_queue, show_status
 

@@ -84,7 +84,7 @@ def run(
     options = SubmitOptions(
         files=(), overrides=tuple(overrides or ()), dry_run=dry_run, wait=wait, follow=follow, json=json, quiet=quiet
     )
-    return submit_texts(Session(quiet=quiet), [JobText(text, "<orch run>", os.getcwd())], options)  # noqa: PTH109
+    return submit_texts(Session(quiet=quiet), [JobText(text, "<orch run>", os.getcwd())], options)
 
 
 def job_yaml(command: list[str], *, num_workers: int, gpu: float | None, cpu: float | None, name: str | None) -> str:
@@ -114,6 +114,6 @@ def default_name(command: list[str]) -> str:
     script = next((word for word in words if word.endswith((".py", ".sh"))), None)
     if script is None and "-m" in command[:-1]:
         script = command[command.index("-m") + 1].rpartition(".")[2]
-    stem = os.path.basename(script or command[0]).removesuffix(".py").removesuffix(".sh")  # noqa: PTH119
+    stem = os.path.basename(script or command[0]).removesuffix(".py").removesuffix(".sh")
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:NAME_LENGTH].strip("-")
     return name if name[:1].isalpha() else f"job-{name}".strip("-")

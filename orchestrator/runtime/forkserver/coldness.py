@@ -116,7 +116,7 @@ def _module_name(entry: os.DirEntry[str]) -> str | None:
     if dot:
         return stem if suffix in ("py", "pyc") or suffix.endswith("so") else None
     # A folder without __init__ is a namespace package, which never wins over a regular module elsewhere.
-    return stem if os.path.exists(os.path.join(entry.path, "__init__.py")) else None  # noqa: PTH110, PTH118
+    return stem if os.path.exists(os.path.join(entry.path, "__init__.py")) else None
 
 
 def _is_below(origin: str, place: str) -> bool:

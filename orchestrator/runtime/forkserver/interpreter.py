@@ -34,10 +34,10 @@ Run = Callable[[], object]
 def search_path(spawn: Spawn) -> str:
     """What a fresh interpreter would put at sys.path[0]; the process is in its working directory already."""
     if spawn.mode == "module":
-        return os.getcwd()  # noqa: PTH109
+        return os.getcwd()
     if _is_importable(spawn.target):
         return _absolute(spawn.target)
-    return os.path.dirname(os.path.realpath(spawn.target))  # noqa: PTH120
+    return os.path.dirname(os.path.realpath(spawn.target))
 
 
 def restore(spawn: Spawn, baseline: Baseline) -> None:
@@ -65,17 +65,17 @@ def prepare(spawn: Spawn) -> Run:
     main = _fresh_main()
     if spawn.mode == "module":
         sys.argv[:] = ["-m", *spawn.args]
-        return functools.partial(runpy._run_module_as_main, spawn.target)  # type: ignore[attr-defined]  # noqa: SLF001
+        return functools.partial(runpy._run_module_as_main, spawn.target)  # type: ignore[attr-defined]  # noqa: SLF001 - as above
     sys.argv[:] = [spawn.target, *spawn.args]
     if _is_importable(spawn.target):
-        return functools.partial(runpy._run_module_as_main, "__main__", False)  # type: ignore[attr-defined]  # noqa: SLF001
+        return functools.partial(runpy._run_module_as_main, "__main__", False)  # type: ignore[attr-defined]  # noqa: SLF001 - as above
     return _prepare_script(spawn.target, main)
 
 
 def _prepare_script(target: str, main: types.ModuleType) -> Run:
     path = _absolute(target)
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
+        with open(path, "rb") as file:
             source = file.read()
     except OSError as error:
         return functools.partial(_cannot_open, path, error)
@@ -86,7 +86,7 @@ def _prepare_script(target: str, main: types.ModuleType) -> Run:
             if source[:4] != importlib.util.MAGIC_NUMBER:
                 raise RuntimeError("Bad magic number in .pyc file")  # noqa: TRY301 - shown as the script's own
             code = marshal.loads(source[16:])  # noqa: S302 - a .pyc that the user asked to run
-            loader_class = importlib.machinery.SourcelessFileLoader  # type: ignore[assignment]
+            loader_class = importlib.machinery.SourcelessFileLoader  # type: ignore[assignment]  # either reads what was asked for
         else:
             code = compile(source, path, "exec", dont_inherit=True)
     except Exception as error:
@@ -98,7 +98,7 @@ def _prepare_script(target: str, main: types.ModuleType) -> Run:
 
 def _absolute(target: str) -> str:
     """`__file__` of a script, as CPython makes it: joined, not normalised."""
-    return os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118
+    return os.path.join(os.getcwd(), target)
 
 
 def _cannot_open(path: str, error: OSError) -> None:
@@ -139,14 +139,14 @@ def _restore_imported_modules() -> None:
     """What modules remember of the process that imported them."""
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
-        process.ORIGINAL_DIR = os.getcwd()  # noqa: PTH109
+        process.ORIGINAL_DIR = os.getcwd()
         process.current_process().authkey = os.urandom(32)
     tempfile: Any = sys.modules.get("tempfile")
     if tempfile is not None:
         tempfile.tempdir = None
     logging: Any = sys.modules.get("logging")
     if logging is not None and isinstance(logging._startTime, float):  # noqa: SLF001 - nanoseconds from 3.13 on
-        logging._startTime = time.time()  # noqa: SLF001
+        logging._startTime = time.time()  # noqa: SLF001 - as above
 
 
 def _restore_random_state() -> None:

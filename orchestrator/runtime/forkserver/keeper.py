@@ -289,8 +289,8 @@ def _write_durably(path: str, data: bytes) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-    os.rename(temporary, path)  # noqa: PTH104
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # noqa: PTH120
+    os.rename(temporary, path)
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     finally:

@@ -30,7 +30,7 @@ EXIT_NOT_FOUND = 127
 EXIT_NOT_EXECUTABLE = 126
 
 _FIRST_SPARE_FD = 64
-_HERE = os.path.dirname(__file__)  # noqa: PTH120
+_HERE = os.path.dirname(__file__)
 
 
 class Program:

@@ -57,7 +57,7 @@ def set_process_name(name: str) -> None:
 
 def process_name() -> str:
     """The kernel's short name of this process."""
-    with open("/proc/self/comm", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - no pathlib before user code
+    with open("/proc/self/comm", encoding="utf-8", errors="replace") as file:
         return file.read().rstrip("\n")
 
 
@@ -75,7 +75,7 @@ def set_title(text: str) -> None:
 
 def _title_area() -> tuple[int, int]:
     """Where the kernel finds this process's arguments: fields 48 and 49 of its stat file."""
-    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
+    with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b") ")[2].split()
     return int(fields[45]), int(fields[46])
 
@@ -124,13 +124,13 @@ def restore_priorities() -> None:
 
 def oom_score_adjustment() -> int:
     """The calling process's oom_score_adj, -1000 to 1000."""
-    with open("/proc/self/oom_score_adj", encoding="ascii") as file:  # noqa: PTH123
+    with open("/proc/self/oom_score_adj", encoding="ascii") as file:
         return int(file.read())
 
 
 def open_descriptors() -> set[int]:
     """The numbers of this process's open file descriptors."""
-    numbers = {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208
+    numbers = {int(name) for name in os.listdir("/proc/self/fd")}
     # The listing's own descriptor is among them, and closed by now.
     return {number for number in numbers if _is_open(number)}
 
@@ -146,7 +146,7 @@ def _is_open(number: int) -> bool:
 def huge_page_candidates() -> list[int]:
     """Addresses of this process's private writable memory that huge pages could hold, one per huge page."""
     found: list[int] = []
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         for line in maps:
             span, access, _offset, _device, inode, *_name = line.split(maxsplit=5)
             if access == "rw-p" and inode == "0":

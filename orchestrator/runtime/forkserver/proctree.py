@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 
-_HAS_CHILDREN_FILES = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # noqa: PTH110 - CONFIG_PROC_CHILDREN
+_HAS_CHILDREN_FILES = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 def _read(path: str) -> bytes:
@@ -26,8 +26,8 @@ def _children_from_tasks(pid: int) -> list[int]:
     """The children of all threads of a process; empty when it has ended."""
     found: list[int] = []
     try:
-        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:  # noqa: PTH123
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
                 found.extend(int(word) for word in file.read().split())
     except OSError:
         pass
@@ -37,7 +37,7 @@ def _children_from_tasks(pid: int) -> list[int]:
 def _parents() -> dict[int, int]:
     """Every process's parent."""
     parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208
+    for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 stat = _read(f"/proc/{name}/stat")

@@ -57,7 +57,7 @@ def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
     if mode == "store" and "listen" not in named:
         raise BadRequestError("mode 'store' needs the listening socket: pass `listen`")
     cwd = _text(message, "cwd")
-    if not os.path.isabs(cwd):  # noqa: PTH117
+    if not os.path.isabs(cwd):
         raise BadRequestError(f"cwd {cwd!r} is not absolute; the server's own directory means nothing to a job")
     return Spawn(
         mode=mode,

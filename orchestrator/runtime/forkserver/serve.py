@@ -146,7 +146,7 @@ class Server:
     def close(self) -> None:
         """Stops listening and removes the socket's file, if it is still ours."""
         if _identity(self._path) == self._identity:
-            os.unlink(self._path)  # noqa: PTH108
+            os.unlink(self._path)
         self._listener.close()
         for connection in list(self._connections.values()):
             self._drop(connection)
@@ -319,7 +319,7 @@ def _close(fds: list[int]) -> None:
 
 def _identity(path: str) -> tuple[int, int] | None:
     try:
-        stat = os.stat(path)  # noqa: PTH116
+        stat = os.stat(path)
     except OSError:
         return None
     return stat.st_dev, stat.st_ino

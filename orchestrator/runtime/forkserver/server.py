@@ -10,11 +10,11 @@ import sys
 
 _startup_modules = frozenset(sys.modules)
 
-import importlib.util  # noqa: E402 - what an interpreter has imported by itself is recorded first
-import os  # noqa: E402
-from typing import Any  # noqa: E402
+import importlib.util  # noqa: E402 - what an interpreter has imported by itself is recorded first - as above
+import os  # noqa: E402 - as above
+from typing import Any  # noqa: E402 - as above
 
-_HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
+_HERE = os.path.dirname(os.path.realpath(__file__))
 _PACKAGE = "_orch_forkserver"
 
 
@@ -22,7 +22,7 @@ def _load_package() -> Any:
     """Makes this folder a package of a name that no user has, and not on sys.path."""
     if sys.path and os.path.realpath(sys.path[0]) == _HERE:
         del sys.path[0]
-    init = os.path.join(_HERE, "__init__.py")  # noqa: PTH118
+    init = os.path.join(_HERE, "__init__.py")
     spec = importlib.util.spec_from_file_location(_PACKAGE, init, submodule_search_locations=[_HERE])
     assert spec is not None
     assert spec.loader is not None

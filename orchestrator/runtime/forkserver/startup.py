@@ -129,7 +129,7 @@ def _lock(path: str, socket_path: str) -> tuple[int | None, int | None]:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except OSError:
-            if os.path.exists(socket_path) or time.monotonic() > until:  # noqa: PTH110
+            if os.path.exists(socket_path) or time.monotonic() > until:
                 text = os.pread(handle, 32, 0)
                 os.close(handle)
                 return None, int(text) if text.isdigit() else None
@@ -142,7 +142,7 @@ def _lock(path: str, socket_path: str) -> tuple[int | None, int | None]:
 def _listen(path: str) -> socket.socket:
     """A fresh socket file, for this user only. The lock is held, so a file in the way is a dead server's."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # noqa: PTH108
+        os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
     try:

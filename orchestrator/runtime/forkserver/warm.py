@@ -188,7 +188,7 @@ def _import_all(preload: Sequence[str], log: Callable[..., None]) -> tuple[str |
 
 
 def _openblas_setters() -> Iterator[Callable[[int], object]]:
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
     for path in sorted(paths):
         library = ctypes.CDLL(path)
@@ -223,11 +223,11 @@ def _no_gpu(torch: Any) -> Iterator[None]:
 
 
 def _check_servable() -> None:
-    threads = os.listdir("/proc/self/task")  # noqa: PTH208
+    threads = os.listdir("/proc/self/task")
     if len(threads) != 1:
         raise NotServableError(f"importing left {len(threads)} threads; forks of such a process can deadlock")
     for number in linux.open_descriptors():
-        target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+        target = os.readlink(f"/proc/self/fd/{number}")
         if target.startswith(_DEVICE_FILES):
             raise NotServableError(f"importing opened {target}; a driver's state does not survive a fork")
     torch = sys.modules.get("torch")
