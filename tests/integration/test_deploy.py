@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+import jsonschema
 import pytest
 import yaml
 
@@ -28,6 +29,7 @@ from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry import local_prometheus as lp
 from tests.integration import npm
 from tests.integration.test_boards import PACKAGES as GRAFANA_PACKAGES
+from tests.support.kuberay import RAY_CLUSTER
 from tests.unit.core.builders import ID, submission
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -343,21 +345,34 @@ def test_pods_of_the_ray_cluster_fit_kubernetes_schemas(objects: list[dict[str, 
             kubernetes_validate.validate(broken, KUBERNETES, strict=True)
 
 
-def test_the_ray_cluster_has_the_shape_that_kuberay_documents(objects: list[dict[str, Any]]) -> None:
-    """By structure only: KubeRay's schema is in no package registry."""
+def test_the_ray_cluster_fits_kuberays_types(objects: list[dict[str, Any]]) -> None:
     cluster = of_kind(objects, "RayCluster")
-    assert cluster["apiVersion"] == "ray.io/v1"
-    assert set(cluster["spec"]) <= {"rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs"}
-    head, workers = cluster["spec"]["headGroupSpec"], cluster["spec"]["workerGroupSpecs"]
-    assert set(head) == {"serviceType", "rayStartParams", "template"}
-    for group in workers:
-        assert set(group) == {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+    jsonschema.validate(cluster, RAY_CLUSTER)
+    for group in cluster["spec"]["workerGroupSpecs"]:
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-    for group in (head, *workers):
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values()), "KubeRay wants texts"
     constraint = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert constraint
     assert cluster["spec"]["rayVersion"] == constraint[1]
+
+
+@pytest.mark.parametrize(
+    ("group", "field", "value"),
+    [
+        ("headGroupSpec", "rayStartParams", {"num-cpus": 0}),
+        ("headGroupSpec", "serviceTyp", "ClusterIP"),
+        ("workerGroupSpecs", "replicas", "1"),
+        ("workerGroupSpecs", "minReplicas", None),
+        ("workerGroupSpecs", "replica", 1),
+    ],
+)
+def test_a_ray_cluster_that_does_not_fit_kuberays_types(
+    objects: list[dict[str, Any]], group: str, field: str, value: object
+) -> None:
+    cluster = copy.deepcopy(of_kind(objects, "RayCluster"))
+    changed = cluster["spec"][group]
+    (changed[0] if isinstance(changed, list) else changed)[field] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(cluster, RAY_CLUSTER)
 
 
 def test_pods_have_the_least_rights(objects: list[dict[str, Any]]) -> None:
