@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -63,6 +63,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return 0 if shared == "breakable" else 1 if item.path.name in LONG else 2 if shared else 3
 
     items.sort(key=order)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what the daemon had said last."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if isinstance(value, Stack):
+                report.sections.append((f"{name}: end of the daemon's log", value.daemon_log()))
+    return report
 
 
 @pytest.fixture(scope="session")

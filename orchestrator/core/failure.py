@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from orchestrator.core.job import Exit, Job
     from orchestrator.core.signatures import Signature
 
-SETTLE_SECONDS = 0.25  # how long a collateral error waits for the death that caused it
+# How long a collateral error waits for the end that caused it: a process that ends by itself closes its connections long before
+# it is gone, on a busy machine or with a GPU's context to take down.
+SETTLE_SECONDS = 3.0
 KEEP_GANG_SECONDS = 10.0  # a longer back-off gives the GPUs back meanwhile
 
 _FRESH_GANG = frozenset({"startup_timeout", "gpu_lost", "gpu_ecc", "gpu_xid"})  # the same place would fail the same way

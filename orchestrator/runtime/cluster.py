@@ -14,7 +14,6 @@ import secrets
 import shutil
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +26,7 @@ from orchestrator.runtime.gpu_holds import GpuHolds, still_there
 from orchestrator.runtime.head_processes import Head, clear_sessions, is_alive, kill_session, ray_environment
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
 from orchestrator.runtime.node_dir import fork_socket, make_private, node_directory, page_directory
+from orchestrator.runtime.own_thread import in_own_thread
 from orchestrator.runtime.prestart import (
     GUEST_KEEP_ALIVE_SECONDS,
     KEEP_ALIVE_SECONDS,
@@ -53,6 +53,11 @@ AGAIN_SECONDS: Final = 5.0  # a driver that hangs must not hold up what is known
 SETTLE_SECONDS: Final = 0.3  # Ray's own numbers trail what happened by less
 LOOPBACK: Final = "127.0.0.1"
 RAYLET_PID: Final = "RAY_RAYLET_PID"
+RECONNECT_SECONDS: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
+OF_THE_DRIVER: Final = (RAYLET_PID, RECONNECT_SECONDS)
+CALLS_AT_ONCE: Final = 8
+FOR_EVER_SECONDS: Final = 10**6
+LEAVE_SECONDS: Final = 120.0  # two seconds as a rule, more where calls to the dead head are still under way
 SYSTEM_CONFIG: Final = {
     # Idle workers have imported what a rank actor needs, and no more, before one is asked of them.
     "preload_python_modules": ["orchestrator.runtime.worker_preload"],
@@ -97,7 +102,7 @@ class Cluster:
         self._on_lost = on_lost
         self._own_groups = own_groups
         self.namespace = namespace(paths.home)
-        self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="ray")
+        self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
         self._token: str | None = None
         self._head: Head | None = None
         self._watch: list[int] = []
@@ -115,10 +120,12 @@ class Cluster:
         self.epoch = 0  # heads that have died: what was begun under one must not go on under the next
 
     async def call(self, function: Callable[..., Any], *args: Any, seconds: float = CALL_SECONDS, **kwargs: Any) -> Any:
-        """Run a blocking call of Ray in a thread. Raises TimeoutError; the thread is left to finish."""
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(seconds):
-            return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
+        """Run a blocking call of Ray in a thread of its own. Raises TimeoutError; the thread is left to finish.
+
+        A call to a head that has died may never return: it holds up neither other calls nor the end of the process.
+        """
+        async with asyncio.timeout(seconds), self._turns:
+            return await in_own_thread(lambda: function(*args, **kwargs))
 
     async def start(self) -> None:
         """Find or start the head, connect, and put an agent on every node. Raises ClusterError."""
@@ -130,6 +137,8 @@ class Cluster:
         os.environ[RAYLET_PID] = str(os.getpid())
         address = self._options.address
         if address is None:
+            # Ray ends a driver that was asking a head that has died, a minute later. Here the head is started again.
+            os.environ[RECONNECT_SECONDS] = str(FOR_EVER_SECONDS)
             self._prepare_environment()
             self._head = await self._find_head() or await self._start_head()
             address = self._head.gcs_address
@@ -214,7 +223,7 @@ class Cluster:
         path = self._own_fork_socket()
         make_private(self.node_dir("local"))
         path.parent.mkdir(parents=True, exist_ok=True)
-        env = {name: value for name, value in os.environ.items() if name != RAYLET_PID}
+        env = {name: value for name, value in os.environ.items() if name not in OF_THE_DRIVER}
         return start_fork_server(sys.executable, path, path.with_suffix(".log"), PRELOAD, env=env)
 
     async def _launch_head(self) -> Head:
@@ -240,7 +249,7 @@ class Cluster:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
             cwd="/",
-            env={name: value for name, value in os.environ.items() if name != RAYLET_PID},
+            env={name: value for name, value in os.environ.items() if name not in OF_THE_DRIVER},
         )
         try:
             async with asyncio.timeout(HEAD_SECONDS):
@@ -310,6 +319,7 @@ class Cluster:
     async def restart(self) -> None:
         """After the head's death: clear away what is left of it, start another, connect."""
         self._unwatch_head()
+        self._turns = asyncio.Semaphore(CALLS_AT_ONCE)  # calls to the dead head may keep theirs
         self.agents, self.reports, self.lost_gpus = {}, {}, {}
         self.holds.forget_all()
         for task in self._meetings.values():
@@ -330,7 +340,7 @@ class Cluster:
 
     async def _leave(self) -> None:
         with contextlib.suppress(Exception):
-            await self.call(_disconnect)
+            await within(LEAVE_SECONDS, in_own_thread(_disconnect))
 
     def node_dir(self, node_id: str) -> Path:
         """A node's directory. The embedded head's outlives it: fork servers and locks are found again by the next one."""
@@ -356,7 +366,6 @@ class Cluster:
             (self._paths.ray / "head.json").unlink(missing_ok=True)
             self._head = None
             await asyncio.to_thread(self._remove_node_state)
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _shut_down(self, agent: Any) -> None:
         with contextlib.suppress(Exception):

@@ -47,7 +47,7 @@ def _setting(default: Any, unit: str, help_text: str) -> Any:
 class MultiGPUConfig:
     """The settings of a training run. Raises ConfigError with everything that is wrong, each with its remedy.
 
-    A default of None is filled in: from the launcher's environment (world_size, rank, local_rank), from the device
+    A duration is a timedelta or a number of seconds. A default of None is filled in: from the launcher's environment (world_size, rank, local_rank), from the device
     (backend, pin_memory, precision auto), or from another field. docs/training.md lists unit, default and effect.
     """
 
@@ -130,6 +130,8 @@ class MultiGPUConfig:
     """Whether job.yaml's `trainer:` is in here already: no setting; the manager adds it where it is not."""
 
     def __post_init__(self) -> None:
+        for name in config_rules.DURATIONS:  # in Python, a number is seconds
+            object.__setattr__(self, name, config_rules.as_duration(getattr(self, name)))
         wrong = dict(config_rules.wrong_values(self))
         problems = [*wrong.values(), *config_rules.disagreeing_aliases(self)]
         asked_rank = self.rank

@@ -29,7 +29,7 @@ _OPTIONAL_POSITIVE_INTEGERS = (
 _NATURAL_NUMBERS = ("num_workers", "max_nonfinite_steps", "seed")
 _OPTIONAL_NATURAL_NUMBERS = ("rank", "local_rank")
 _OPTIONAL_POSITIVE = ("max_grad_norm", "bucket_cap_mb", "flops_per_sample", "peak_flops")
-_DURATIONS = ("timeout", "recovery_timeout", "log_interval")
+DURATIONS = ("timeout", "recovery_timeout", "log_interval")
 _SWITCHES = (
     *("use_gradient_checkpointing", "compile", "find_unused_parameters", "broadcast_buffers", "sync_bn"),
     *("use_gradient_as_bucket_view", "static_graph", "shuffle", "enable_fault_tolerance", "oom_retry"),
@@ -53,6 +53,13 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
+def as_duration(value: Any) -> Any:
+    """A number as that many seconds; anything else as it is."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < timedelta.max.total_seconds():
+        return timedelta(seconds=value)
+    return value
+
+
 def _is_duration(value: Any) -> bool:
     return isinstance(value, timedelta) and value > timedelta()
 
@@ -67,7 +74,7 @@ _RANGES: tuple[tuple[tuple[str, ...], bool, Callable[[Any], bool], str], ...] = 
     (_NATURAL_NUMBERS, False, _is_natural, "write a whole number of at least 0"),
     (_OPTIONAL_NATURAL_NUMBERS, True, _is_natural, "write a whole number of at least 0"),
     (_OPTIONAL_POSITIVE, True, _is_positive, "write a number above 0"),
-    (_DURATIONS, False, _is_duration, "write a duration above 0: timedelta(minutes=5) or, in YAML, 5m"),
+    (DURATIONS, False, _is_duration, "write seconds above 0, timedelta(minutes=5) or, in YAML, 5m"),
     (_SWITCHES, False, _is_switch, "write true or false"),
     (_OPTIONAL_SWITCHES, True, _is_switch, "write true or false"),
 )

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from orchestrator.train.trainer import MetricFunction, OptimizerFactory, SchedulerFactory, StepResult
     from orchestrator.train.training_context import Context
 
+NOTHING_LEFT = (
+    "an earlier start has done all of it: train for more epochs or steps, or save to another ORCH_CHECKPOINT_DIR"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
@@ -154,13 +158,15 @@ class MultiGPUTrainingManager:
             limits.append(epochs * -(-train.batches // self.trainer.accumulate))
         reporter.total_steps = min((limit for limit in limits if limit is not None), default=None)
         self._max_steps = max_steps
-        epoch = 0
+        epoch, first_step = 0, self.progress.step
         while (epochs is None or epoch < epochs) and not (self._at_limit() and epoch >= self.progress.epoch):
             self.train_epoch(train.loader, epoch)
             for feed in validate:
                 self.validate_epoch(feed.loader)
             epoch += 1
         self._traced(self._tracer.finish())
+        if first_step and self.progress.step == first_step:
+            reporter.event("train.nothing_left", step=first_step, advice=NOTHING_LEFT)
         with self._one_voice():
             self._save()
         return FitResult(history=tuple(self.progress.history), summary=self.summary())

@@ -6,6 +6,8 @@ Where they are used and what stands in for them: docs/decisions/runtime.md.
 from __future__ import annotations
 
 import inspect
+import mmap
+from pathlib import Path
 
 import psutil
 
@@ -80,3 +82,20 @@ def test_what_is_free_on_each_node_can_be_asked() -> None:
     from ray._private import state
 
     assert not inspect.signature(state.available_resources_per_node).parameters
+
+
+def test_a_driver_can_be_told_to_outlive_its_head() -> None:
+    """Tried by hand, too: with a call under way when the head dies, a driver ends 60 s later, and lives on with this."""
+    import ray._raylet
+
+    from orchestrator.runtime.cluster import RECONNECT_SECONDS
+
+    with Path(ray._raylet.__file__).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
+        assert library.find(RECONNECT_SECONDS.removeprefix("RAY_").encode()) > 0
+
+
+def test_the_setting_is_the_daemons_own(stack: Stack) -> None:
+    from orchestrator.runtime.cluster import OF_THE_DRIVER
+
+    for pid in stack.head_pids().values():
+        assert not set(OF_THE_DRIVER) & psutil.Process(pid).environ().keys()

@@ -90,6 +90,13 @@ class Stack:
         """The end of what daemons started by ``serve`` have said."""
         return (self.home / "serve.log").read_text()[-3000:]
 
+    def daemon_log(self) -> str:
+        """The end of what the daemon started by ``up`` has said."""
+        try:
+            return (self.settings.paths.run / "daemon.log").read_text()[-6000:]
+        except OSError as error:
+            return str(error)
+
     def daemon_pid(self) -> int:
         return self.client.health().pid
 

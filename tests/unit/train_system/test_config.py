@@ -60,7 +60,7 @@ def test_the_source_example_is_a_valid_configuration() -> None:
         fp16_compression=True,
         enable_fault_tolerance=True,
         checkpoint_frequency=1000,
-        recovery_timeout=timedelta(seconds=300),
+        recovery_timeout=300,
         use_gradient_as_bucket_view=True,
         reduce_bucket_size=25 * 1024 * 1024,
         bucket_cap_mb=25,
@@ -71,6 +71,7 @@ def test_the_source_example_is_a_valid_configuration() -> None:
     )
     assert config.precision == "auto"
     assert config.fp16_compression is config.use_fp16_allreduce is True
+    assert config.recovery_timeout == timedelta(minutes=5)
 
 
 def test_every_conflict_is_told_at_once_each_with_a_remedy() -> None:
@@ -102,7 +103,7 @@ def test_every_wrong_value_is_told_at_once() -> None:
         gradient_accumulation_steps=True,
         max_grad_norm=-1,
         num_workers=-1,
-        timeout=30,
+        timeout="30",
         training_mode="tensor_parallel",
         precision="int4",
         backend="mpi2",

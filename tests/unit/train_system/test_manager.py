@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -458,9 +459,14 @@ def test_stopped_in_an_epoch_and_gone_on_is_as_if_never_stopped(
             assert mine[name] == theirs[name]
 
 
-def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_repeated_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    structlog.reset_defaults()  # another test's capture_logs() leaves it set up
     _, first = run_to(tmp_path, 2)
+    assert "nothing_left" not in capsys.readouterr().out
     model, again = run_to(tmp_path, 2)
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()][-1]
+    assert (said["event"], said["step"]) == ("train.nothing_left", 16)
+    assert "ORCH_CHECKPOINT_DIR" in said["advice"]
     assert again.progress.step == first.progress.step == 16
     assert again.progress.history == first.progress.history
     _, longer = run_to(tmp_path, 3)

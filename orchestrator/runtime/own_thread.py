@@ -1,0 +1,45 @@
+"""A blocking call in a thread of its own, for calls that may never return.
+
+A thread of a pool that waits for ever is missing in the pool, and keeps the interpreter from ending; these do neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+async def in_own_thread(function: Callable[[], T]) -> T:
+    """What ``function()`` gives or raises. Cancelled, it leaves the thread to itself, and what comes of it is dropped."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(value: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)  # type: ignore[arg-type]  # there is no error: it is what the function gave
+
+    def run() -> None:
+        value: T | None = None
+        error: BaseException | None = None
+        try:
+            value = function()
+        except StopIteration as stop:  # which a future cannot carry
+            error = RuntimeError(f"StopIteration: {stop}")
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(deliver, value, error)
+
+    threading.Thread(target=run, name=f"call {getattr(function, '__name__', '')}", daemon=True).start()
+    return await future
