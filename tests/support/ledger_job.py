@@ -87,9 +87,17 @@ class Job:
             time.sleep(0.01)
 
     def is_over(self, step: int) -> bool:
-        """As many steps as asked for are done, or the file that ends the job is there."""
+        """As many steps as asked for are done, or the file that ends the job is there: ranks that meet agree on that."""
         steps, until = self.options.get("steps"), self.options.get("until")
-        return (steps is not None and step >= steps) or (until is not None and Path(until).exists())
+        over = (steps is not None and step >= steps) or (until is not None and Path(until).exists())
+        if not self.options.get("collective"):
+            return over
+        import torch
+        import torch.distributed as dist
+
+        seen = torch.tensor([float(over)])
+        dist.all_reduce(seen, dist.ReduceOp.MAX)
+        return bool(seen)
 
     def one_step(self, step: int) -> None:
         """A fault if one is due, then the step: on the ledger, reported, and saved when it is time."""
