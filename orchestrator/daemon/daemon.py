@@ -95,6 +95,7 @@ class Daemon:
         self._stopping = asyncio.Event()
         self._stop_jobs = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.deaf_tasks: set[asyncio.Task[Any]] = set()  # those that did not end when they were told to
         self._failure: BaseException | None = None
         self.loop = Loop(
             store=self.store,
@@ -347,8 +348,8 @@ class Daemon:
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            _, deaf = await asyncio.wait(self._tasks, timeout=TASKS_END_SECONDS)
-            for task in deaf:
+            _, self.deaf_tasks = await asyncio.wait(self._tasks, timeout=TASKS_END_SECONDS)
+            for task in self.deaf_tasks:
                 self.log.error("daemon.task_does_not_end", task=task.get_name())
         await self.gangs.close()
         await self.cluster.stop(stop_head=not busy and self._failure is None)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 from orchestrator.api.app import create_control_app
@@ -70,6 +71,12 @@ async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, s
         await _serve_on(daemon, control, settings, options)
     finally:
         control.release()
+        if daemon.deaf_tasks:  # which asyncio.run would wait for without an end; everything that matters is closed
+            failed = sys.exception()
+            if failed is not None:
+                traceback.print_exception(failed)
+            sys.stderr.flush()
+            os._exit(1 if failed else 0)
 
 
 async def _serve_on(daemon: Daemon, control: ControlSocket, settings: Settings, options: ServeOptions) -> None:

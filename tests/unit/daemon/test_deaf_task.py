@@ -1,0 +1,59 @@
+"""A background task that does not end when it is told to does not keep the daemon from ending."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import asyncio, os, sys
+from orchestrator.api.launch import ServeOptions
+from orchestrator.daemon import daemon, serve
+from orchestrator.spec.settings import Settings
+
+daemon.TASKS_END_SECONDS = 0.2
+
+async def deaf():
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+class Daemon(daemon.Daemon):
+    async def start(self):
+        self._spawn(deaf())
+        await asyncio.sleep(0)
+        if sys.argv[1] == "fails":
+            self._failure = ValueError("what it died of")
+        self.stop()
+
+serve.Daemon = Daemon
+sys.exit(serve.serve(Settings.from_environ(os.environ), ServeOptions(read_listen="")))
+"""
+
+
+def end_of_a_daemon(home: Path, how: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, how],
+        env={**os.environ, "ORCH_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_it_is_named_and_left_behind(tmp_path: Path) -> None:
+    done = end_of_a_daemon(tmp_path / "home", "ends")
+    assert done.returncode == 0, done.stderr
+    assert "daemon.task_does_not_end" in done.stderr
+    assert not (tmp_path / "home/run/orch.sock").exists()
+
+
+def test_what_the_daemon_died_of_is_still_told(tmp_path: Path) -> None:
+    done = end_of_a_daemon(tmp_path / "home", "fails")
+    assert done.returncode == 1
+    assert "ValueError: what it died of" in done.stderr
