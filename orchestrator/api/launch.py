@@ -81,6 +81,8 @@ class UpReply:
     seconds: float
     address: str
     read_address: str = ""
+    prometheus_url: str = ""
+    alertmanager_url: str = ""
     log_file: str = ""
 
 

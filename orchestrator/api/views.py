@@ -378,6 +378,8 @@ class HealthView(View):
     ray_address: str = ""
     simulated_gpus: int = 0
     read_address: str = ""
+    prometheus_url: str = ""
+    alertmanager_url: str = ""
     counts: dict[str, int] = field(default_factory=dict)
     nodes: int = 0
     gpus_total: float = 0.0

@@ -78,7 +78,7 @@ class Daemon:
         self.log = get_logger("orch.daemon")
         self.changes = Changes(int(time.time() * 1000))
         self.ready = asyncio.Event()
-        self.read_address = ""
+        self.read_address = self.prometheus_url = self.alertmanager_url = ""
         self.store = SqliteStore.open(
             settings.paths.store, reserve=settings.paths.reserve, reserve_bytes=settings.reserve_bytes
         )

@@ -95,10 +95,11 @@ async def _serve_on(daemon: Daemon, control: ControlSocket, settings: Settings, 
     state.write_text(json.dumps({"pid": os.getpid(), "read_address": daemon.read_address}))
     prometheus = LocalPrometheus(settings.home / "prometheus")
     try:
-        await daemon.start()
         if options.with_prometheus:
             stack = await prometheus.start(daemon.read_address, options.token_file)
+            daemon.prometheus_url, daemon.alertmanager_url = stack.prometheus_url, stack.alertmanager_url or ""
             daemon.log.info("prometheus.started", url=stack.prometheus_url, alertmanager=stack.alertmanager_url)
+        await daemon.start()
         await daemon.run()
     finally:
         await prometheus.stop()

@@ -300,6 +300,8 @@ class Service:
             ray_address=daemon.cluster.address,
             simulated_gpus=daemon.simulated_gpus(),
             read_address=daemon.read_address,
+            prometheus_url=daemon.prometheus_url,
+            alertmanager_url=daemon.alertmanager_url,
             counts={state.value: count for state, count in counts.items()},
             nodes=sum(n.alive for n in nodes),
             gpus_total=sum(n.gpus for n in nodes if n.alive),

@@ -82,6 +82,8 @@ def _reply(settings: Settings, health: HealthView, *, started: bool, began: floa
         seconds=time.monotonic() - began,
         address=str(settings.socket),
         read_address=health.read_address,
+        prometheus_url=health.prometheus_url,
+        alertmanager_url=health.alertmanager_url,
         log_file=str(settings.paths.daemon_log),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import urllib.parse
 import urllib.request
@@ -24,14 +23,10 @@ def _query(url: str, expression: str) -> list[dict[str, object]]:
 def test_daemon_and_exporters_are_scraped_and_everything_stops_with_the_daemon() -> None:
     stack = Stack(simulate_gpus=2, extra=("--with-prometheus",))
     try:
-        stack.up()
-        log = stack.settings.paths.daemon_log
-
-        def started() -> str | None:
-            found = re.search(r'"url": "([^"]+)"[^\n]*prometheus.started', log.read_text())
-            return found[1] if found else None
-
-        url = wait_until("Prometheus is started", started)
+        told = stack.up()
+        url = told["prometheus_url"]
+        again = stack.orch("up").stderr
+        assert {f"Prometheus: {url}", f"Alertmanager: {told['alertmanager_url']}"} <= set(again.splitlines())
         wait_until("the daemon is scraped", lambda: _ready(url, 'up{job="orch-daemon"} == 1', 1), 60, 0.5)
         wait_until("both exporters are scraped", lambda: _ready(url, "orch_gpu_info", 2), 60, 0.5)
         pids = [int(pid) for pid in json.loads((stack.home / "prometheus" / "pids.json").read_text())]

@@ -78,6 +78,10 @@ def up(
         session.console.print(f"the daemon runs already (process {reply.pid})")
     if reply.read_address:
         session.console.note(f"metrics: http://{reply.read_address}/metrics")
+    if reply.prometheus_url:
+        session.console.note(f"Prometheus: {reply.prometheus_url}")
+    if reply.alertmanager_url:
+        session.console.note(f"Alertmanager: {reply.alertmanager_url}")
     return EXIT_OK
 
 
