@@ -52,7 +52,7 @@ class OneOfEach(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
     """In place of ``--dist loadfile``'s own."""
-    return OneOfEach(config, log) if config.getvalue("dist") == "loadfile" else None
+    return OneOfEach(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -155,7 +155,7 @@ class LocalStorage:
 
     def read(self, path: str) -> memoryview:
         """See Storage."""
-        with open(self.root / path, "rb", buffering=0) as file:
+        with open(self.root / path, "rb", buffering=0) as file:  # straight into the memory
             content, at = writable(os.fstat(file.fileno()).st_size), 0
             while at < len(content):
                 count = file.readinto(content[at:])

@@ -148,7 +148,7 @@ class WatchedFiles:
         base = self._base()
         found: list[str] = []
         for match in sorted(self._globbed()):
-            path = os.path.normpath(os.path.join(self._settings.directory, match))
+            path = os.path.normpath(os.path.join(self._settings.directory, match))  # keeps links as they are
             inside = os.path.realpath(path) == os.path.join(base, os.path.relpath(path, self._fixed()))
             if inside and path != self._fixed() and not any(path.startswith(f"{outer}/") for outer in found):
                 found.append(path)
@@ -330,7 +330,7 @@ def _check_safetensors(path: str, size: int) -> None:
 
 
 def _delete(path: str) -> None:
-    if os.path.islink(path):
+    if os.path.islink(path):  # never followed, and not ours
         return
     if os.path.isdir(path):
         shutil.rmtree(path)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from orchestrator.core.job import Exit, Job
     from orchestrator.core.signatures import Signature
 
-# How long a collateral error waits for the end that caused it: a process that ends by itself closes its connections long before
-# it is gone, on a busy machine or with a GPU's context to take down.
+# How long a collateral error waits for the end that caused it: a process that ends by itself closes its connections before it
+# is gone, by more than 0.25 s on a busy machine.
 SETTLE_SECONDS = 3.0
 KEEP_GANG_SECONDS = 10.0  # a longer back-off gives the GPUs back meanwhile
 

@@ -68,9 +68,9 @@ def ancestors(pid: int, proc: Path = PROC) -> tuple[int, ...]:
 def _thread_times(tasks: str) -> dict[str, int]:
     """Nanoseconds running or ready to run, by thread. Plain strings: there are dozens of threads in a rank."""
     busy: dict[str, int] = {}
-    for thread in os.listdir(tasks):  # as above
+    for thread in os.listdir(tasks):
         try:
-            with open(f"{tasks}/{thread}/schedstat", "rb") as file:  # as above
+            with open(f"{tasks}/{thread}/schedstat", "rb") as file:
                 run, ready, _slices = file.read().split()
         except (FileNotFoundError, ProcessLookupError):
             continue  # that thread ended meanwhile

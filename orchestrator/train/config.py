@@ -47,8 +47,9 @@ def _setting(default: Any, unit: str, help_text: str) -> Any:
 class MultiGPUConfig:
     """The settings of a training run. Raises ConfigError with everything that is wrong, each with its remedy.
 
-    A duration is a timedelta or a number of seconds. A default of None is filled in: from the launcher's environment (world_size, rank, local_rank), from the device
-    (backend, pin_memory, precision auto), or from another field. docs/training.md lists unit, default and effect.
+    A duration is a timedelta or a number of seconds. A default of None is filled in: from the launcher's environment
+    (world_size, rank, local_rank), from the device (backend, pin_memory, precision auto), or from another field.
+    docs/training.md lists unit, default and effect.
     """
 
     training_mode: TrainingMode = _setting(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 
-_HAS_CHILDREN_FILES = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+_HAS_CHILDREN_FILES = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # CONFIG_PROC_CHILDREN
 
 
 def _read(path: str) -> bytes:

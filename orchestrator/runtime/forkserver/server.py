@@ -10,7 +10,7 @@ import sys
 
 _startup_modules = frozenset(sys.modules)
 
-import importlib.util  # noqa: E402 - what an interpreter has imported by itself is recorded first - as above
+import importlib.util  # noqa: E402 - what an interpreter has imported by itself is recorded first
 import os  # noqa: E402 - as above
 from typing import Any  # noqa: E402 - as above
 
