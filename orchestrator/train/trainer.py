@@ -154,6 +154,10 @@ class MultiGPUTrainer(ABC):
     def alone(self) -> AbstractContextManager[Any]:
         """Within this, backward passes add up gradients without sending them to other ranks."""
 
+    def first_of_static_graph(self) -> bool:
+        """Whether this backward pass has to reduce gradients, wherever in the step it is. Asked before each, once."""
+        return False
+
     def communication_share(self) -> float | None:
         """The share of the backward pass that is spent waiting for other ranks; None when nobody measures it."""
         return None
@@ -254,7 +258,7 @@ class MultiGPUTrainer(ABC):
         return torch.stack(losses).mean()
 
     def _part(self, batch: Any, weight: float, *, last: bool) -> Tensor:
-        if last:
+        if self.first_of_static_graph() or last:
             return self._forward_backward(batch, weight, exchange=self.place.distributed)
         with self.alone():
             return self._forward_backward(batch, weight, exchange=False)

@@ -48,10 +48,13 @@ class DataParallelTrainer(MultiGPUTrainer):
 class DistributedDataParallelTrainer(MultiGPUTrainer):
     """The whole model in each rank; gradients are averaged while the backward pass still runs. One rank needs no wrapper."""
 
+    _unlearned = False  # a static graph
+
     def wrap(self, module: nn.Module) -> nn.Module:
         """Wrap `module` with every option of DistributedDataParallel that is configured."""
         if not self.place.distributed:
             return module
+        self._unlearned = self.config.static_graph
         config, device = self.config, self.place.device
         buffers: dict[str, Any] = {} if config.broadcast_buffers else {_BUFFER_OPTION: False}
         wrapped = DistributedDataParallel(
@@ -68,6 +71,11 @@ class DistributedDataParallelTrainer(MultiGPUTrainer):
 
             wrapped.register_comm_hook(state=None, hook=fp16_compress_hook)
         return wrapped
+
+    def first_of_static_graph(self) -> bool:
+        """A static graph is learned in the first backward pass, which must reduce; the sum over the step stays the same."""
+        first, self._unlearned = self._unlearned, False
+        return first
 
     def alone(self) -> AbstractContextManager[Any]:
         """Add gradients up without reducing them."""

@@ -77,6 +77,16 @@ def whole_batch(place: Place) -> Any:
 
 
 @scenario
+def static_accumulated(place: Place) -> Any:
+    """The source's advanced configuration has both: each by itself works, and torch fails at the two together."""
+    trainer = prepared(place, linear_model(), static_graph=True, gradient_accumulation_steps=2)
+    for inputs, targets in (mine(place, batch) for batch in global_batches()):
+        for part in (slice(0, 4), slice(4, 8)):
+            trainer.train_step((inputs[part], targets[part]))
+    return state_of(trainer.module)
+
+
+@scenario
 def clipped(place: Place) -> Any:
     trainer = prepared(place, linear_model(), max_grad_norm=0.05)
     norms = [float(result.grad_norm) for result in train(trainer) if result.grad_norm is not None]
