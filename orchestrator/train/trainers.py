@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from orchestrator.train.config import TrainingMode
@@ -112,8 +113,13 @@ class FullyShardedTrainer(MultiGPUTrainer):
         mesh = init_device_mesh(self.place.device.type, (self.place.world_size,))
         lower = self.precision.dtype
         policy = MixedPrecisionPolicy() if lower is None else MixedPrecisionPolicy(lower, torch.float32)
+        # Batch normalization takes a lower precision in, but not for its weights beside its fp32 statistics.
+        whole = [part for part in module.modules() if lower is not None and isinstance(part, _BatchNorm)]
+        for norm in whole:
+            fully_shard(norm, mesh=mesh, mp_policy=MixedPrecisionPolicy())
         for block in find_blocks(module):
-            fully_shard(block, mesh=mesh, mp_policy=policy)
+            if block not in whole:
+                fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(module, mesh=mesh, mp_policy=policy)
         return module
 

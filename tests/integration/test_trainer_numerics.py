@@ -70,6 +70,13 @@ def test_clipping_is_of_the_whole_gradient(found: list[dict[str, Any]]) -> None:
     assert min(found[0]["clipped"]["norms"]) > 0.05, "else nothing would have been clipped"
 
 
+@pytest.mark.parametrize("sync", [False, True])
+def test_batch_normalization_is_sharded_in_lower_precision_too(found: list[dict[str, Any]], sync: bool) -> None:
+    full, lower = found[0]["sharded_batch_norm"][sync]
+    assert lower == pytest.approx(full, rel=0.05)
+    assert lower != full
+
+
 def test_accumulation_with_a_static_graph_equals_the_large_batch(found: list[dict[str, Any]]) -> None:
     assert_states_close(found[0]["static_accumulated"], found[0]["whole_batch"], rtol=1e-5, atol=1e-6)
     assert_states_equal(found[0]["static_accumulated"], found[1]["static_accumulated"])

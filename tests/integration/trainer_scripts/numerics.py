@@ -319,6 +319,19 @@ def one_ranks_memory(place: Place) -> Any:
 
 
 @scenario
+def sharded_batch_norm(place: Place) -> Any:
+    """The last loss of a model with batch normalization, in fp32 and in bf16, of each rank's batches and of all."""
+
+    def last_loss(precision: str, *, sync_bn: bool) -> float:
+        trainer = prepared(
+            place, normalized_model(), training_mode="fully_sharded", precision=precision, sync_bn=sync_bn
+        )
+        return float(train(trainer)[-1].loss)
+
+    return {sync: [last_loss(precision, sync_bn=sync) for precision in ("fp32", "bf16")] for sync in (False, True)}
+
+
+@scenario
 def sharded(place: Place) -> Any:
     trainer = prepared(place, linear_model(), training_mode="fully_sharded", max_grad_norm=0.5)
     local = sum(parameter.to_local().numel() for parameter in trainer.module.parameters())  # type: ignore[attr-defined]
