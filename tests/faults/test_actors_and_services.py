@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -11,7 +10,7 @@ import psutil
 import pytest
 
 from tests.support.ledger import SCRIPT, Ledger, job_spec
-from tests.support.processes import actor_pids, all_gone, of_cwd, parent, tree
+from tests.support.processes import actor_pids, all_gone, node_agents, of_cwd, parent, tree
 from tests.support.stack import Stack, process_gone, wait_until
 
 # A grandchild that ignores signals, and one that has left its session and its parent.
@@ -152,13 +151,3 @@ def test_a_new_agent_still_replaces_fork_servers(stack: Stack) -> None:
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     wait_until("the fork server is replaced", lambda: set(fork_servers(stack)) - set(before), 40)
-
-
-def node_agents(stack: Stack) -> list[int]:
-    """The node agents of the home's Ray."""
-    found = []
-    for process in psutil.Process(stack.head_pids()["raylet"]).children():
-        with contextlib.suppress(psutil.Error):
-            if any("NodeAgent" in part for part in process.cmdline()):
-                found.append(process.pid)
-    return found

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.processes import listening_on, ray_workers
 from tests.support.stack import Stack, wait_until
 
 
@@ -27,15 +28,9 @@ def test_a_head_can_be_started_without_its_server_process() -> None:
 def test_the_embedded_head_is_small_and_listens_on_the_loopback_address_alone(stack: Stack) -> None:
     pids = stack.head_pids()
     assert set(pids) == {"gcs_server", "raylet"}
-    family = [psutil.Process(pid) for pid in pids.values()]
-    family += [child for process in list(family) for child in process.children(recursive=True)]
-    listening = {
-        connection.laddr.ip
-        for process in family
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert listening <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+    addresses = listening_on(list(pids.values()))
+    assert addresses
+    assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
 def test_idle_workers_can_be_asked_for(stack: Stack) -> None:
@@ -43,12 +38,7 @@ def test_idle_workers_can_be_asked_for(stack: Stack) -> None:
 
     fields = set(node_manager_pb2.PrestartWorkersRequest.DESCRIPTOR.fields_by_name)
     assert {"language", "num_workers", "keep_alive_duration_secs"} <= fields
-    raylet = psutil.Process(stack.head_pids()["raylet"])
-
-    def idle() -> int:
-        return sum("ray::IDLE" in " ".join(child.cmdline()) for child in raylet.children())
-
-    assert wait_until("an idle worker waits", idle, 30) >= 1
+    assert wait_until("an idle worker waits", lambda: ray_workers(stack, "ray::IDLE"), 30)
 
 
 def test_the_loopback_switch_still_exists() -> None:
@@ -71,9 +61,7 @@ def test_actors_import_nothing_to_copy_objects_that_nobody_sends(stack: Stack) -
     finally:
         serialization_addons.apply = before
     wait_until("there is a node", stack.client.nodes)
-    raylet = psutil.Process(stack.head_pids()["raylet"])
-    agents = [child for child in raylet.children() if "ray::NodeAgent" in " ".join(child.cmdline())]
-    assert agents
+    agents = wait_until("there is a node agent", lambda: ray_workers(stack, "NodeAgent"))
     for process in (*agents, psutil.Process(stack.daemon_pid())):
         assert not [m.path for m in process.memory_maps() if "pyarrow" in m.path]
 

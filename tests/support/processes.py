@@ -31,6 +31,32 @@ def actor_pids(stack: Stack, job_id: str) -> list[int]:
     return [seat["actor_pid"] for seat in placed.body["seats"]]
 
 
+def ray_workers(stack: Stack, title: str) -> list[psutil.Process]:
+    """The worker processes of the home's Ray whose title contains ``title``; one that ends meanwhile is left out."""
+    found = []
+    for process in psutil.Process(stack.head_pids()["raylet"]).children():
+        with contextlib.suppress(psutil.Error):
+            if any(title in part for part in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def node_agents(stack: Stack) -> list[int]:
+    """The process ids of the home's node agents."""
+    return [process.pid for process in ray_workers(stack, "NodeAgent")]
+
+
+def listening_on(pids: list[int]) -> set[str]:
+    """The addresses at which these processes and their children listen; one that ends meanwhile is left out."""
+    found = set()
+    for pid in tree(*pids):
+        with contextlib.suppress(psutil.Error):
+            for connection in psutil.Process(pid).net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.add(connection.laddr.ip)
+    return found
+
+
 def all_gone(what: str, pids: list[int], seconds: float = 10.0) -> None:
     """Wait until none of the processes is left."""
     wait_until(f"{what}: {pids} are gone", lambda: all(process_gone(pid) for pid in pids), seconds, interval=0.005)
