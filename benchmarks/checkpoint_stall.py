@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from benchmarks import measure
 from orchestrator.checkpoint.snapshot_writer import SnapshotWriter
+from orchestrator.checkpoint.tensor_copy import copy_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +88,9 @@ def measured(size: str, rounds: int, place: Path) -> dict[str, Any]:
     persister = subprocess.Popen(
         [sys.executable, "-c", PERSISTER, str(snapshots), str(place / "orch")], stdin=subprocess.PIPE
     )
-    writer = SnapshotWriter(snapshots, rank=0, world_size=1, attempt=1, job_id="stall", token="stall")
+    writer = SnapshotWriter(
+        snapshots, rank=0, world_size=1, attempt=1, job_id="stall", token="stall", threads=copy_threads(1)
+    )
     try:
         arms = measure.interleave(_arms(training, writer, place), rounds, warm_up=3)
         share = _step_share(training, writer, rounds)

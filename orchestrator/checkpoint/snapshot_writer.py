@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint import foreign
@@ -24,6 +25,7 @@ from orchestrator.checkpoint.snapshot_file import (
     held,
     identity,
 )
+from orchestrator.checkpoint.tensor_copy import TensorCopy
 
 if TYPE_CHECKING:
     import os
@@ -36,11 +38,18 @@ _TREE_SLACK = 1024  # room for plain values that get longer
 class _Copier:
     """The views into one slot for one set of plans."""
 
-    def __init__(self, slot: SnapshotSlot, regions: Mapping[str, PartRegion], plans: Mapping[str, PartPlan]) -> None:
+    def __init__(
+        self,
+        slot: SnapshotSlot,
+        regions: Mapping[str, PartRegion],
+        plans: Mapping[str, PartPlan],
+        threads: int,
+        pool: ThreadPoolExecutor | None,
+    ) -> None:
         self.slot, self.plans = slot, dict(plans)
         self._regions = dict(regions)
         self._tensors: list[tuple[str, int]] = []
-        self._targets: list[Any] = []
+        targets: list[Any] = []
         self._bytes: list[tuple[str, int, int]] = []
         torch = sys.modules.get("torch")
         for name, plan in plans.items():
@@ -52,10 +61,11 @@ class _Copier:
                     continue
                 if torch is not None and isinstance(source, torch.Tensor):
                     view = memoryview(slot.memory)[at : at + entry.end - entry.begin]
-                    self._targets.append(torch.frombuffer(view, dtype=source.dtype).reshape(source.shape))
+                    targets.append(torch.frombuffer(view, dtype=source.dtype).reshape(source.shape))
                     self._tensors.append((name, index))
                 else:
                     self._bytes.append((name, index, at))
+        self._copy_tensors = TensorCopy(targets, threads=threads, pool=pool)
 
     def copy(self) -> None:
         """Copy what the plans' sources hold now."""
@@ -66,8 +76,7 @@ class _Copier:
         for name, index, at in self._bytes:
             content = foreign.memory(self.plans[name].sources[index])
             memory[at : at + len(content)] = content
-        if self._tensors:
-            _copy_tensors(self._targets, [self.plans[name].sources[index] for name, index in self._tensors])
+        self._copy_tensors.copy([self.plans[name].sources[index] for name, index in self._tensors])
 
 
 class SnapshotWriter:
@@ -82,7 +91,11 @@ class SnapshotWriter:
         attempt: int,
         job_id: str = "",
         token: str = "",
+        threads: int = 1,
     ) -> None:
+        """Copy with up to ``threads`` threads. Raises SnapshotUnavailableError when shared memory cannot be used."""
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="orch-copy") if threads > 1 else None
         self._directory = SnapshotDirectory(path)
         self._rank, self._world_size, self._attempt = rank, world_size, attempt
         self._job_id, self._token = job_id, token
@@ -123,6 +136,8 @@ class SnapshotWriter:
 
     def close(self) -> None:
         """Let another process write; the snapshots stay."""
+        if self._pool is not None:
+            self._pool.shutdown()
         self._lock.release()
         self._hold.close()
         self._copiers.clear()
@@ -196,7 +211,7 @@ class SnapshotWriter:
                 slot = SnapshotSlot.create(self._directory.slot_path(self._rank, index), size)
                 self._slots[index] = slot
             slot.begin()
-            copier = self._copiers[index] = _Copier(slot, self._regions, self._plans)
+            copier = self._copiers[index] = _Copier(slot, self._regions, self._plans, self._threads, self._pool)
         return copier
 
 
@@ -216,12 +231,3 @@ def _lay_out(plans: Mapping[str, PartPlan]) -> dict[str, PartRegion]:
 
 def _round_up(value: int) -> int:
     return -(-value // _PAGE) * _PAGE
-
-
-def _copy_tensors(targets: list[Any], sources: list[Any]) -> None:
-    import torch
-
-    with torch.no_grad():
-        torch._foreach_copy_(targets, sources)
-    if any(source.is_cuda for source in sources):
-        torch.cuda.synchronize()

@@ -10,6 +10,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.runtime.gang_errors import GangLostError
 from orchestrator.runtime.names import placement_group_name, rank_actor_name
 from orchestrator.runtime.runtime_env import for_ray
 
@@ -21,14 +22,6 @@ PLACEMENT_SECONDS: Final = 1.0
 ROOM_SECONDS: Final = 1.0
 _ROOM_POLL_SECONDS: Final = 0.005
 SHARED_PLACEMENT_SECONDS: Final = 10.0
-
-
-class GangLostError(Exception):
-    """An actor of the gang is gone for good; the gang must be released and the job placed anew."""
-
-    def __init__(self, rank: int | None, reason: str, *, node_lost: bool = False) -> None:
-        self.rank, self.reason, self.node_lost = rank, reason, node_lost
-        super().__init__(reason)
 
 
 def find_or_create(cluster: Cluster, job: Job, *, create: bool) -> list[Any]:

@@ -6,7 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.runtime.deadline import within
-from orchestrator.runtime.gangs import RPC_SECONDS, as_lost
+from orchestrator.runtime.gang_errors import as_lost
+from orchestrator.runtime.gangs import RPC_SECONDS
 from orchestrator.train.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.forkclient import ExitRecord, read_exit_record
-from orchestrator.runtime.gang_actors import GangLostError, find_or_create, remove
+from orchestrator.runtime.gang_actors import find_or_create, remove
+from orchestrator.runtime.gang_errors import GangLostError, as_lost, is_away
 from orchestrator.runtime.node_dir import page_directory
 from orchestrator.runtime.plan import Places, checkpoint_dir, rank_plan
 from orchestrator.runtime.rank_actor import FENCE_SECONDS, RankGreeting
 from orchestrator.runtime.rank_story import PollCursor
 from orchestrator.runtime.resuming import newest_checkpoint, watch_settings
-from orchestrator.runtime.runtime_env import ERROR_CHARACTERS
 from orchestrator.spec.paths import Paths
 
 if TYPE_CHECKING:
@@ -158,12 +158,20 @@ class Gangs:
                 self._lost(job.id, job.gang, error, self._last_words(job.id, job.attempt_number, job.num_workers))
             except asyncio.CancelledError:
                 raise
-            except Exception:
-                self._log.exception("gang.effect_failed", job=job.id, effect=type(effect).__name__)
+            except Exception as error:
+                self._failed_effect(job, effect, error)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 10.0)
                 continue
             return
+
+    def _failed_effect(self, job: Job, effect: Effect, error: Exception) -> None:
+        """Log it: in a sentence what Ray says of an actor or node that is away, with its traceback what nobody expected."""
+        if is_away(error):
+            why = str(error).partition("\n")[0] or type(error).__name__
+            self._log.warning("gang.effect_postponed", job=job.id, effect=type(effect).__name__, why=why)
+        else:
+            self._log.error("gang.effect_failed", job=job.id, effect=type(effect).__name__, exc_info=error)
 
     def _lost(self, job_id: JobId, gang: int, error: GangLostError, last_words: Sequence[ev.Event]) -> None:
         now = time.time()
@@ -562,27 +570,3 @@ def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -
         error_message=error.message if error else "",
         error_at=error.at if error else None,
     )
-
-
-def as_lost(rank: int, error: BaseException) -> GangLostError | None:
-    """The loss that an error of Ray means; None when it may pass."""
-    from ray.exceptions import (
-        ActorDiedError,
-        ActorUnavailableError,
-        ActorUnschedulableError,
-        RuntimeEnvSetupError,
-    )
-
-    if isinstance(error, ActorUnavailableError):
-        return None
-    if isinstance(error, ActorDiedError):
-        text = str(error)
-        node_lost = "its node has died" in text
-        what = "its node died" if node_lost else "its actor died"
-        return GangLostError(rank, f"rank {rank}: {what}", node_lost=node_lost)
-    if isinstance(error, RuntimeEnvSetupError):
-        said = " ".join(str(error).split())[-ERROR_CHARACTERS:]
-        return GangLostError(rank, f"runtime_env could not be installed for rank {rank}: {said}")
-    if isinstance(error, ActorUnschedulableError):
-        return GangLostError(rank, f"rank {rank} could not be placed: {error}")
-    return None

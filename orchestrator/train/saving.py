@@ -13,6 +13,7 @@ from orchestrator.checkpoint.snapshot_file import SnapshotUnavailableError
 from orchestrator.checkpoint.snapshot_reader import SnapshotReader
 from orchestrator.checkpoint.snapshot_writer import SnapshotWriter
 from orchestrator.checkpoint.store import CheckpointStore
+from orchestrator.checkpoint.tensor_copy import copy_threads
 from orchestrator.train.progress import CheckpointFacts
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class Saver:
                 attempt=self._checkpoints().attempt if here.attempt is None else here.attempt,
                 job_id=here.job_id,
                 token=here.token or "",
+                threads=copy_threads(here.local_world_size),
             )
         return self._writer
 

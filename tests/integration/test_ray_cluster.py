@@ -143,25 +143,29 @@ def test_lost_nodes_are_survived_and_nodes_that_join_are_used(
     victim, silent = whole.node(seats(guest, killed)[0]), whole.node(seats(guest, frozen)[0])
     first = tree(*ledger.pids(frozen, 1).values())
     silent.freeze()
-    victim.kill()
-    guest.wait_state(killed, "RECOVERING")
-    wait_until("the job on the frozen node is degraded", degraded(guest, frozen, expected=True), 15)
-    job = guest.job(frozen)
-    assert (job.state, job.attempt, job.restarts) == ("RUNNING", 1, 0), "not failed while Ray has hopes for its node"
-    assert {n.id: n.state for n in guest.client.nodes()}[silent.id] == "UNREACHABLE"
-    whole.add_node()
-    whole.add_node()
-    for job_id, ranks in ((killed, 2), (frozen, 1)):
-        wait_until(f"{job_id} goes on elsewhere", stepping(ledger, job_id, attempt=2, ranks=ranks), 60)
-        assert ledger.resumed(job_id, 2) >= 5, "from its checkpoint"
-        assert {victim.id, silent.id}.isdisjoint(seats(guest, job_id))
-    all_gone("the ranks that were cut off", first, 1)
-    done.touch()
-    for job_id in (killed, frozen):
-        job = guest.wait(job_id)
-        assert (job.state, job.attempt, job.restarts_by_class) == ("SUCCEEDED", 2, {"infra": 1}), job.failure
-    ledger.check()
-    silent.kill()
+    try:
+        wait_until("the job on the frozen node is degraded", degraded(guest, frozen, expected=True), 15)
+        job = guest.job(frozen)
+        assert (job.state, job.attempt, job.restarts) == ("RUNNING", 1, 0), (
+            "not failed while Ray has hopes for its node"
+        )
+        assert {n.id: n.state for n in guest.client.nodes()}[silent.id] == "UNREACHABLE"
+        victim.kill()
+        guest.wait_state(killed, "RECOVERING")
+        whole.add_node()
+        whole.add_node()
+        for job_id, ranks in ((killed, 2), (frozen, 1)):
+            wait_until(f"{job_id} goes on elsewhere", stepping(ledger, job_id, attempt=2, ranks=ranks), 60)
+            assert ledger.resumed(job_id, 2) >= 5, "from its checkpoint"
+            assert {victim.id, silent.id}.isdisjoint(seats(guest, job_id))
+        all_gone("the ranks that were cut off", first, 1)
+        done.touch()
+        for job_id in (killed, frozen):
+            job = guest.wait(job_id)
+            assert (job.state, job.attempt, job.restarts_by_class) == ("SUCCEEDED", 2, {"infra": 1}), job.failure
+        ledger.check()
+    finally:
+        silent.kill()  # frozen, it would outlive its daemon
 
 
 def test_an_elastic_job_goes_on_with_fewer_nodes_and_grows_again(

@@ -27,7 +27,7 @@ import psutil
 
 from orchestrator.runtime.cluster import LOOPBACK, OBJECT_STORE_BYTES
 from orchestrator.runtime.head_processes import clear_sessions, ray_environment
-from tests.support.stack import process_gone, wait_until
+from tests.support.stack import kill_all, process_gone, wait_until
 
 START_SECONDS = 60.0
 # A dead node is noticed within three seconds, a frozen one within nine, instead of a minute.
@@ -177,11 +177,7 @@ class RayCluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(node.raylet, signal.SIGCONT)
         marker = str(self.directory)
-        while victims := [p for p in _mentioning(marker) if not process_gone(p.pid)]:
-            for process in victims:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            psutil.wait_procs(victims, timeout=5)
+        kill_all(lambda: _mentioning(marker), f"what belongs to {marker}")
         clear_sessions(self.directory)
         shutil.rmtree(self.directory, ignore_errors=True)
 

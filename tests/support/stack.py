@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from orchestrator.spec.settings import Settings
 PYTHON = sys.executable
 ORCH = [PYTHON, "-m", "orchestrator.cli.main"]
 UP_SECONDS = 120.0
+KILL_SECONDS = 60.0
 
 
 def wait_until(what: str, condition: Any, seconds: float = 30.0, interval: float = 0.02) -> Any:
@@ -138,11 +139,7 @@ class Stack:
 
     def kill_everything(self) -> None:
         """SIGKILL to every process of the home in the same moment, as in a power cut; returns when none is left."""
-        while victims := [p for p in self.processes() if not process_gone(p.pid)]:
-            for process in victims:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            psutil.wait_procs(victims, timeout=5)
+        kill_all(self.processes, f"what belongs to {self.home}")
 
     def _kill_leftovers(self) -> None:
         self.kill_everything()
@@ -209,3 +206,14 @@ def _is_zombie(pid: int) -> bool:
 def process_gone(pid: int) -> bool:
     """The process has ended (a zombie that waits for its parent counts)."""
     return not psutil.pid_exists(pid) or _is_zombie(pid)
+
+
+def kill_all(find: Callable[[], list[psutil.Process]], what: str) -> None:
+    """SIGKILL to all that ``find`` returns, until it finds nothing; fails when somebody starts ever new ones."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while victims := [p for p in find() if not process_gone(p.pid)]:
+        assert time.monotonic() < deadline, f"{what} comes back again and again: {victims}"
+        for process in victims:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(victims, timeout=5)

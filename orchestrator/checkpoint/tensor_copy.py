@@ -1,0 +1,109 @@
+"""Copies a rank's tensors to the same places again and again, side by side on several threads.
+
+One core alone does not fill the memory bus, and training stands still meanwhile. The interpreter's lock is free while torch
+copies. Tensors of a device are copied by the calling thread: its stream is the one that computed them.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_THREADS: Final = 4
+WORTH_BYTES: Final = 4 << 20
+"""What is less is copied by the time that another thread has woken up."""
+SPLIT_BYTES: Final = 1 << 20
+"""A tensor is cut in two only if both halves have at least this many bytes."""
+
+
+def copy_threads(local_world_size: int) -> int:
+    """How many threads a rank copies with: its share of the processors that this process may use, four at most."""
+    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // max(1, local_world_size)))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows ``begin`` to ``end`` of the tensor at ``index``; the whole tensor where ``end`` is None."""
+
+    index: int
+    begin: int = 0
+    end: int | None = None
+
+    def of(self, tensors: Sequence[Any]) -> Any:
+        """What the piece is of ``tensors``."""
+        tensor = tensors[self.index]
+        return tensor if self.end is None else tensor[self.begin : self.end]
+
+
+def shares(sizes: Sequence[tuple[int, int]], threads: int) -> list[list[Piece]]:
+    """Cut tensors of these (bytes, rows) into parts of about the same number of bytes, one for each thread, none empty.
+
+    A tensor of 0 rows (a single number) is never cut.
+    """
+    total = sum(size for size, _ in sizes)
+    found: list[list[Piece]] = [[]]
+    filled = 0  # bytes in all parts so far
+    for index, (size, rows) in enumerate(sizes):
+        begin, left = 0, size
+        while len(found) < threads and left > (room := len(found) * total // threads - filled):
+            fitting = rows * room // size if size else 0
+            part = fitting * size // rows if rows else 0
+            if part >= SPLIT_BYTES and left - part >= SPLIT_BYTES:
+                found[-1].append(Piece(index, begin, begin + fitting))
+                begin, left, filled = begin + fitting, left - part, filled + part
+            elif not found[-1] or 2 * room > left:
+                break
+            found.append([])
+        found[-1].append(Piece(index, begin, rows) if begin else Piece(index))
+        filled += left
+    return found
+
+
+class TensorCopy:
+    """Copies into ``targets``, tensors of torch on the CPU, with up to this many threads."""
+
+    def __init__(self, targets: Sequence[Any], *, threads: int, pool: ThreadPoolExecutor | None) -> None:
+        self._targets = list(targets)
+        self._pool = pool
+        sizes = [(target.numel() * target.element_size(), target.shape[0] if target.dim() else 0) for target in targets]
+        worth = pool is not None and threads > 1 and sum(size for size, _ in sizes) >= WORTH_BYTES
+        self._shares = shares(sizes, threads) if worth else []
+        self._pieces = [[piece.of(self._targets) for piece in share] for share in self._shares]
+
+    def copy(self, sources: Sequence[Any]) -> None:
+        """Copy one source for each target, of the same type and shape; all are copied when this returns."""
+        import torch
+
+        if not sources:
+            return
+        on_device = any(source.is_cuda for source in sources)
+        if self._pool is None or len(self._shares) < 2 or on_device:
+            with torch.no_grad():
+                torch._foreach_copy_(self._targets, list(sources))
+            if on_device:
+                torch.cuda.synchronize()
+            return
+        with torch.no_grad():
+            mine, *others = [
+                (targets, [piece.of(sources) for piece in share])
+                for targets, share in zip(self._pieces, self._shares, strict=True)
+            ]
+        under_way = [self._pool.submit(_copy, *part) for part in others]
+        try:
+            _copy(*mine)
+        finally:
+            wait(under_way)
+        for part in under_way:
+            part.result()
+
+
+def _copy(targets: list[Any], sources: list[Any]) -> None:
+    import torch
+
+    with torch.no_grad():  # a setting of each thread
+        torch._foreach_copy_(targets, sources)
