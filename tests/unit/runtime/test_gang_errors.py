@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import pytest
 from ray import exceptions
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
 from orchestrator.runtime.gang_errors import as_lost, is_away
 
 
+def died(why: str) -> exceptions.ActorDiedError:
+    return exceptions.ActorDiedError(ActorDiedErrorContext(error_message=why))
+
+
 def test_an_actor_that_died_loses_the_gang_and_its_node_is_told() -> None:
-    died = as_lost(3, exceptions.ActorDiedError("worker exited"))
-    assert died is not None
-    assert (died.rank, died.reason, died.node_lost) == (3, "rank 3: its actor died", False)
-    with_node = as_lost(0, exceptions.ActorDiedError("the actor died because its node has died."))
+    alone = as_lost(3, died("The worker process has exited."))
+    assert alone is not None
+    assert (alone.rank, alone.reason, alone.node_lost) == (3, "rank 3: its actor died", False)
+    with_node = as_lost(0, died("The actor died because its node has died."))
     assert with_node is not None
     assert (with_node.reason, with_node.node_lost) == ("rank 0: its node died", True)
 
@@ -35,6 +40,6 @@ def test_anything_else_may_pass(error: Exception) -> None:
 def test_what_is_away_may_be_back_and_a_fault_of_ours_is_none_of_that() -> None:
     assert is_away(TimeoutError())
     assert is_away(exceptions.ActorUnschedulableError("the node doesn't exist any more"))
-    assert is_away(exceptions.ActorDiedError("its node has died"))
+    assert is_away(died("its node has died"))
     assert not is_away(exceptions.RayTaskError("ranks_gone", "Traceback ...", KeyError("rank")))
     assert not is_away(KeyError("rank"))
