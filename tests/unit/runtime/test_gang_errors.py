@@ -10,7 +10,7 @@ from orchestrator.runtime.gang_errors import as_lost, is_away
 
 
 def died(why: str) -> exceptions.ActorDiedError:
-    return exceptions.ActorDiedError(ActorDiedErrorContext(error_message=why))
+    return exceptions.ActorDiedError(ActorDiedErrorContext(error_message=why, actor_id=bytes(16)))
 
 
 def test_an_actor_that_died_loses_the_gang_and_its_node_is_told() -> None:
