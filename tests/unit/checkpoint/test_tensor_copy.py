@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.checkpoint import tensor_copy
 from orchestrator.checkpoint.snapshot_reader import SnapshotReader
 from orchestrator.checkpoint.snapshot_writer import SnapshotWriter
 from orchestrator.checkpoint.tensor_copy import (
     MOST_THREADS,
     SPLIT_BYTES,
-    WORTH_BYTES,
     Piece,
     TensorCopy,
     copy_threads,
@@ -57,6 +57,12 @@ def test_the_parts_are_about_even(sizes: list[tuple[int, int]], threads: int) ->
         assert taken <= total / threads + 2 * SPLIT_BYTES, "what is too small to be cut goes one way or the other"
 
 
+@pytest.fixture(autouse=True)
+def worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads are worth it for less than they really are, so that tests need not copy much."""
+    monkeypatch.setattr(tensor_copy, "WORTH_BYTES", 4 << 20)
+
+
 @pytest.fixture
 def pool():
     with ThreadPoolExecutor(2) as made:
@@ -78,7 +84,7 @@ def some_tensors() -> list[torch.Tensor]:
 
 def test_several_threads_copy_what_one_does(pool: ThreadPoolExecutor) -> None:
     sources = some_tensors()
-    assert sum(source.numel() * source.element_size() for source in sources) > WORTH_BYTES
+    assert sum(source.numel() * source.element_size() for source in sources) > tensor_copy.WORTH_BYTES
     targets = [
         torch.zeros_like(source, requires_grad=False, memory_format=torch.contiguous_format) for source in sources
     ]
@@ -119,7 +125,7 @@ def test_a_snapshot_by_several_threads_is_read_back(tmp_path) -> None:
     try:
         for step in (1, 2, 3, 4):
             state = {"a": torch.full((800, 1000), float(step)), "b": torch.arange(700_000) + step, "step": step}
-            assert writer.save({"state": state}, step=step, gang=False) > WORTH_BYTES
+            assert writer.save({"state": state}, step=step, gang=False) > tensor_copy.WORTH_BYTES
             reader = SnapshotReader(tmp_path, job_id="j")
             newest = reader.newest()
             assert newest is not None
