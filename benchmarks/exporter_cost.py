@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from benchmarks.measure import parser, report, result, summary, wait_for
+from benchmarks.measure import cpu_seconds, parser, report, result, summary, wait_for
 from tests.support.fake_nvml import ASSUMED_LATENCY_US, FakeNvml
 from tests.support.stack import Stack
 
@@ -70,14 +70,8 @@ class Contender:
         self.urls = list(urls)
 
     def cpu_seconds(self) -> list[float]:
-        """Processor time of each process so far, to the nanosecond: the usual counters tick in hundredths of a second."""
-        return [
-            sum(
-                int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{process.pid}/task").iterdir()
-            )
-            / 1e9
-            for process in self.processes
-        ]
+        """Processor time of each process so far."""
+        return [cpu_seconds(process.pid) for process in self.processes]
 
     def pss_mib(self) -> list[float]:
         """Each process's share of memory."""

@@ -19,9 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from benchmarks.measure import interleave, parser, report, result, summary, wait_for
+from benchmarks.measure import cpu_seconds, interleave, parser, report, result, summary, wait_for
 from tests.support.fake_nvml import ASSUMED_LATENCY_US, UINT, FakeNvml
 
 if TYPE_CHECKING:
@@ -142,13 +140,10 @@ def _peer(fake: FakeNvml, directory: Path, seconds: float) -> dict[str, Any]:
 
 def _steady_cpu(pid: int, seconds: float) -> float:
     """Share of a core over the middle of a recording."""
-    process = psutil.Process(pid)
     time.sleep(min(1.5, 0.3 * seconds))
-    before, started = process.cpu_times(), time.perf_counter()
+    before, started = cpu_seconds(pid), time.perf_counter()
     time.sleep(0.5 * seconds)
-    after = process.cpu_times()
-    spent = (after.user + after.system) - (before.user + before.system)
-    return float(spent / (time.perf_counter() - started))
+    return (cpu_seconds(pid) - before) / (time.perf_counter() - started)
 
 
 def _training(fake: FakeNvml, directory: Path, steps: int, rounds: int) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class AmdReader:
         if watts is not None and watts <= 0.0:
             self.options.tally.zero_power += 1
             watts = None
-        values: SampleValues = {"power_watts": watts, "temperatures": self._sensors.temperatures()}
+        values: SampleValues = {"power_watts": watts}
         metrics = amd_metrics.parse(self._metrics.bytes()) if self._metrics is not None else None
         now = (watts, metrics.stamp if metrics is not None else 0)
         values["fresh"] = watts is not None and now != self._last_power
@@ -118,6 +118,7 @@ class AmdReader:
         return values
 
     def _load(self, values: SampleValues) -> None:
+        values["temperatures"] = self._sensors.temperatures()
         values["utilization"] = self._percent(self._busy)
         values["memory_activity"] = self._percent(self._memory_busy)
         values["memory_used_bytes"] = self._used.number() if self._used is not None else None

@@ -104,8 +104,8 @@ class IntelReader:
         wall, start = time.time(), time.perf_counter()
         now = self._clock()
         fresh = self._advance(now)
-        used = self._memory_used() if detail is not Detail.POWER else None
-        full = detail is Detail.FULL
+        load, full = detail is not Detail.POWER, detail is Detail.FULL
+        used = self._memory_used() if load else None
         return Sample(
             gpu_uuid=self.info.uuid,
             timestamp=wall,
@@ -119,9 +119,9 @@ class IntelReader:
             power_limit_watts=self._power_limit() if full else None,
             energy_joules=self._rate.joules if full else None,
             fan=self._sensors.fan() if full else None,
-            temperatures=self._sensors.temperatures(),
+            temperatures=self._sensors.temperatures() if load else (),
             temperature_limits=self._sensors.limits if full else (),
-            clocks=self._clocks() if detail is not Detail.POWER else (),
+            clocks=self._clocks() if load else (),
             throttle=self._throttle() if full else (),
         )
 

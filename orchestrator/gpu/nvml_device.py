@@ -260,13 +260,6 @@ class Device:
         values["fresh"] = self._freshness.update(watts, timestamp_us, int(wall * 1e6))
         if timestamp_us > 0:
             values["driver_timestamp"] = timestamp_us / 1e6
-        if self._temperature is not None and self._ask(self._temperature[1]):
-            source = self._temperature[0]
-            celsius = source.celsius if isinstance(source, TemperatureArgument) else source.value
-            if abs(celsius) < _SANE_CELSIUS:
-                values["temperatures"] = (("gpu", float(celsius)),)
-            else:
-                self._tally.blank += 1
 
     def _ask_power(self, rows: list[FieldRow]) -> tuple[float | None, int]:
         """(watts or None, the driver's timestamp in microseconds or 0), out of `rows` where they are there already."""
@@ -279,7 +272,17 @@ class Device:
             self._tally.failed += 1
         return None, 0
 
+    def _read_temperature(self, values: SampleValues) -> None:
+        if self._temperature is not None and self._ask(self._temperature[1]):
+            source = self._temperature[0]
+            celsius = source.celsius if isinstance(source, TemperatureArgument) else source.value
+            if abs(celsius) < _SANE_CELSIUS:
+                values["temperatures"] = (("gpu", float(celsius)),)
+            else:
+                self._tally.blank += 1
+
     def _read_load(self, values: SampleValues) -> None:
+        self._read_temperature(values)
         if self._ask(self._ask_utilization):
             values["utilization"] = self._percent(self._utilization.gpu)
             values["memory_activity"] = self._percent(self._utilization.memory)

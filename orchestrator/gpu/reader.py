@@ -25,8 +25,8 @@ class GpuLostError(GpuReadError):
 class Detail(enum.Enum):
     """How much a reading asks for; each level includes the one before.
 
-    `POWER` is what changes within milliseconds: power and temperature. `LOAD` adds what a driver renews a few times a
-    second: utilization, memory in use, clocks. `FULL` is all that the exporter publishes, counters whose driver call is
+    `POWER` is what changes within milliseconds: power. `LOAD` adds what a driver renews a few times a second: utilization,
+    memory in use, clocks, temperatures. `FULL` is all that the exporter publishes, counters whose driver call is
     slow among them (energy, PCIe, NVLink, ECC).
     """
 

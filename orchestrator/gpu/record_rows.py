@@ -32,7 +32,7 @@ VENDOR_NAMES: Final = {
 
 
 class View:
-    """A GPU as a row sees it: the newest power and temperature, with what is read less often carried along."""
+    """A GPU as a row sees it: the newest power, with what is read less often carried along."""
 
     __slots__ = ("_full", "_load", "info", "power")
 
@@ -53,7 +53,7 @@ class View:
 
     @property
     def load(self) -> Sample | None:
-        """The newest sample with utilization, memory and clocks; None when it is too old to repeat."""
+        """The newest sample with utilization, memory, clocks and temperatures; None when it is too old to repeat."""
         return self._recent(self._load)
 
     @property
@@ -99,7 +99,7 @@ def _throttle(view: View) -> str:
 BASE_COLUMNS: Final = ("power_w", "temp_c")
 COLUMNS: Final[dict[str, Callable[[View], str]]] = {
     "power_w": _cell("power", "power_watts", "%.3f"),
-    "temp_c": _cell("power", "temperature", "%.0f"),
+    "temp_c": _cell("load", "temperature", "%.0f"),
     "util_pct": _cell("load", "utilization", "%.0f", 100.0),
     "mem_used_mib": _cell("load", "memory_used_bytes", "%.0f", 1.0 / MIB),
     "sm_clock_mhz": _sm_clock,
@@ -141,9 +141,9 @@ def _gpu_entry(view: View) -> dict[str, Any]:
             entry["memory_total"] = round(total / MIB, 1)
             if used is not None:
                 entry["memory_percent"] = round(100 * used / total, 1)
-    if power is not None and power.temperatures:
+    if load is not None and load.temperatures:
         entry["temperatures"] = {
-            _sensor_name(name): round(celsius, 1) for name, celsius in _all_temperatures(power, full)
+            _sensor_name(name): round(celsius, 1) for name, celsius in _all_temperatures(load, full)
         }
     if power is not None and power.power_watts is not None:
         entry["power"] = round(power.power_watts, 3)
@@ -154,9 +154,9 @@ def _gpu_entry(view: View) -> dict[str, Any]:
     return entry
 
 
-def _all_temperatures(power: Sample, full: Sample | None) -> list[tuple[str, float]]:
-    """The tick's temperatures, and of the sensors that are read less often what they said last."""
-    now = dict(power.temperatures)
+def _all_temperatures(load: Sample, full: Sample | None) -> list[tuple[str, float]]:
+    """The newest temperatures, and of the sensors that are read less often what they said last."""
+    now = dict(load.temperatures)
     return [
         *now.items(),
         *((name, celsius) for name, celsius in (full.temperatures if full else ()) if name not in now),
@@ -174,10 +174,10 @@ def single_entry(timestamp: float, elapsed: float, view: View, training: Mapping
     entry["gpu_type"] = VENDOR_NAMES[view.info.vendor]
     entry["gpu_uuid"] = view.info.uuid
     entry["elapsed_seconds"] = round(elapsed, 3)
-    power, full = view.power, view.full
+    power, load, full = view.power, view.load, view.full
+    if load is not None and load.temperature is not None:
+        entry["temperature"] = round(load.temperature, 1)
     if power is not None:
-        if power.temperature is not None:
-            entry["temperature"] = round(power.temperature, 1)
         entry["fresh"] = power.fresh
     if full is not None:
         if full.temperature_limits:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.gpu.reader import GpuReader
     from orchestrator.gpu.sample import GpuInfo
 
-FORMAT_SECONDS: Final = 0.02
+FORMAT_SECONDS: Final = 0.05
 FLUSH_SECONDS: Final = 1.0
 TRAINING_VARIABLE: Final = "ORCH_TRAINING_METADATA"
 """Names a file for the recorded command: a JSON object of epoch, batch and phase, replaced by a rename."""

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from orchestrator.gpu.sample import GpuInfo, Sample
 
 LOAD_SECONDS: Final = 0.1
-"""Utilization, memory and clocks are asked for at most this often: no driver renews them faster."""
+"""Utilization, memory, clocks and temperatures are asked for at most this often: no driver renews them faster."""
 FULL_SECONDS: Final = 1.0
 """Everything else is asked for at most this often."""
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses before a failed GPU is tried again; the last one repeats."""
+SPREAD_SECONDS: Final = 0.0003
+"""Between the ticks of one GPU and the next of a group: about what a reading takes. Measured: it halves the cost of eight."""
 _SHORT_SLEEP: Final = 0.05
 """Below this a plain sleep is used: it wakes more exactly than an event, and `stop` can wait that long."""
 
@@ -221,17 +223,20 @@ class Sampler:
 
 
 class SamplerGroup:
-    """Samplers of several GPUs, started on the same tick and stopped together."""
+    """Samplers of several GPUs, started and stopped together."""
 
     def __init__(self, samplers: Iterable[Sampler]) -> None:
         """Run these when entered."""
         self.samplers = tuple(samplers)
 
     def start(self, lead: float = 0.0) -> None:
-        """Start them all, the first tick in `lead` seconds: long enough, and every GPU is open by then."""
+        """Start them all, the first tick in `lead` seconds: long enough, and every GPU is open by then.
+
+        Their ticks are a little apart: threads that wake in the same moment stand in each other's way.
+        """
         at = time.monotonic() + lead
-        for sampler in self.samplers:
-            sampler.start(at)
+        for place, sampler in enumerate(self.samplers):
+            sampler.start(at + place * min(SPREAD_SECONDS, 1.0 / len(self.samplers) / sampler.rate))
 
     def __enter__(self) -> Self:
         """Start them all now."""

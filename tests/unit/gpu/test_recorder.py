@@ -119,11 +119,11 @@ def test_values_read_less_often_are_repeated_for_a_while_only() -> None:
     view = view_of(full(at=100.0))
     view.update(Reading(tick=1, lateness=0.0, detail=Detail.POWER, sample=sample(at=101.0, power_watts=99.0)))
     entry = single_entry(AT, 0.0, view, {})
-    assert (entry["power"], entry["utilization"]) == (99.0, 85.0)
+    assert (entry["power"], entry["utilization"], entry["temperature"]) == (99.0, 85.0, 55.0)
     view.update(Reading(tick=2, lateness=0.0, detail=Detail.POWER, sample=sample(at=102.5, power_watts=98.0)))
     entry = single_entry(AT, 0.0, view, {})
     assert entry["power"] == 98.0
-    assert "utilization" not in entry
+    assert not {"utilization", "temperature", "temperatures"} & entry.keys()
 
 
 def test_csv_rows_for_every_column() -> None:
