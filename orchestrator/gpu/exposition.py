@@ -8,15 +8,15 @@ yields no line.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import catalogue
 from orchestrator.catalogue import METRICS, Metric
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from orchestrator.gpu.sample import GpuInfo, Sample
+    from orchestrator.gpu.sample import GpuInfo, GpuProcess, Sample, XidCount
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -42,99 +42,146 @@ class ExporterStatus:
     read_errors: int
 
 
-def series(info: GpuInfo, node: str, sample: Sample, *, processes: bool = False) -> Iterator[Series]:
-    """All series of a sample, with `processes` one more for each process that it names."""
-    yield (
-        catalogue.GPU_INFO,
-        (str(info.index), node, info.vendor, info.model, info.pci_bus_id, info.driver_version),
-        1,
-    )
-    for metric, value in (
-        (catalogue.GPU_UTILIZATION, sample.utilization),
-        (catalogue.GPU_MEMORY_ACTIVITY, sample.memory_activity),
-        (catalogue.GPU_MEMORY_USED, sample.memory_used_bytes),
-        (catalogue.GPU_MEMORY_TOTAL, sample.memory_total_bytes),
-        (catalogue.GPU_POWER, sample.power_watts),
-        (catalogue.GPU_POWER_LIMIT, sample.power_limit_watts),
-        (catalogue.GPU_ENERGY, sample.energy_joules),
-        (catalogue.GPU_FAN, sample.fan),
-        (catalogue.GPU_PCIE_TRANSMIT, sample.pcie_transmit_bytes),
-        (catalogue.GPU_PCIE_RECEIVE, sample.pcie_receive_bytes),
-        (catalogue.EXPORTER_COLLECT_DURATION, sample.duration_seconds),
-    ):
+def _one(metric: Metric) -> Callable[[Any], Iterator[Series]]:
+    """The series of a single value; none where it is absent."""
+
+    def series(value: float | None) -> Iterator[Series]:
         if value is not None:
             yield metric, (), value
-    yield from _sensors(sample)
-    yield from _traffic(sample)
-    yield from _errors(sample)
-    if processes:
-        yield from _processes(sample)
+
+    return series
 
 
-def _sensors(sample: Sample) -> Iterator[Series]:
-    for sensor, celsius in sample.temperatures:
-        yield catalogue.GPU_TEMPERATURE, (sensor,), celsius
-    for sensor, limit, celsius in sample.temperature_limits:
-        yield catalogue.GPU_TEMPERATURE_LIMIT, (sensor, limit), celsius
-    for domain, hertz in sample.clocks:
-        yield catalogue.GPU_CLOCK, (domain,), hertz
-    for reason, active in sample.throttle:
+def _rows(metric: Metric) -> Callable[[Any], Iterator[Series]]:
+    """The series of rows that hold labels and, last, a value."""
+
+    def series(rows: Iterable[tuple[Any, ...]]) -> Iterator[Series]:
+        for *labels, value in rows:
+            yield metric, tuple(labels), value
+
+    return series
+
+
+def _throttle(states: Iterable[tuple[str, bool]]) -> Iterator[Series]:
+    for reason, active in states:
         yield catalogue.GPU_THROTTLE_ACTIVE, (reason,), int(active)
-    for reason, seconds in sample.throttle_seconds:
-        yield catalogue.GPU_THROTTLE, (reason,), seconds
 
 
-def _traffic(sample: Sample) -> Iterator[Series]:
-    for link, sent, received in sample.nvlinks:
+def _nvlinks(links: Iterable[tuple[int, int | None, int | None]]) -> Iterator[Series]:
+    for link, sent, received in links:
         if sent is not None:
             yield catalogue.GPU_NVLINK_TRANSMIT, (str(link),), sent
         if received is not None:
             yield catalogue.GPU_NVLINK_RECEIVE, (str(link),), received
 
 
-def _processes(sample: Sample) -> Iterator[Series]:
-    for process in sample.processes:
+def _processes(processes: Iterable[GpuProcess]) -> Iterator[Series]:
+    for process in processes:
         if process.memory_bytes is not None:
             yield catalogue.GPU_PROCESS_MEMORY, (str(process.pid),), process.memory_bytes
 
 
-def _errors(sample: Sample) -> Iterator[Series]:
-    for severity, scope, count in sample.ecc_errors:
-        yield catalogue.GPU_ECC_ERRORS, (severity, scope), count
-    for cause, rows in sample.remapped_rows:
-        yield catalogue.GPU_REMAPPED_ROWS, (cause,), rows
-    for xid in sample.xids:
+def _xids(xids: Iterable[XidCount]) -> Iterator[Series]:
+    for xid in xids:
         yield catalogue.GPU_XID_ERRORS, (str(xid.code),), xid.count
         yield catalogue.GPU_XID_LAST_TIMESTAMP, (str(xid.code),), xid.last_timestamp
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One value of a sample or status, the families that it makes lines of, and how; no two parts share a family."""
+
+    attribute: str
+    series: Callable[[Any], Iterator[Series]]
+    families: tuple[Metric, ...]
+
+
+def _simple(make: Callable[[Metric], Callable[[Any], Iterator[Series]]], attribute: str, metric: Metric) -> Part:
+    return Part(attribute, make(metric), (metric,))
+
+
+SAMPLE_PARTS: Final = (
+    _simple(_one, "utilization", catalogue.GPU_UTILIZATION),
+    _simple(_one, "memory_activity", catalogue.GPU_MEMORY_ACTIVITY),
+    _simple(_one, "memory_used_bytes", catalogue.GPU_MEMORY_USED),
+    _simple(_one, "memory_total_bytes", catalogue.GPU_MEMORY_TOTAL),
+    _simple(_one, "power_watts", catalogue.GPU_POWER),
+    _simple(_one, "power_limit_watts", catalogue.GPU_POWER_LIMIT),
+    _simple(_one, "energy_joules", catalogue.GPU_ENERGY),
+    _simple(_one, "fan", catalogue.GPU_FAN),
+    _simple(_one, "pcie_transmit_bytes", catalogue.GPU_PCIE_TRANSMIT),
+    _simple(_one, "pcie_receive_bytes", catalogue.GPU_PCIE_RECEIVE),
+    _simple(_one, "duration_seconds", catalogue.EXPORTER_COLLECT_DURATION),
+    _simple(_rows, "temperatures", catalogue.GPU_TEMPERATURE),
+    _simple(_rows, "temperature_limits", catalogue.GPU_TEMPERATURE_LIMIT),
+    _simple(_rows, "clocks", catalogue.GPU_CLOCK),
+    _simple(_rows, "throttle_seconds", catalogue.GPU_THROTTLE),
+    _simple(_rows, "ecc_errors", catalogue.GPU_ECC_ERRORS),
+    _simple(_rows, "remapped_rows", catalogue.GPU_REMAPPED_ROWS),
+    Part("throttle", _throttle, (catalogue.GPU_THROTTLE_ACTIVE,)),
+    Part("nvlinks", _nvlinks, (catalogue.GPU_NVLINK_TRANSMIT, catalogue.GPU_NVLINK_RECEIVE)),
+    Part("xids", _xids, (catalogue.GPU_XID_ERRORS, catalogue.GPU_XID_LAST_TIMESTAMP)),
+)
+PROCESS_PART: Final = Part("processes", _processes, (catalogue.GPU_PROCESS_MEMORY,))
+STATUS_PARTS: Final = (
+    _simple(_one, "last_success", catalogue.EXPORTER_LAST_SUCCESS_TIMESTAMP),
+    _simple(_one, "read_errors", catalogue.EXPORTER_READ_ERRORS),
+)
+
+
 class Renderer:
-    """Renders one GPU's samples; the part of a line that never changes is made once."""
+    """Renders one GPU's samples. Of most values nothing changes from one to the next: their lines are kept."""
 
     def __init__(self, info: GpuInfo, node: str, *, processes: bool = False) -> None:
         """Render for this GPU on this node; a series for every process only when asked for."""
         self._info = info
-        self._processes = processes
         self._node = node
+        self._sample_parts = (*SAMPLE_PARTS, PROCESS_PART) if processes else SAMPLE_PARTS
         self._starts: dict[tuple[str, tuple[str, ...]], str] = {}
+        self._seen: dict[str, Any] = {}
+        """The value that each part's lines were made of."""
+        self._lines: dict[str, list[tuple[int, bytes]]] = {}
+        """Each part's lines by their families' places."""
+        vendor = (str(info.index), node, info.vendor, info.model, info.pci_bus_id, info.driver_version)
+        self._identity = (_POSITION[catalogue.GPU_INFO.name], self._line((catalogue.GPU_INFO, vendor, 1)).encode())
+        self._up = {up: self._up_line(up=up) for up in (True, False)}
 
     def block(self, sample: Sample | None, status: ExporterStatus) -> Block:
         """The GPU's lines; without a sample only the exporter's own, which say that the GPU is not up."""
-        lines: list[list[str]] = [[] for _ in FAMILIES]
+        families = [b""] * len(FAMILIES)
         if sample is not None and status.up:
-            for metric, labels, value in series(self._info, self._node, sample, processes=self._processes):
-                lines[_POSITION[metric.name]].append(f"{self._start(metric, labels)}{value!r}\n")
-        for metric, labels, value in self._own(status):
-            lines[_POSITION[metric.name]].append(f"{self._start(metric, labels)}{value!r}\n")
-        return tuple("".join(family).encode() for family in lines)
+            place, line = self._identity
+            families[place] = line
+            for part in self._sample_parts:
+                for place, line in self._rendered(part, getattr(sample, part.attribute)):
+                    families[place] = line
+        for part in STATUS_PARTS:
+            for place, line in self._rendered(part, getattr(status, part.attribute)):
+                families[place] = line
+        families[_POSITION[catalogue.EXPORTER_UP.name]] = self._up[status.up]
+        return tuple(families)
 
-    def _own(self, status: ExporterStatus) -> Iterator[Series]:
-        yield catalogue.EXPORTER_UP, (str(self._info.index), self._node), int(status.up)
-        if status.last_success is not None:
-            yield catalogue.EXPORTER_LAST_SUCCESS_TIMESTAMP, (), status.last_success
-        yield catalogue.EXPORTER_READ_ERRORS, (), status.read_errors
+    def _rendered(self, part: Part, value: Any) -> list[tuple[int, bytes]]:
+        """The part's lines by family; those of last time while the value is the same."""
+        if part.attribute in self._seen and value == self._seen[part.attribute]:
+            return self._lines[part.attribute]
+        texts: dict[str, list[str]] = {metric.name: [] for metric in part.families}
+        for series in part.series(value):
+            texts[series[0].name].append(self._line(series))
+        self._seen[part.attribute] = value
+        lines = [(_POSITION[name], "".join(parts).encode()) for name, parts in texts.items()]
+        self._lines[part.attribute] = lines
+        return lines
+
+    def _up_line(self, *, up: bool) -> bytes:
+        return self._line((catalogue.EXPORTER_UP, (str(self._info.index), self._node), int(up))).encode()
+
+    def _line(self, series: Series) -> str:
+        metric, labels, value = series
+        return f"{self._start(metric, labels)}{value!r}\n"
 
     def _start(self, metric: Metric, labels: tuple[str, ...]) -> str:
+        """A line up to its value, which is made once."""
         key = (metric.name, labels)
         start = self._starts.get(key)
         if start is None:

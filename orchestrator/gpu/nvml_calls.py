@@ -37,19 +37,25 @@ class MemoryCall:
 class ProcessCall:
     """Which processes use the GPU; the array grows with them and stays."""
 
-    __slots__ = ("_count", "_handle", "_library", "_rows")
+    __slots__ = ("_call", "_count", "_handle", "_library", "_rows")
 
     def __init__(self, library: Library, handle: Handle) -> None:
         self._library = library
         self._handle = handle
         self._count = ctypes.c_uint()
-        self._rows = (library.types.c_nvmlProcessInfo_v3_t * 16)()
+        self._make_room(16)
+
+    def _make_room(self, processes: int) -> None:
+        self._rows = (self._library.types.c_nvmlProcessInfo_v3_t * processes)()
+        self._call = self._library.call(
+            "nvmlDeviceGetComputeRunningProcesses_v3", self._handle, ctypes.byref(self._count), ctypes.byref(self._rows)
+        )
 
     def read(self) -> tuple[GpuProcess, ...]:
         """The processes; none where the driver does not tell."""
         code = self._ask()
         if code == _INSUFFICIENT_SIZE and self._count.value < _MOST_PROCESSES:
-            self._rows = (self._library.types.c_nvmlProcessInfo_v3_t * (2 * self._count.value))()
+            self._make_room(2 * self._count.value)
             code = self._ask()
         if code != SUCCESS:
             return ()
@@ -60,7 +66,4 @@ class ProcessCall:
 
     def _ask(self) -> int | None:
         self._count.value = len(self._rows)
-        call = self._library.call(
-            "nvmlDeviceGetComputeRunningProcesses_v3", self._handle, ctypes.byref(self._count), ctypes.byref(self._rows)
-        )
-        return call() if call is not None else None
+        return self._call() if self._call is not None else None

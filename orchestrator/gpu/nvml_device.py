@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _TEMPERATURE_V1: Final = 0x0100000C
 _GPU_SENSOR: Final = 0
 _MAX_NVLINKS: Final = 18
+SETTINGS_SECONDS: Final = 5.0
+"""The power limit and the fan are asked for at most this often: they are set, and change slowly."""
 _SANE_WATTS: Final = 20_000.0
 _SANE_CELSIUS: Final = 200.0
 _SANE_MEGAHERTZ: Final = 100_000
@@ -164,6 +166,8 @@ class Device:
         self._pcie_sent, self._pcie_received = fields.Unwrapped(), fields.Unwrapped()
         self._limit = self._number(("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit"))
         self._fan = self._number("nvmlDeviceGetFanSpeed")
+        self._settings: SampleValues = {}
+        self._settings_due = 0.0
         self._processes = ProcessCall(self._library, self._handle)
         self._prepare_throttle()
         self._temperature_limits = tuple(
@@ -303,10 +307,11 @@ class Device:
     def _read_full(self, values: SampleValues, rows: list[FieldRow]) -> None:
         if rows and self._batch_full is not None:
             self._sort_fields(self._usable(self._batch_full, rows), values)
-        if self._limit is not None and self._ask(self._limit[1]) and 0 < self._limit[0].value < _SANE_WATTS * 1e3:
-            values["power_limit_watts"] = self._limit[0].value / 1e3
-        if self._fan is not None and self._ask(self._fan[1]) and self._fan[0].value not in U32_BLANKS:
-            values["fan"] = self._fan[0].value / 100
+        now = time.monotonic()
+        if now >= self._settings_due:
+            self._settings_due = now + SETTINGS_SECONDS
+            self._settings = self._read_settings()
+        values.update(self._settings)
         if self._ask(self._ask_energy):
             values["energy_joules"] = self._energy_out.value / 1e3
         if self._ask(self._ask_reasons):
@@ -314,6 +319,14 @@ class Device:
         values["temperature_limits"] = self._temperature_limits
         if self._options.processes:
             values["processes"] = self._processes.read()
+
+    def _read_settings(self) -> SampleValues:
+        values: SampleValues = {}
+        if self._limit is not None and self._ask(self._limit[1]) and 0 < self._limit[0].value < _SANE_WATTS * 1e3:
+            values["power_limit_watts"] = self._limit[0].value / 1e3
+        if self._fan is not None and self._ask(self._fan[1]) and self._fan[0].value not in U32_BLANKS:
+            values["fan"] = self._fan[0].value / 100
+        return values
 
     def _usable(self, batch: FieldBatch, rows: list[FieldRow]) -> dict[tuple[int, int], float]:
         """The values by field and scope; what the driver refused this once, and blanks, are counted and left out."""

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from orchestrator import catalogue
-from orchestrator.gpu.exposition import FAMILIES, ExporterStatus, Renderer, compose, escape, names
+from orchestrator.gpu.exposition import (
+    FAMILIES,
+    PROCESS_PART,
+    SAMPLE_PARTS,
+    STATUS_PARTS,
+    ExporterStatus,
+    Renderer,
+    compose,
+    escape,
+    names,
+)
 from orchestrator.gpu.sample import GpuProcess, Sample, Throttle, XidCount
 from tests.unit.gpu.support import gpu_info, sample
 
@@ -45,6 +61,43 @@ def full_sample() -> Sample:
 
 def page(value: Sample | None, status: ExporterStatus = UP) -> bytes:
     return compose([Renderer(gpu_info(), "node1", processes=True).block(value, status)])
+
+
+CHANGES: list[dict[str, object]] = [
+    {"utilization": None},
+    {"utilization": 0.0, "power_watts": math.nan},
+    {"temperatures": (("gpu", 56.0),), "energy_joules": 1240.25},
+    {"nvlinks": (), "xids": (), "ecc_errors": (("uncorrected", "volatile", 4),)},
+    {"throttle": ((Throttle.THERMAL, False), (Throttle.POWER_CAP, True)), "processes": ()},
+    {"temperatures": (), "clocks": (("sm", 1.2e9), ("memory", 9e8)), "fan": None},
+    {},
+]
+
+
+@given(
+    story=st.lists(
+        st.tuples(
+            st.sampled_from([*CHANGES, None]), st.booleans(), st.integers(0, 2), st.sampled_from([None, 1.7e9, 1.8e9])
+        ),
+        max_size=12,
+    )
+)
+def test_a_renderer_that_keeps_lines_says_what_a_new_one_would(
+    story: list[tuple[dict[str, Any] | None, bool, int, float | None]],
+) -> None:
+    used = Renderer(gpu_info(), "node1", processes=True)
+    for change, up, errors, at in story:
+        value = None if change is None else replace(full_sample(), **change)
+        status = ExporterStatus(up=up, last_success=at, read_errors=errors)
+        assert compose([used.block(value, status)]) == page(value, status)
+
+
+def test_every_family_is_made_by_one_part() -> None:
+    parts = [metric for part in (*SAMPLE_PARTS, PROCESS_PART, *STATUS_PARTS) for metric in part.families]
+    assert len(parts) == len(set(parts))
+    assert {*parts, catalogue.GPU_INFO, catalogue.EXPORTER_UP} == set(FAMILIES)
+    attributes = [part.attribute for part in (*SAMPLE_PARTS, PROCESS_PART, *STATUS_PARTS)]
+    assert len(attributes) == len(set(attributes))
 
 
 def test_processes_have_a_series_only_when_asked_for() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.gpu.nvml import NvmlReader, open_nvidia
+from orchestrator.gpu.nvml_device import SETTINGS_SECONDS
 from orchestrator.gpu.reader import Detail, GpuLostError, GpuReadError
 from orchestrator.gpu.sample import GpuProcess, Throttle
 from tests.support import fake_nvml
@@ -67,6 +68,22 @@ def test_full_sample_in_base_units(nvml: FakeNvml) -> None:
     assert dict(sample.throttle_seconds)[Throttle.POWER_CAP] == 2.5
     assert ("uncorrected", "volatile", 3) in sample.ecc_errors
     assert ("uncorrectable", 1) in sample.remapped_rows
+
+
+def test_what_is_set_is_asked_for_now_and_then_and_repeated_meanwhile(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml[0].fan = 40
+    reader = first_reader()
+    assert (reader.read().power_limit_watts, reader.read().fan) == (700.0, 0.4)
+    asked = nvml[0].count("limit"), nvml[0].count("fan")
+    nvml[0].limit_mw, nvml[0].fan = 500_000, 60
+    assert (reader.read().power_limit_watts, reader.read().fan) == (700.0, 0.4)
+    assert (nvml[0].count("limit"), nvml[0].count("fan")) == asked
+    later = time.monotonic() + SETTINGS_SECONDS
+    monkeypatch.setattr("time.monotonic", lambda: later)
+    sample = reader.read()
+    assert (sample.power_limit_watts, sample.fan) == (500.0, 0.6)
 
 
 def test_detail_decides_which_calls_are_made(nvml: FakeNvml) -> None:
