@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from orchestrator.gpu.reader import GpuReader
     from orchestrator.gpu.sample import GpuInfo
 
-FORMAT_SECONDS: Final = 0.05
+FORMAT_ROWS: Final = 5
+"""Rows are formatted about so many at a time: waking up costs, and formatting many in one go holds up the samplers."""
+FORMAT_SECONDS: Final = (0.02, 0.25)
+"""The shortest and the longest pause between."""
 FLUSH_SECONDS: Final = 1.0
 TRAINING_VARIABLE: Final = "ORCH_TRAINING_METADATA"
 """Names a file for the recorded command: a JSON object of epoch, batch and phase, replaced by a rename."""
@@ -128,7 +131,8 @@ class Recorder:
 
     def _run(self) -> None:
         flushed = time.monotonic()
-        pause = max(FORMAT_SECONDS, min(FLUSH_SECONDS / 4, 1.0 / self._options.rate))
+        least, most = FORMAT_SECONDS
+        pause = min(most, max(least, FORMAT_ROWS / self._options.rate))
         while not self._stop.wait(pause):
             self._take(time.monotonic() - GRACE_SECONDS)
             if time.monotonic() - flushed >= FLUSH_SECONDS:
