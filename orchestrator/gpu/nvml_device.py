@@ -30,7 +30,7 @@ from orchestrator.gpu.nvml_lib import (
 )
 from orchestrator.gpu.nvml_lib import Temperature as TemperatureArgument
 from orchestrator.gpu.reader import Detail, GpuReadError, ReaderOptions
-from orchestrator.gpu.sample import GpuInfo, Sample, SampleValues, Throttle
+from orchestrator.gpu.sample import GpuInfo, GpuProcess, Sample, SampleValues, Throttle
 
 if TYPE_CHECKING:
     from orchestrator.gpu.nvml_events import XidWatch
@@ -40,6 +40,8 @@ _GPU_SENSOR: Final = 0
 _MAX_NVLINKS: Final = 18
 SETTINGS_SECONDS: Final = 5.0
 """The power limit and the fan are asked for at most this often: they are set, and change slowly."""
+PROCESSES_SECONDS: Final = 1.5
+"""The processes are asked for at every other reading of one a second."""
 _SANE_WATTS: Final = 20_000.0
 _SANE_CELSIUS: Final = 200.0
 _SANE_MEGAHERTZ: Final = 100_000
@@ -169,6 +171,8 @@ class Device:
         self._settings: SampleValues = {}
         self._settings_due = 0.0
         self._processes = ProcessCall(self._library, self._handle)
+        self._processes_seen: tuple[GpuProcess, ...] = ()
+        self._processes_due = 0.0
         self._prepare_throttle()
         self._temperature_limits = tuple(
             (sensor, limit, float(found[0].value))
@@ -318,7 +322,10 @@ class Device:
             values["throttle"] = fields.throttle_states(self._supported_reasons, self._reasons.value)
         values["temperature_limits"] = self._temperature_limits
         if self._options.processes:
-            values["processes"] = self._processes.read()
+            if now >= self._processes_due:
+                self._processes_due = now + PROCESSES_SECONDS
+                self._processes_seen = self._processes.read()
+            values["processes"] = self._processes_seen
 
     def _read_settings(self) -> SampleValues:
         values: SampleValues = {}
