@@ -2,8 +2,8 @@
 
 Ours is a real daemon's exporter actors, one for each of eight GPUs; the peer is nvitop-exporter for all eight, as it is
 run. Both see the same fake driver library with the same latencies in the same run. A round of scrapes goes through
-everything that Prometheus would scrape: our eight pages, the peer's one. What an actor costs is held against a worker of
-the same Ray that idles. Latencies of the driver are assumed (see `tests.support.fake_nvml.ASSUMED_LATENCY_US`), not
+everything that Prometheus would scrape: our eight pages, the peer's one. What an actor costs is held against actors of
+the same Ray, as many, that do nothing. Latencies of the driver are assumed (see `tests.support.fake_nvml.ASSUMED_LATENCY_US`), not
 captured from hardware.
 
 `ours` and `peers` are seconds for one page; `scrape_all` compares all eight of ours with the peer's one.
@@ -31,7 +31,9 @@ from urllib.parse import urlsplit
 import psutil
 
 from benchmarks.measure import cpu_seconds, parser, report, result, summary, wait_for
+from orchestrator.runtime.head_processes import ray_environment
 from tests.support.fake_nvml import ASSUMED_LATENCY_US, FakeNvml
+from tests.support.processes import ray_workers
 from tests.support.stack import Stack
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ def _measure(fake: FakeNvml, ours: Contender, idle: Contender, peer: Contender, 
             spent, rested = cpu_percents((contender, idle), arguments.idle_seconds)
             cpu[name].append(sum(spent) / GPUS)
             if contender is ours:
-                resting.append(min(rested))  # a worker that has only just started does not idle yet
+                resting.append(sum(rested) / GPUS)
             per_page, per_round = scrape(contender.urls, arguments.scrape_seconds)
             latencies[name] += per_page
             pages[name] += per_round
@@ -234,7 +236,7 @@ def _get(url: str) -> bytes:
 
 @contextlib.contextmanager
 def _ours(fake: FakeNvml) -> Iterator[tuple[Contender, Contender]]:
-    """The exporter actors of a daemon of its own, and the workers of its Ray that idle."""
+    """The exporter actors of a daemon of its own, and as many actors of the same Ray that idle."""
     stack = Stack(environ=fake.environment())
     try:
         read_address = stack.up()["read_address"]
@@ -247,8 +249,8 @@ def _ours(fake: FakeNvml) -> Iterator[tuple[Contender, Contender]]:
         urls = wait_for("an exporter for every GPU", targets, 60)
         for url in urls:
             wait_for("the first sample", functools.partial(_sampled, url), 30)
-        actors, idle = wait_for("Ray's workers", lambda: _workers(stack), 60)
-        yield Contender(actors, urls), Contender(idle, [])
+        exporters = [process.pid for process in ray_workers(stack, "ray::ExporterActor")]
+        yield Contender(exporters, urls), Contender(_idle_actors(stack), [])
     finally:
         stack.close()
 
@@ -257,14 +259,35 @@ def _sampled(url: str) -> bool:
     return b"orch_gpu_power_watts" in _get(url)
 
 
-def _workers(stack: Stack) -> tuple[list[int], list[int]] | None:
-    """(processes of exporter actors, of idle workers) of the stack's Ray; None until they are all there."""
-    named = {process.pid: process.cmdline() for process in stack.processes()}
-    actors, idle = (
-        [pid for pid, line in named.items() if line and line[0].startswith(name)]
-        for name in ("ray::ExporterActor", "ray::IDLE")
+IDLE = """
+import json, os, sys
+import ray
+
+class Idle:
+    def pid(self):
+        return os.getpid()
+
+ray.init(address=sys.argv[1], namespace="idle", log_to_driver=False, configure_logging=False)
+options = {"num_cpus": 0, "lifetime": "detached", "max_restarts": -1}
+actors = [ray.remote(Idle).options(name=f"idle-{n}", **options).remote() for n in range(int(sys.argv[2]))]
+print(json.dumps(ray.get([actor.pid.remote() for actor in actors])))
+"""
+
+
+def _idle_actors(stack: Stack) -> list[int]:
+    """The process ids of actors made as those of the exporters are, which do nothing."""
+    head = stack.settings.paths.ray
+    address = json.loads((head / "head.json").read_text())["gcs_address"]
+    done = subprocess.run(
+        [sys.executable, "-c", IDLE, address, str(GPUS)],
+        env={**os.environ, **ray_environment(head / "token")},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
     )
-    return (actors, idle) if len(actors) == GPUS and idle else None
+    pids: list[int] = json.loads(done.stdout.splitlines()[-1])
+    return pids
 
 
 @contextlib.contextmanager
