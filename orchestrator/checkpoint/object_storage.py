@@ -73,6 +73,9 @@ class ObjectStorage:
         with _as_os_errors():
             self._fs.pipe_file(self._path(path), content)
 
+    def keep_spare(self) -> None:
+        """See Storage. There is no room to speak of."""
+
     def read(self, path: str) -> memoryview:
         """See Storage."""
         with _as_os_errors(), self._fs.open(self._path(path), "rb") as file:

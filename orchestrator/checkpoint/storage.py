@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 LOCK_TIMEOUT_SECONDS = 5.0  # a stopped process may hold the lock for ever; ordering by attempt still protects
 _LOCK_POLL_SECONDS = 0.01
 DRAFT_PREFIX = ".draft-"
+SPARE_BYTES = 64 * 1024  # room for a few small files, on any file system
+_SPARE = ".spare"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHUNK = 4 * 1024 * 1024
 
 
@@ -48,6 +51,10 @@ class Storage(Protocol):
 
     def replace(self, path: str, content: bytes) -> None:
         """Create or replace a small file of the root atomically; it need not survive a power cut."""
+        ...
+
+    def keep_spare(self) -> None:
+        """Set a little room aside, in which ``create`` and ``replace`` still succeed when the storage is full. Never raises."""
         ...
 
     def read(self, path: str) -> memoryview:
@@ -136,22 +143,44 @@ class LocalStorage:
 
     def create(self, path: str, content: bytes) -> bool:
         """See Storage."""
-        target = self.root / path
-        draft = self.root / f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
-        self.write(draft.name, [content], durable=False)
-        try:
-            os.link(draft, target)
-        except FileExistsError:
-            return False
-        finally:
-            draft.unlink(missing_ok=True)
+        with self._draft(content) as draft:
+            try:
+                os.link(draft, self.root / path)
+            except FileExistsError:
+                return False
         return True
 
     def replace(self, path: str, content: bytes) -> None:
         """See Storage."""
+        with self._draft(content) as draft:
+            draft.replace(self.root / path)
+
+    @contextlib.contextmanager
+    def _draft(self, content: bytes) -> Iterator[Path]:
+        """A small file with ``content``, gone in the end; on a full disk it takes the room that was kept for it."""
         draft = f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
-        self.write(draft, [content], durable=False)
-        (self.root / draft).replace(self.root / path)
+        try:
+            try:
+                self.write(draft, [content], durable=False)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                (self.root / _SPARE).unlink(missing_ok=True)  # it may be somebody else who has just made room
+                self.write(draft, [content], durable=False)
+            yield self.root / draft
+        finally:
+            (self.root / draft).unlink(missing_ok=True)
+
+    def keep_spare(self) -> None:
+        """See Storage."""
+        with contextlib.suppress(OSError):
+            handle = os.open(self.root / _SPARE, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+            try:
+                os.posix_fallocate(handle, 0, SPARE_BYTES)
+            except OSError:
+                (self.root / _SPARE).unlink()
+            finally:
+                os.close(handle)
 
     def read(self, path: str) -> memoryview:
         """See Storage."""

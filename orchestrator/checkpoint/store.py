@@ -135,6 +135,7 @@ class CheckpointStore:
         """Announce this attempt, so that older ones are refused; StaleAttemptError when this one is older."""
         if self._fence.hold(announce=self.rank == 0):
             self._directory.clean(Version(attempt=self.attempt, step=0), self._run)
+            self.storage.keep_spare()
 
     def load_latest(self, into: Any = None) -> Checkpoint | None:
         """Load the newest good checkpoint, from memory or storage, None when there is none; bad ones are set aside.

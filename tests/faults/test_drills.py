@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.api.errors import EXIT_REFUSED
+from tests.support import disks
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.stack import Stack, wait_until
 
@@ -88,15 +89,8 @@ def test_rays_head_is_killed_and_the_job_resumes(breakable: Stack, job_id: str) 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(where)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a file system of our own is not permitted")
-    try:
+    with disks.small_disk(tmp_path, 16) as where:
         yield where
-    finally:
-        subprocess.run(["umount", str(where)], check=True)
 
 
 def test_a_full_disk_costs_saves_and_nothing_else(
@@ -106,20 +100,38 @@ def test_a_full_disk_costs_saves_and_nothing_else(
     spec = job_spec(ledger, name="drilled", until=str(tmp_path / "over"), spec=saves)
     job_id = breakable.submit(spec, tmp_path / "work", train=SCRIPT)
     wait_until("a checkpoint", lambda: breakable.client.checkpoints(job_id))
-    free = free_bytes(small_disk)
+    free = disks.free_bytes(small_disk)
     report = drill(breakable, job_id, "--fill-disk")
     assert (report["attempt_before"], report["attempt_after"], report["steps_lost"]) == (1, 1, 0)
     assert report["detection_seconds"] >= 0
     assert 0 <= report["recovery_seconds"] < 30
     assert any(e.body.get("code") == "save_failed" for e in breakable.client.events(job_id))
-    assert free_bytes(small_disk) > free // 2, "the room is given back"
+    assert disks.free_bytes(small_disk) > free // 2, "the room is given back"
     breakable.client.cancel(job_id)
     assert breakable.wait(job_id).is_terminal  # nothing writes there any more
 
 
-def free_bytes(directory: Path) -> int:
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize
+def test_a_job_recovers_though_the_disk_is_full(
+    breakable: Stack, ledger: Ledger, tmp_path: Path, small_disk: Path
+) -> None:
+    """What the ranks write to agree on a checkpoint has its room, and the checkpoint is in memory."""
+    saves = {"checkpoint": {"storage_path": str(small_disk)}}
+    spec = job_spec(ledger, name="full", until=str(tmp_path / "over"), spec=saves)
+    job_id = breakable.submit(spec, tmp_path / "work", train=SCRIPT)
+    wait_until("a checkpoint", lambda: breakable.client.checkpoints(job_id))
+    ballast = disks.fill(small_disk)
+    for attempt in (2, 3):
+        seen = ledger.last_step(job_id)
+        os.kill(ledger.pids(job_id, attempt - 1)[0], signal.SIGKILL)
+        wait_until("it goes on", lambda seen=seen: ledger.last_step(job_id) > seen + 5)
+        job = breakable.job(job_id)
+        assert (job.attempt, job.state) == (attempt, "RUNNING"), job.failure
+        assert ledger.resumed(job_id, attempt) >= seen - 1, "from the snapshot in memory"
+    ballast.unlink()
+    (tmp_path / "over").touch()
+    job = breakable.wait(job_id)
+    assert (job.state, job.attempt) == ("SUCCEEDED", 3), job.failure
+    ledger.check(job_id)
 
 
 def test_what_is_refused(breakable: Stack, job_id: str) -> None:

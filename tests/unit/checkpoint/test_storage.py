@@ -1,5 +1,6 @@
 """Durable files on a file system that every rank sees."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -7,6 +8,7 @@ import os
 import pytest
 
 from orchestrator.checkpoint.storage import DRAFT_PREFIX, LocalStorage
+from tests.support.disks import fill, small_disk
 
 
 @pytest.fixture
@@ -104,3 +106,36 @@ def test_a_file_system_without_locks_is_told(storage, monkeypatch):
 def test_locations_are_for_people(storage):
     assert storage.location("a/b") == f"{storage.root}/a/b"
     assert storage.location() == str(storage.root)
+
+
+def test_small_files_have_their_room_on_a_full_disk(tmp_path):
+    with small_disk(tmp_path, 1) as disk:
+        storage = LocalStorage(disk / "root")
+        storage.write("a", [b"x"])
+        storage.keep_spare()
+        ballast = fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            storage.write("b", [bytes(5000)])
+        storage.remove("b")
+        storage.replace("fence", b"1")
+        assert storage.create("note", b"2")
+        assert not storage.create("note", b"3")
+        assert (bytes(storage.read("fence")), bytes(storage.read("note"))) == (b"1", b"2")
+        fill_up = disk / "more"
+        with fill_up.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        with pytest.raises(OSError, match="No space left"):  # the room is used up
+            storage.create("other", b"4")
+        assert not [name for name in storage.names() if name.startswith(DRAFT_PREFIX)]
+        ballast.unlink()
+        storage.keep_spare()
+        assert storage.create("other", b"4")
+
+
+def test_where_there_is_no_room_none_is_kept(tmp_path):
+    with small_disk(tmp_path, 1) as disk:
+        storage = LocalStorage(disk)
+        fill(disk)
+        storage.keep_spare()
+        assert storage.names() == ["ballast"]

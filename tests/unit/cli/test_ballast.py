@@ -15,6 +15,7 @@ from orchestrator.api.testing import FakeService
 from orchestrator.api.views import CheckpointView, RankView
 from orchestrator.cli import ballast
 from orchestrator.cli.ballast import Ballast, file_system_kind, refuse_to_fill
+from tests.support import disks
 from tests.support.stack import wait_until
 
 if TYPE_CHECKING:
@@ -38,15 +39,8 @@ time.sleep(60)
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(where)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a file system of our own is not permitted")
-    try:
+    with disks.small_disk(tmp_path, 8) as where:
         yield where
-    finally:
-        subprocess.run(["umount", str(where)], check=True)
 
 
 def free_bytes(directory: Path) -> int:
