@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -20,9 +20,10 @@ from orchestrator.api.errors import OrchError
 from tests.support.stack import Stack
 
 # Property tests search at random where people work, and try the same cases again where a finding would block somebody else's change.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# Nothing has a deadline: a busy machine is no fault of the code.
+settings.register_profile("people", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("people"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "people")
 
 ROOT = Path(__file__).parents[1]
 LONG = (
