@@ -79,32 +79,69 @@ def _counter_file(pid: int, root: Path) -> Path | None:
     return None
 
 
-def kernel_lines(pid: int, *, source: Path = _KMSG, now: float | None = None) -> tuple[str, ...]:
-    """Lines of the kernel's log of the last moments that name the process; ``now`` is seconds since the boot."""
-    since = (time.clock_gettime(time.CLOCK_MONOTONIC) if now is None else now) - RECENT_SECONDS
-    mine = re.compile(_OUR_PID.format(pid=pid))
-    return tuple(f"kernel: {text}" for at, text in _records(source) if at >= since and mine.search(text))
+class KernelWatch:
+    """Reads what the kernel has logged about a process in its last moments, and next to nothing else.
+
+    The log of a machine that has run for long holds thousands of records; a look at all of them would hold up a recovery.
+    So two places in it are kept, the older one at most twice ``RECENT_SECONDS`` back; ``mark`` now and then moves them on.
+    """
+
+    def __init__(self, pid: int, *, source: Path = _KMSG) -> None:
+        self._mine = re.compile(_OUR_PID.format(pid=pid))
+        self._places = _opened(source)
+        """Two handles of the log: at the older and at the newer place; None where it cannot be read."""
+        self._moved = _now()
+
+    def mark(self, now: float | None = None) -> None:
+        """Forget what is old; ``now`` is seconds since the boot."""
+        now = _now() if now is None else now
+        if now - self._moved >= RECENT_SECONDS and self._places is not None:
+            older, newer = self._places
+            os.lseek(older, 0, os.SEEK_END)
+            self._places = (newer, older)
+            self._moved = now
+
+    def lines(self, now: float | None = None) -> tuple[str, ...]:
+        """The lines of the last ``RECENT_SECONDS`` that name the process, once each."""
+        since = (_now() if now is None else now) - RECENT_SECONDS
+        records = [] if self._places is None else _records(self._places[0])
+        return tuple(f"kernel: {text}" for at, text in records if at >= since and self._mine.search(text))
+
+    def close(self) -> None:
+        """Let go of the log; a second call does nothing."""
+        for handle in self._places or ():
+            os.close(handle)
+        self._places = None
 
 
-def _records(source: Path) -> list[tuple[float, str]]:
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def _opened(source: Path) -> tuple[int, int] | None:
+    """The log twice, after its last record; None where it cannot be read."""
     try:
         handle = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(handle, 0, os.SEEK_END)
+        other = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(other, 0, os.SEEK_END)
     except OSError:
-        return []
+        return None
+    return handle, other
+
+
+def _records(handle: int) -> list[tuple[float, str]]:
     found: list[tuple[float, str]] = []
-    try:
-        for _ in range(_MOST_RECORDS):
-            try:
-                data = os.read(handle, _RECORD_BYTES)
-            except BrokenPipeError:  # records were overwritten meanwhile; the next read goes on behind them
-                continue
-            except OSError:  # nothing more
-                break
-            if not data:
-                break
-            found += _parsed(data)
-    finally:
-        os.close(handle)
+    for _ in range(_MOST_RECORDS):
+        try:
+            data = os.read(handle, _RECORD_BYTES)
+        except BrokenPipeError:  # records were overwritten meanwhile; the next read goes on behind them
+            continue
+        except OSError:  # nothing more
+            break
+        if not data:
+            break
+        found += _parsed(data)
     return found
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.checkpoint.persister import SnapshotPersister, StoreSettings
 from orchestrator.checkpoint.watcher import FileWatcher
-from orchestrator.runtime.evidence import OomWatch, kernel_lines
+from orchestrator.runtime.evidence import KernelWatch, OomWatch
 from orchestrator.runtime.forkclient import (
     ErrorRaised,
     Exited,
@@ -142,6 +142,7 @@ class RankHost:
         self._error: ErrorRaised | None = None
         self._pid = 0
         self._oom: OomWatch | None = None
+        self._kernel: KernelWatch | None = None
         self._policies: tuple[tuple[str, str], ...] = ()
         self._watcher: asyncio.Task[None] | None = None
         self._persister: SnapshotPersister | None = None
@@ -466,8 +467,9 @@ class RankHost:
         now = time.monotonic()
         if self._page is None or (not final and now - self._read_at < PROGRESS_SECONDS * 0.9):
             return
-        if self._oom is not None and not final:
+        if self._oom is not None and self._kernel is not None and not final:
             self._oom.mark()
+            self._kernel.mark()
         snapshot = self._said.over(self._page.read())
         if snapshot != self._progress:
             self._progress, self._read_at = snapshot, now
@@ -514,7 +516,7 @@ class RankHost:
         async for event in lifeline:
             match event:
                 case Started():
-                    self._pid, self._oom = event.pid, OomWatch(event.pid)
+                    self._pid, self._oom, self._kernel = event.pid, OomWatch(event.pid), KernelWatch(event.pid)
                     self._add(kind="started", at=event.at, pid=event.pid, cold=event.cold)
                 case ErrorRaised():
                     self._error = event
@@ -530,6 +532,8 @@ class RankHost:
                         await self._add_exit(event.at, None, 9)
                     self._add(kind="gone", at=event.at)
         self._close_pipes()
+        if self._kernel is not None:
+            self._kernel.close()
         await self._said.close()
         if self._log is not None:
             self._log.close(time.time())
@@ -558,7 +562,7 @@ class RankHost:
 
     def _evidence(self) -> tuple[str, ...]:
         killed = self._oom.killed() if self._oom else ""
-        return (*((killed,) if killed else ()), *(kernel_lines(self._pid) if self._pid else ()))
+        return (*((killed,) if killed else ()), *(self._kernel.lines() if self._kernel else ()))
 
     def _add(self, **fields: Any) -> None:
         self._events.append(RankEvent(number=len(self._events) + 1, **fields))

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.gpu.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuInfo, Sample, Vendor, XidCount
 from orchestrator.gpu.sampler import Health
-from orchestrator.runtime.evidence import OomWatch, kernel_lines
+from orchestrator.runtime.evidence import KernelWatch, OomWatch
 from orchestrator.runtime.gpu_evidence import evidence_of
 from tests.support.stack import wait_until
 
@@ -65,23 +65,71 @@ def test_a_process_without_a_group_that_can_be_read_gives_no_evidence(tmp_path: 
     assert watch.killed() == ""
 
 
+KERNEL = (
+    "6,1,100000000,-;Out of memory: Killed process 42 (python3) total-vm:1kB\n"
+    "6,2,200000000,-;Out of memory: Killed process 42 (python3) total-vm:2kB\n"
+    "6,3,200000000,-;Out of memory: Killed process 423 (python3)\n"
+    "4,4,201000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=42, name=python, GPU has fallen off the bus.\n"
+    " SUBSYSTEM=pci\n"
+)
+
+
 def test_the_kernels_log_is_searched_for_the_process_and_the_last_moments(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
-    log.write_text(
-        "6,1,100000000,-;Out of memory: Killed process 42 (python3) total-vm:1kB\n"
-        "6,2,200000000,-;Out of memory: Killed process 42 (python3) total-vm:2kB\n"
-        "6,3,200000000,-;Out of memory: Killed process 423 (python3)\n"
-        "4,4,201000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=42, name=python, GPU has fallen off the bus.\n"
-        " SUBSYSTEM=pci\n"
-    )
-    assert kernel_lines(42, source=log, now=205.0) == (
+    log.write_text("6,0,199000000,-;Out of memory: Killed process 42 (python3) of an earlier life\n")
+    watch = KernelWatch(42, source=log)
+    with log.open("a") as file:
+        file.write(KERNEL)
+    assert watch.lines(now=205.0) == (
         "kernel: Out of memory: Killed process 42 (python3) total-vm:2kB",
         "kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=42, name=python, GPU has fallen off the bus.",
     )
+    watch.close()
+    watch.close()
+    assert watch.lines(now=205.0) == ()
+
+
+def test_what_was_logged_before_a_mark_is_still_there_and_what_is_old_is_not_read_again(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text("")
+    watch = KernelWatch(42, source=log)
+    began = time.clock_gettime(time.CLOCK_MONOTONIC)
+
+    def logged(seconds: float) -> None:
+        with log.open("a") as file:
+            file.write(f"6,1,{int((began + seconds) * 1e6)},-;Killed process 42 (python3) at {seconds:g}\n")
+
+    logged(14)
+    watch.mark(began + 15)
+    logged(16)
+    assert watch.lines(began + 17) == (
+        "kernel: Killed process 42 (python3) at 14",
+        "kernel: Killed process 42 (python3) at 16",
+    )
+    logged(20)
+    watch.mark(began + 20)  # too soon: nothing moves
+    logged(29)
+    watch.mark(began + 31)
+    assert watch.lines(began + 32) == (
+        "kernel: Killed process 42 (python3) at 20",
+        "kernel: Killed process 42 (python3) at 29",
+    ), "what came after the mark before is read, and the last moments of it are told"
+    watch.close()
 
 
 def test_a_log_that_cannot_be_read_gives_no_evidence(tmp_path: Path) -> None:
-    assert kernel_lines(42, source=tmp_path / "none") == ()
+    watch = KernelWatch(42, source=tmp_path / "none")
+    watch.mark(1e9)
+    assert watch.lines() == ()
+    watch.close()
+
+
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK), reason="the kernel's log is not ours to write")
+def test_the_real_log_tells_what_was_written_since() -> None:
+    watch = KernelWatch(os.getpid())
+    Path("/dev/kmsg").write_text(f"orch test: Killed process {os.getpid()} (not really)\n")
+    assert watch.lines() == (f"kernel: orch test: Killed process {os.getpid()} (not really)",)
+    watch.close()
 
 
 def _status(health: Health, *xids: XidCount) -> GpuStatus:
