@@ -29,7 +29,7 @@ def sample(uuid: str = "GPU-a", at: float = 100.0, **values: Any) -> Sample:
     return Sample(gpu_uuid=uuid, timestamp=1.7e9 + at, monotonic=at, **values)
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout: float = 10.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = 30.0) -> Any:
     """Poll until `condition` gives something true, and return that; fails the test after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (result := condition()):
