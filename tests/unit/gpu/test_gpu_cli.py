@@ -241,13 +241,13 @@ def test_record_runs_a_command_and_ends_with_its_code(orch: Orch, nvml: FakeNvml
 def test_record_for_a_span_of_time_with_a_report_and_json(orch: Orch, nvml: FakeNvml, tmp_path: Path) -> None:
     out = tmp_path / "out"
     outcome = orch(
-        "record", "--name", "lenet5", "--rate", "50", "--duration", "0.5s", "-o", str(out), "--report", "--json"
+        "record", "--name", "lenet5", "--rate", "50", "--duration", "1s", "-o", str(out), "--report", "--json"
     )
     assert outcome.code == 0
     document = json.loads(outcome.out)
     single, multi = (Path(name) for name in document["files"])
     assert multi.name == single.stem + "_multi_gpu.json"
-    assert document["gpus"][0]["samples"] >= 5  # of 25; a crowded machine misses some
+    assert document["gpus"][0]["samples"] >= 5  # of 50; a crowded machine misses some
     assert document["problem"] is None
     summary = (out / f"{single.stem}_summary.txt").read_text()
     assert summary.startswith("GPU Performance Summary\n")
@@ -263,12 +263,12 @@ def test_record_for_a_span_of_time_with_a_report_and_json(orch: Orch, nvml: Fake
 
 
 def test_record_compares_with_an_earlier_recording(orch: Orch, nvml: FakeNvml, tmp_path: Path) -> None:
-    first = json.loads(orch("record", "--duration", "0.3", "--rate", "50", "-o", str(tmp_path / "a"), "--json").out)[
+    first = json.loads(orch("record", "--duration", "1", "--rate", "50", "-o", str(tmp_path / "a"), "--json").out)[
         "files"
     ][1]
     for gpu in nvml:
         gpu.power_mw = 600_000
-    outcome = orch("record", "--duration", "0.3", "--rate", "50", "-o", str(tmp_path / "b"), "--compare-with", first)
+    outcome = orch("record", "--duration", "1", "--rate", "50", "-o", str(tmp_path / "b"), "--compare-with", first)
     (line,) = [line for line in outcome.out.splitlines() if line.startswith("mean power")]
     assert line.split()[-3:] == ["600.0", "1200.0", "+100.0%"]
 
@@ -277,7 +277,7 @@ def test_a_recorded_command_tells_its_epoch(orch: Orch, nvml: FakeNvml, tmp_path
     code = (
         "import os, json, time\npath = os.environ['ORCH_TRAINING_METADATA']\n"
         "open(path + '.new', 'w').write(json.dumps({'epoch': 4, 'phase': 'training'}))\nos.replace(path + '.new', path)\n"
-        "time.sleep(0.5)"
+        "time.sleep(2)"
     )
     out = tmp_path / "out"
     assert orch("record", "--rate", "50", "-o", str(out), "--", sys.executable, "-c", code).code == 0
