@@ -26,7 +26,7 @@ SECONDS_PER_STEP = 0.01
 STEADY_SECONDS = (
     3.0  # of training between a start or a recovery and the next kill: a start's aftermath is another measure
 )
-RECOVER_SECONDS = 40.0  # torchrun: 3 to 8 s, or it hangs; counted as a failure then
+RECOVER_SECONDS = 40.0  # torchrun: 3 to 13 s, or it hangs; counted as a failure then
 
 
 class Victim:

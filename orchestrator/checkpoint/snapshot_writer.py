@@ -94,13 +94,13 @@ class SnapshotWriter:
         threads: int = 1,
     ) -> None:
         """Copy with up to ``threads`` threads. Raises SnapshotUnavailableError when shared memory cannot be used."""
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="orch-copy") if threads > 1 else None
         self._directory = SnapshotDirectory(path)
         self._rank, self._world_size, self._attempt = rank, world_size, attempt
         self._job_id, self._token = job_id, token
         self._lock = self._directory.writer_lock(rank)
         self._lock.acquire()
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="orch-copy") if threads > 1 else None
         self._hold = self._directory.hold()
         self._slots: dict[int, SnapshotSlot] = {}
         for index in range(SLOTS):

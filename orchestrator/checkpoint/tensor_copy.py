@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MOST_THREADS: Final = 4
 WORTH_BYTES: Final = 32 << 20
-"""Less is copied by one thread: measured, two were slower at 25 MB (the other one has to wake up), faster from 85 MB on."""
+"""Less is copied by one thread: measured, two were no faster at 25 MB (the other one has to wake up), faster from 85 MB on."""
 SPLIT_BYTES: Final = 1 << 20
 """A tensor is cut in two only if both halves have at least this many bytes."""
 

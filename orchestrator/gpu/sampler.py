@@ -31,7 +31,7 @@ FULL_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses before a failed GPU is tried again; the last one repeats."""
 SPREAD_SECONDS: Final = 0.0003
-"""Between the ticks of one GPU and the next of a group: about what a reading takes. Measured: it halves the cost of eight."""
+"""Between the ticks of one GPU and the next of a group: about what a reading takes."""
 _SHORT_SLEEP: Final = 0.05
 """Below this a plain sleep is used: it wakes more exactly than an event, and `stop` can wait that long."""
 

@@ -84,10 +84,10 @@ class KernelWatch:
 
     The log of a machine that has run for long holds thousands of records; a look at all of them would hold up a recovery.
     So two places in it are kept, the older one at most twice ``RECENT_SECONDS`` back; ``mark`` now and then moves them on.
+    Made before the process is started: one that dies at once is in the log by the time that anybody hears of it.
     """
 
-    def __init__(self, pid: int, *, source: Path = _KMSG) -> None:
-        self._mine = re.compile(_OUR_PID.format(pid=pid))
+    def __init__(self, *, source: Path = _KMSG) -> None:
         self._places = _opened(source)
         """Two handles of the log: at the older and at the newer place; None where it cannot be read."""
         self._moved = _now()
@@ -101,11 +101,12 @@ class KernelWatch:
             self._places = (newer, older)
             self._moved = now
 
-    def lines(self, now: float | None = None) -> tuple[str, ...]:
+    def lines(self, pid: int, now: float | None = None) -> tuple[str, ...]:
         """The lines of the last ``RECENT_SECONDS`` that name the process, once each."""
+        mine = re.compile(_OUR_PID.format(pid=pid))
         since = (_now() if now is None else now) - RECENT_SECONDS
         records = [] if self._places is None else _records(self._places[0])
-        return tuple(f"kernel: {text}" for at, text in records if at >= since and self._mine.search(text))
+        return tuple(f"kernel: {text}" for at, text in records if at >= since and mine.search(text))
 
     def close(self) -> None:
         """Let go of the log; a second call does nothing."""
@@ -120,14 +121,16 @@ def _now() -> float:
 
 def _opened(source: Path) -> tuple[int, int] | None:
     """The log twice, after its last record; None where it cannot be read."""
+    handles: list[int] = []
     try:
-        handle = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.lseek(handle, 0, os.SEEK_END)
-        other = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.lseek(other, 0, os.SEEK_END)
+        for _ in range(2):
+            handles.append(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            os.lseek(handles[-1], 0, os.SEEK_END)
     except OSError:
+        for handle in handles:
+            os.close(handle)
         return None
-    return handle, other
+    return handles[0], handles[1]
 
 
 def _records(handle: int) -> list[tuple[float, str]]:

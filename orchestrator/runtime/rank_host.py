@@ -200,6 +200,7 @@ class RankHost:
             Path(plan.exit_record).unlink(missing_ok=True)
             self._open_log(plan)
             self._policies = plan.log_policies
+            self._watch_kernel()
             lifeline = await self._with_fork_server(plan, lambda: self._spawn(client, plan))
             if lifeline is None:
                 return
@@ -308,6 +309,11 @@ class RankHost:
         make_private(Path(plan.snapshots.directory))
         self._persister = SnapshotPersister(plan.snapshots.directory, rank=plan.rank, settings=plan.snapshots.settings)
         self._persister.start()
+
+    def _watch_kernel(self) -> None:
+        if self._kernel is not None:
+            self._kernel.close()
+        self._kernel = KernelWatch()
 
     def _watch_files(self, plan: RankPlan) -> None:
         if plan.watch is None:
@@ -467,8 +473,9 @@ class RankHost:
         now = time.monotonic()
         if self._page is None or (not final and now - self._read_at < PROGRESS_SECONDS * 0.9):
             return
-        if self._oom is not None and self._kernel is not None and not final:
+        if self._oom is not None and not final:
             self._oom.mark()
+        if self._kernel is not None and not final:
             self._kernel.mark()
         snapshot = self._said.over(self._page.read())
         if snapshot != self._progress:
@@ -516,7 +523,7 @@ class RankHost:
         async for event in lifeline:
             match event:
                 case Started():
-                    self._pid, self._oom, self._kernel = event.pid, OomWatch(event.pid), KernelWatch(event.pid)
+                    self._pid, self._oom = event.pid, OomWatch(event.pid)
                     self._add(kind="started", at=event.at, pid=event.pid, cold=event.cold)
                 case ErrorRaised():
                     self._error = event
@@ -562,7 +569,7 @@ class RankHost:
 
     def _evidence(self) -> tuple[str, ...]:
         killed = self._oom.killed() if self._oom else ""
-        return (*((killed,) if killed else ()), *(self._kernel.lines() if self._kernel else ()))
+        return (*((killed,) if killed else ()), *(self._kernel.lines(self._pid) if self._kernel and self._pid else ()))
 
     def _add(self, **fields: Any) -> None:
         self._events.append(RankEvent(number=len(self._events) + 1, **fields))

@@ -20,6 +20,7 @@ from orchestrator.runtime.rank_locks import rank_lock_path
 from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
 from orchestrator.train.progress import ProgressPage
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server
+from tests.support.stack import wait_until
 
 SLEEPER = "import os, time; open('pid', 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
 
@@ -273,5 +274,26 @@ while time.monotonic() < until:
         pids = (tmp_path / "times").read_text().splitlines()
         changes = sum(a != b for a, b in pairwise(pids))
         assert changes == len(set(pids)) - 1, "one tree after the other, never two at a time"
+
+    run(case)
+
+
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK), reason="the kernel's log is not ours to write")
+def test_what_the_kernel_said_of_a_rank_that_died_at_once_is_heard(server: RunningServer, tmp_path: Path) -> None:
+    script = """
+import os, signal
+with open("/dev/kmsg", "w") as log:
+    print(f"orch test: Killed process {os.getpid()} (not really)", file=log)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+    async def case() -> None:
+        host = make_host(tmp_path)
+        await host.prepare(1, None)
+        plan = make_plan(server, tmp_path, script)
+        await host.launch(plan)
+        wait_until("it is dead before the host has heard of its start", Path(plan.exit_record).exists)  # in one turn
+        started, exited, _ = await story(host, 1)
+        assert exited.evidence == (f"kernel: orch test: Killed process {started.pid} (not really)",)
 
     run(case)

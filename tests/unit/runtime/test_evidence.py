@@ -77,22 +77,22 @@ KERNEL = (
 def test_the_kernels_log_is_searched_for_the_process_and_the_last_moments(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text("6,0,199000000,-;Out of memory: Killed process 42 (python3) of an earlier life\n")
-    watch = KernelWatch(42, source=log)
+    watch = KernelWatch(source=log)
     with log.open("a") as file:
         file.write(KERNEL)
-    assert watch.lines(now=205.0) == (
+    assert watch.lines(42, now=205.0) == (
         "kernel: Out of memory: Killed process 42 (python3) total-vm:2kB",
         "kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=42, name=python, GPU has fallen off the bus.",
     )
     watch.close()
     watch.close()
-    assert watch.lines(now=205.0) == ()
+    assert watch.lines(42, now=205.0) == ()
 
 
 def test_what_was_logged_before_a_mark_is_still_there_and_what_is_old_is_not_read_again(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text("")
-    watch = KernelWatch(42, source=log)
+    watch = KernelWatch(source=log)
     began = time.clock_gettime(time.CLOCK_MONOTONIC)
 
     def logged(seconds: float) -> None:
@@ -102,7 +102,7 @@ def test_what_was_logged_before_a_mark_is_still_there_and_what_is_old_is_not_rea
     logged(14)
     watch.mark(began + 15)
     logged(16)
-    assert watch.lines(began + 17) == (
+    assert watch.lines(42, began + 17) == (
         "kernel: Killed process 42 (python3) at 14",
         "kernel: Killed process 42 (python3) at 16",
     )
@@ -110,7 +110,7 @@ def test_what_was_logged_before_a_mark_is_still_there_and_what_is_old_is_not_rea
     watch.mark(began + 20)  # too soon: nothing moves
     logged(29)
     watch.mark(began + 31)
-    assert watch.lines(began + 32) == (
+    assert watch.lines(42, began + 32) == (
         "kernel: Killed process 42 (python3) at 20",
         "kernel: Killed process 42 (python3) at 29",
     ), "what came after the mark before is read, and the last moments of it are told"
@@ -118,17 +118,17 @@ def test_what_was_logged_before_a_mark_is_still_there_and_what_is_old_is_not_rea
 
 
 def test_a_log_that_cannot_be_read_gives_no_evidence(tmp_path: Path) -> None:
-    watch = KernelWatch(42, source=tmp_path / "none")
+    watch = KernelWatch(source=tmp_path / "none")
     watch.mark(1e9)
-    assert watch.lines() == ()
+    assert watch.lines(42) == ()
     watch.close()
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK), reason="the kernel's log is not ours to write")
 def test_the_real_log_tells_what_was_written_since() -> None:
-    watch = KernelWatch(os.getpid())
+    watch = KernelWatch()
     Path("/dev/kmsg").write_text(f"orch test: Killed process {os.getpid()} (not really)\n")
-    assert watch.lines() == (f"kernel: orch test: Killed process {os.getpid()} (not really)",)
+    assert watch.lines(os.getpid()) == (f"kernel: orch test: Killed process {os.getpid()} (not really)",)
     watch.close()
 
 
