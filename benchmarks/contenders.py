@@ -45,16 +45,6 @@ class Step:
     pid: int
 
 
-def read_ledger(path: Path) -> list[Step]:
-    """The steps so far."""
-    with contextlib.suppress(FileNotFoundError):
-        lines = path.read_text().splitlines()
-        return [
-            Step(int(a), int(b) / 1e9, int(c)) for a, b, c in (line.split() for line in lines if line.count(" ") == 2)
-        ]
-    return []
-
-
 def worker_pids(ledger: Path) -> dict[int, int]:
     """The newest process of each rank."""
     lines = Path(f"{ledger}.pids").read_text().splitlines()
@@ -66,13 +56,27 @@ class Run:
 
     def __init__(self, process: subprocess.Popen[bytes], ledger: Path, began: float) -> None:
         self.process, self.ledger, self.began = process, ledger, began
+        self._steps: list[Step] = []
+        self._read_bytes = 0
+
+    def steps(self) -> list[Step]:
+        """The steps so far. Only what is new is read: whoever asks every other millisecond must not be what is measured."""
+        with contextlib.suppress(FileNotFoundError), self.ledger.open("rb") as file:
+            file.seek(self._read_bytes)
+            new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._read_bytes += len(whole)
+            self._steps += [
+                Step(int(a), int(b) / 1e9, int(c)) for a, b, c in (line.split() for line in whole.splitlines())
+            ]
+        return self._steps
 
     def __enter__(self) -> Self:
         return self
 
     def first_step_seconds(self) -> float:
         """From before the process was started to after rank 0's first optimizer step."""
-        steps = wait_for("the first step", lambda: read_ledger(self.ledger))
+        steps = wait_for("the first step", self.steps)
         return float(steps[0].at_seconds - self.began)
 
     def __exit__(
@@ -112,18 +116,18 @@ def _ledger() -> Path:
     return Path(tempfile.mkdtemp(prefix="orch-bench-")) / "ledger"
 
 
-def torchrun(steps: int, seconds_per_step: float) -> Run:
+def torchrun(steps: int, seconds_per_step: float, save_every: int = 10) -> Run:
     """``torchrun --standalone``, two ranks, as many restarts as it takes."""
     ledger = _ledger()
     command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "--max-restarts=100", str(WORKLOAD)]
-    return _start([*command, str(ledger), str(steps), str(seconds_per_step)], ledger)
+    return _start([*command, str(ledger), str(steps), str(seconds_per_step), str(save_every)], ledger)
 
 
-def ray_train(steps: int, seconds_per_step: float) -> Run:
+def ray_train(steps: int, seconds_per_step: float, save_every: int = 10) -> Run:
     """Ray Train V2, cold, as a script."""
     ledger = _ledger()
     script = ROOT / "benchmarks" / "peers" / "ray_train.py"
-    command = [sys.executable, str(script), str(ledger), str(steps), str(seconds_per_step)]
+    command = [sys.executable, str(script), str(ledger), str(steps), str(seconds_per_step), str(save_every)]
     return _start(command, ledger, RAY_TRAIN_V2_ENABLED="1")
 
 
@@ -181,11 +185,11 @@ class Orch:
         return OrchRun(process, ledger, began, self.client)
 
     def close(self) -> None:
-        """Stop the daemon and remove its home."""
+        """Stop the daemon, with whatever an interrupted benchmark has left running, and remove its home."""
         with contextlib.suppress(OrchError):
             pid = self.client.health().pid
-            self.client.shutdown()
-            wait_for("the daemon stops", lambda: not psutil.pid_exists(pid), 30)
+            self.client.shutdown(stop_jobs=True)
+            wait_for("the daemon stops", lambda: not psutil.pid_exists(pid), 60)
         shutil.rmtree(self.home, ignore_errors=True)
 
 

@@ -42,8 +42,12 @@ ROWS: Final = (
         peers=TORCHRUN_AND_RAY,
     ),
     Row(label="the same with no daemon running", measure="start_latency", ours=("cold",)),
-    Row(label="SIGKILL of a rank to the next new step", measure="recovery", peers=TORCHRUN_AND_RAY),
-    Row(label="SIGKILL of a rank's actor to the next new step", measure="recovery", ours=("ours_actor_killed",)),
+    Row(
+        label="SIGKILL of a rank to the next new step, of a script that saves at every step",
+        measure="recovery",
+        peers=TORCHRUN_AND_RAY,
+    ),
+    Row(label="the same with the rank's actor killed", measure="recovery", ours=("ours_actor_killed",)),
     Row(
         label="share of the time that moved training forward, a rank killed every minute",
         measure="goodput",
@@ -51,31 +55,44 @@ ROWS: Final = (
         unit="",
         digits=3,
     ),
-    Row(
-        label="a step of 2 ms",
-        measure="overhead",
-        peers=(("peers", "torchrun"), ()),
-        unit="ms",
-        scale=1e3,
-        digits=3,
+    *(
+        Row(
+            label=f"a step of {length}, {ranks}",
+            measure="overhead",
+            ours=(*path, "ours"),
+            peers=((*path, "peers", "torchrun"), ()),
+            unit="ms",
+            scale=1e3,
+            digits=2,
+        )
+        for ranks, first in (("both cores training", ()), ("one core free", ("free_core",)))
+        for length, path in (("2 ms", first), ("50 ms", (*first, "also")))
     ),
     Row(
-        label="a step of 50 ms",
+        label="processor time outside the ranks",
         measure="overhead",
-        ours=("also", "ours"),
-        peers=(("also", "peers", "torchrun"), ()),
-        unit="ms",
-        scale=1e3,
-        digits=2,
-    ),
-    Row(
-        label="processor time outside the ranks", measure="overhead", ours=("cpu_outside_percent",), unit="% of a core"
+        ours=("cpu_outside_percent",),
+        other=("Ray alone, two idle actors", ("bare_ray_percent",)),
+        unit="% of a core",
     ),
     Row(label="`orch status`, the whole process", measure="cli"),
     Row(label="`orch submit`, the whole process", measure="cli", ours=("submit",)),
     Row(label="`orch up` until ready", measure="cli", ours=("up",)),
     Row(label="the idle daemon", measure="idle", unit="% of a core"),
     Row(label="SIGSTOP of a rank to its detection", measure="hang"),
+    *(
+        Row(
+            label=f"`save({argument})` of {size[:-1]} M parameters with Adam: training stands still",
+            measure="checkpoint_stall",
+            ours=("sizes", size, *path, "ours"),
+            other=("`torch.save` with fsync", ("sizes", size, "peers", "torch.save with fsync")),
+            unit="ms",
+            scale=1e3,
+            digits=1,
+        )
+        for size in ("2M", "100M")
+        for argument, path in (("", ()), ("overlap=True", ("overlap",)))
+    ),
     Row(
         label="a training step of `MultiGPUTrainer`, one rank",
         measure="trainer_overhead",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks import contenders
-from benchmarks.measure import interleave, parser, report, result
+from benchmarks.measure import interleave, parser, ratio, report, result, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ def goodput_under(runs: Mapping[str, contenders.Run], faults: list[Fault], secon
     for run in runs.values():
         run.first_step_seconds()
     began = time.monotonic()
-    from_step = {name: contenders.read_ledger(run.ledger)[-1].number for name, run in runs.items()}
+    from_step = {name: run.steps()[-1].number for name, run in runs.items()}
     for fault in faults:
         time.sleep(max(0.0, began + fault.at_seconds - time.monotonic()))
         for run in runs.values():
@@ -64,9 +64,22 @@ def goodput_under(runs: Mapping[str, contenders.Run], faults: list[Fault], secon
 
 
 def _goodput(run: contenders.Run, from_step: int, began: float, ended: float) -> float:
-    steps = [s for s in contenders.read_ledger(run.ledger) if began <= s.at_seconds <= ended]
+    steps = [s for s in run.steps() if began <= s.at_seconds <= ended]
     times = [b.at_seconds - a.at_seconds for a, b in itertools.pairwise(steps) if a.pid == b.pid]
     return (max(s.number for s in steps) - from_step) * statistics.median(times) / (ended - began)
+
+
+def _grid(orch: contenders.Orch, faults: list[Fault], seconds: float) -> dict[str, float]:
+    with contextlib.ExitStack() as stack:
+        runs = {
+            interval: stack.enter_context(
+                orch.submit(
+                    STEPS, SECONDS_PER_STEP, workload="saving.py", cpus=0.1, checkpoint=f"{{interval: {interval}}}"
+                )
+            )
+            for interval in INTERVALS
+        }
+        return goodput_under(runs, faults, seconds)
 
 
 def main() -> None:
@@ -97,20 +110,13 @@ def main() -> None:
     try:
         peers = [name for name in arguments.peers.split(",") if name]
         found = interleave({name: arm(name) for name in ("ours", *peers)}, arguments.pairs, warm_up=0)
-        faults = fault_list(0, arguments.seconds, arguments.mean)
-        with contextlib.ExitStack() as stack:
-            grid = {
-                interval: stack.enter_context(
-                    orch.submit(
-                        STEPS, SECONDS_PER_STEP, workload="saving.py", cpus=0.1, checkpoint=f"{{interval: {interval}}}"
-                    )
-                )
-                for interval in INTERVALS
-            }
-            by_interval = goodput_under(grid, faults, arguments.seconds)
+        lists = [fault_list(seed, arguments.seconds, arguments.mean) for seed in range(arguments.pairs)]
+        grids = [_grid(orch, faults, arguments.seconds) for faults in lists]
     finally:
         orch.close()
     values = dict(found.values)
+    by_interval = {interval: [grid[interval] for grid in grids] for interval in INTERVALS}
+    best = max((i for i in INTERVALS if i != "auto"), key=lambda i: statistics.median(by_interval[i]))
     report(
         result(
             "goodput",
@@ -119,10 +125,11 @@ def main() -> None:
             values.pop("ours"),
             values,
             failures=found.failures,
-            faults=len(faults),
+            faults=[len(faults) for faults in lists],
             seconds=arguments.seconds,
             mean_seconds_between_faults=arguments.mean,
-            by_interval=by_interval,
+            by_interval={interval: summary(shares) for interval, shares in by_interval.items()},
+            auto_to_best={"best": best, **ratio(by_interval["auto"], by_interval[best])},
         ),
         arguments.json,
     )

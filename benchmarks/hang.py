@@ -36,7 +36,7 @@ class UnnoticedError(Exception):
 
 def _steady(run: contenders.Run) -> None:
     run.first_step_seconds()
-    wait_for("steady steps", lambda: contenders.read_ledger(run.ledger)[-1].number > STEADY_STEPS)
+    wait_for("steady steps", lambda: run.steps()[-1].number > STEADY_STEPS)
 
 
 def ours(orch: contenders.Orch, recovered: list[float]) -> float:
@@ -53,7 +53,7 @@ def ours(orch: contenders.Orch, recovered: list[float]) -> float:
         )
         step = wait_for(
             "a new step",
-            lambda: [s for s in contenders.read_ledger(run.ledger) if s.at_seconds > stopped_at + 1.0],
+            lambda: [s for s in run.steps() if s.at_seconds > stopped_at + 1.0],
             DETECT_SECONDS,
         )
         recovered.append(float(step[0].at_seconds - stopped_at))
@@ -87,7 +87,7 @@ def false_alarms(orch: contenders.Orch, seconds: float) -> dict[str, Any]:
         run.first_step_seconds()
         time.sleep(seconds)
         events = run.client.events(run.job_id())
-        steps = len(contenders.read_ledger(run.ledger))
+        steps = len(run.steps())
     alarms = [e.summary for e in events if e.kind == "attempt_failed" or e.body.get("code") in ("hang", "slow")]
     return {"seconds": seconds, "steps": steps, "alarms": len(alarms), "said": alarms}
 

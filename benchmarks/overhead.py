@@ -1,7 +1,10 @@
 """What a training step costs under orch beside torchrun: the same script, the same steps, every step reported.
 
-For steps of about 2 ms and of about 50 ms. A value is the median step time of one run; ``cpu_outside_percent`` is the processor
-time of everything of orch's that is not a rank (daemon, Ray, actors, fork server, keepers) while the job trains.
+For steps of about 2 ms and of about 50 ms, after as many as fill five seconds at that length. A value is the median step
+time of one run; ``cpu_outside_percent`` is the processor time of everything of orch's that is not a rank (daemon, Ray,
+actors, fork server, keepers) while the job trains; ``bare_ray_percent`` is that of a raylet, a control plane and two actors
+that do nothing, which every gang of two on Ray has. With two ranks both cores of a small machine train, and whatever runs beside
+them slows them down; ``free_core`` is the same with one rank, which leaves a core to it on such a machine. A rank has one thread, on both sides.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,42 +25,59 @@ import psutil
 from benchmarks import contenders
 from benchmarks.idle import members
 from benchmarks.measure import interleave, parser, report, result, summary, wait_for
+from benchmarks.workloads.paced import warm_up_steps
 
+BARE_RAY_SECONDS = 10.0
 WORKLOAD = contenders.ROOT / "benchmarks" / "workloads" / "paced.py"
 
 
 def main() -> None:
-    """Measure and report both step lengths."""
+    """Measure and report both step lengths, for two ranks and for one."""
     arguments = parser(__doc__ or "", pairs=6).parse_args()
+    bare = _bare_ray(arguments.pairs)
     orch = contenders.Orch()
     orch.up()
-    found: dict[str, Any] = {}
     try:
-        for milliseconds, steps in ((2.0, 2000), (50.0, 200)):
-            outside: list[float] = []
-            arms = {
-                "ours": lambda m=milliseconds, s=steps, o=outside: _ours(orch, s, m, o),
-                "torchrun": lambda m=milliseconds, s=steps: _torchrun(s, m),
-            }
-            values = interleave(arms, arguments.pairs).values
-            found[f"{milliseconds:g}ms"] = result(
-                "overhead",
-                "s per step",
-                "lower",
-                values["ours"],
-                {"torchrun": values["torchrun"]},
-                steps=steps,
-                cpu_outside_percent=summary(outside),
-            )
+        found = {ranks: _both_lengths(orch, arguments.pairs, ranks) for ranks in (2, 1)}
     finally:
         orch.close()
-    report({**found["2ms"], "also": found["50ms"]}, arguments.json)
+    report({**found[2], "free_core": found[1], "bare_ray_percent": summary(bare)}, arguments.json)
 
 
-def _torchrun(steps: int, milliseconds: float) -> float:
+def _both_lengths(orch: contenders.Orch, pairs: int, ranks: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for milliseconds, steps in ((2.0, 2000), (50.0, 200)):
+        outside: list[float] = []
+        arms = {
+            "ours": lambda m=milliseconds, s=steps, o=outside: _ours(orch, s, m, o, ranks),
+            "torchrun": lambda m=milliseconds, s=steps: _torchrun(s, m, ranks),
+        }
+        values = interleave(arms, pairs).values
+        found[f"{milliseconds:g}ms"] = result(
+            "overhead",
+            "s per step",
+            "lower",
+            values["ours"],
+            {"torchrun": values["torchrun"]},
+            steps=steps,
+            ranks=ranks,
+            cpu_outside_percent=summary(outside),
+        )
+    return {**found["2ms"], "also": found["50ms"]}
+
+
+def _bare_ray(windows: int) -> list[float]:
+    script = contenders.ROOT / "benchmarks" / "peers" / "bare_ray.py"
+    command = [sys.executable, str(script), str(windows), str(BARE_RAY_SECONDS)]
+    done = subprocess.run(command, env=contenders.ENVIRONMENT, check=True, capture_output=True, timeout=600)
+    shares: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return shares
+
+
+def _torchrun(steps: int, milliseconds: float, ranks: int) -> float:
     directory = Path(tempfile.mkdtemp(prefix="orch-bench-"))
     target = directory / "result"
-    command = [str(contenders.BIN / "torchrun"), "--standalone", "--nproc-per-node=2", str(WORKLOAD)]
+    command = [str(contenders.BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", str(WORKLOAD)]
     try:
         subprocess.run(
             [*command, str(target), str(steps), str(milliseconds)],
@@ -71,19 +92,21 @@ def _torchrun(steps: int, milliseconds: float) -> float:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _ours(orch: contenders.Orch, steps: int, milliseconds: float, outside: list[float]) -> float:
+def _ours(orch: contenders.Orch, steps: int, milliseconds: float, outside: list[float], ranks: int) -> float:
     directory = Path(tempfile.mkdtemp(prefix="orch-bench-"))
     target = directory / "result"
     shutil.copy(WORKLOAD, directory / "paced.py")
     text = (
         f"version: 1\nname: paced\nentrypoint: python paced.py {target} {steps} {milliseconds}\n"
-        "resources: {num_workers: 2, resources_per_worker: {gpu: 0, cpu: 1}}\n"
+        f"resources: {{num_workers: {ranks}, resources_per_worker: {{gpu: 0, cpu: 1}}}}\n"
+        'env: {OMP_NUM_THREADS: "1"}\n'
     )
     try:
         reply = orch.client.submit_text(text, cwd=str(directory))
         assert reply.job_id is not None
         job_id = reply.job_id
-        wait_for("it runs", lambda: orch.client.job(job_id).progress)
+        warm = warm_up_steps(milliseconds)
+        wait_for("it is warm", lambda: _step(orch, job_id) > warm, 600)
         before, began = _busy_outside(orch, job_id), time.monotonic()
         wait_for("the result", target.exists, 600)
         # The ranks' own processes are left out; everything else of the home counts.
@@ -95,6 +118,11 @@ def _ours(orch: contenders.Orch, steps: int, milliseconds: float, outside: list[
         return statistics.median(json.loads(target.read_text()))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _step(orch: contenders.Orch, job_id: str) -> int:
+    progress = orch.client.job(job_id).progress
+    return 0 if progress is None else progress.step or 0
 
 
 def _busy_outside(orch: contenders.Orch, job_id: str) -> dict[int, float]:

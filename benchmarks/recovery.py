@@ -1,7 +1,8 @@
 """SIGKILL of a random rank at a random moment to the next new optimizer step, one that had not been done before.
 
-The same script everywhere, which saves every ten steps. Each contender keeps one job running that is killed once a round.
-``ours_actor_killed`` is the same with the rank's Ray actor killed instead of the training process.
+The same script everywhere, which saves after every step: measured is the way back, not the repetition of lost steps, of which
+there is at most one (``--save-every 10`` adds some five to everybody's). Each contender has a job of its own in each round, alone
+on the machine, that is killed once. ``ours_actor_killed`` is the same with the rank's Ray actor killed instead of the training process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks import contenders
 from benchmarks.measure import interleave, parser, report, result, summary, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from orchestrator.api.client import Client
 
@@ -43,14 +44,14 @@ class Victim:
             self._run.first_step_seconds()
         run = self._run
         try:
-            begun = contenders.read_ledger(run.ledger)[-1]
+            begun = run.steps()[-1]
             steady = begun.at_seconds + STEADY_SECONDS + random.uniform(0.0, 20 * SECONDS_PER_STEP)
-            wait_for("steady steps", lambda: contenders.read_ledger(run.ledger)[-1].at_seconds > steady)
+            wait_for("steady steps", lambda: run.steps()[-1].at_seconds > steady)
             pid = self._choose(run)
             killed_at = time.monotonic()
             os.kill(pid, signal.SIGKILL)
-            done = max(s.number for s in contenders.read_ledger(run.ledger) if s.at_seconds <= killed_at)
-            step = wait_for("a new step", lambda: _new_step(run, done, killed_at), RECOVER_SECONDS)
+            before = [s for s in run.steps() if s.at_seconds <= killed_at]
+            step = wait_for("a new step", lambda: _new_step(run, before), RECOVER_SECONDS)
             return float(step.at_seconds - killed_at)
         except Exception:
             self.close()
@@ -63,13 +64,11 @@ class Victim:
             self._run = None
 
 
-def _new_step(run: contenders.Run, done: int, killed_at: float) -> contenders.Step | None:
+def _new_step(run: contenders.Run, before: Sequence[contenders.Step]) -> contenders.Step | None:
     # A survivor may still finish the step that was under way: recovered is who goes on in a new process.
-    old = {s.pid for s in contenders.read_ledger(run.ledger) if s.at_seconds <= killed_at}
-    for step in contenders.read_ledger(run.ledger):
-        if step.at_seconds > killed_at and step.pid not in old and step.number > done:
-            return step
-    return None
+    old = {s.pid for s in before}
+    done = before[-1].number
+    return next((s for s in run.steps()[len(before) :] if s.pid not in old and s.number > done), None)
 
 
 def _any_rank(run: contenders.Run) -> int:
@@ -90,18 +89,19 @@ def main() -> None:
     """Measure and report."""
     options = parser(__doc__ or "", pairs=10)
     options.add_argument("--peers", default="torchrun,ray_train", help="which peers, by comma; empty for none")
+    options.add_argument("--save-every", type=int, default=1, help="steps between the script's saves (default 1)")
     arguments = options.parse_args()
     random.seed(20_261_121)
     orch = contenders.Orch()
     orch.up()
 
     def submit() -> contenders.Run:
-        return orch.submit(STEPS, SECONDS_PER_STEP)
+        return orch.submit(STEPS, SECONDS_PER_STEP, arguments=str(arguments.save_every))
 
     victims = {"ours": Victim(submit, _any_rank)}
     starts = {"torchrun": contenders.torchrun, "ray_train": contenders.ray_train}
     for name in filter(None, arguments.peers.split(",")):
-        victims[name] = Victim(partial(starts[name], STEPS, SECONDS_PER_STEP), _any_rank)
+        victims[name] = Victim(partial(starts[name], STEPS, SECONDS_PER_STEP, arguments.save_every), _any_rank)
     try:
         # One job at a time on the machine: each arm's job ends before the next arm's begins.
         found = interleave({name: _alone(v) for name, v in victims.items()}, arguments.pairs)
@@ -116,7 +116,14 @@ def main() -> None:
     mine = values.pop("ours")
     report(
         result(
-            "recovery", "s", "lower", mine, values, failures=found.failures, ours_actor_killed=summary(killed_actors)
+            "recovery",
+            "s",
+            "lower",
+            mine,
+            values,
+            failures=found.failures,
+            ours_actor_killed=summary(killed_actors),
+            save_every=arguments.save_every,
         ),
         arguments.json,
     )

@@ -1,4 +1,7 @@
-"""Ray Train V2 running the workload: a whole process, as its user starts it. usage: ray_train.py LEDGER STEPS SECONDS_PER_STEP."""
+"""Ray Train V2 running the workload: a whole process, as its user starts it.
+
+usage: ray_train.py LEDGER STEPS SECONDS_PER_STEP SAVE_EVERY
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ def train_loop(config: dict[str, Any]) -> None:
     sys.path.insert(0, config["root"])
     from benchmarks.workloads.steps import main
 
-    main(config["ledger"], config["steps"], config["seconds_per_step"])
+    main(config["ledger"], config["steps"], config["seconds_per_step"], config["save_every"])
 
 
-def run(ledger: str, steps: int, seconds_per_step: float) -> None:
+def run(ledger: str, steps: int, seconds_per_step: float, save_every: int) -> None:
     """Fit, with as many restarts as it takes."""
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     import ray
@@ -28,6 +31,7 @@ def run(ledger: str, steps: int, seconds_per_step: float) -> None:
         "ledger": ledger,
         "steps": steps,
         "seconds_per_step": seconds_per_step,
+        "save_every": save_every,
         "root": str(Path(__file__).parents[2]),
     }
     TorchTrainer(
@@ -42,4 +46,4 @@ def run(ledger: str, steps: int, seconds_per_step: float) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    run(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))

@@ -1,4 +1,4 @@
-"""The workload of the overhead benchmark: steps of about the wanted length, two gloo ranks, every step timed by itself.
+"""The workload of the overhead benchmark: steps of about the wanted length, gloo ranks, every step timed by itself.
 
 Rank 0 writes the durations of its steps, in seconds, as JSON. Under orch every step is reported, as a training script would.
 
@@ -19,7 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.train import context
 
-WARM_UP = 50
+WARM_UP_SECONDS = 5.0  # not measured: what a start leaves to do on a machine is another measure
+
+
+def warm_up_steps(milliseconds: float) -> int:
+    """How many steps come before those that are measured, the same on both sides."""
+    return int(WARM_UP_SECONDS * 1000 / milliseconds)
 
 
 def main(target: str, steps: int, milliseconds: float) -> None:
@@ -33,17 +38,18 @@ def main(target: str, steps: int, milliseconds: float) -> None:
     inputs = torch.randn(batch, width)
     told = context()
     seconds = []
-    for step in range(1, WARM_UP + steps + 1):
+    before = warm_up_steps(milliseconds)
+    for step in range(1, before + steps + 1):
         began = time.perf_counter()
         optimizer.zero_grad()
         loss = model(inputs).square().mean()
         loss.backward()
         optimizer.step()
-        told.report(step=step, total_steps=WARM_UP + steps, samples=batch, loss=float(loss))
+        told.report(step=step, total_steps=before + steps, samples=batch, loss=float(loss))
         seconds.append(time.perf_counter() - began)
     if dist.get_rank() == 0:
         draft = Path(f"{target}.new")
-        draft.write_text(json.dumps(seconds[WARM_UP:]))
+        draft.write_text(json.dumps(seconds[before:]))
         draft.rename(target)
     dist.destroy_process_group()
 

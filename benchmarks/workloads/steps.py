@@ -1,9 +1,9 @@
 """The workload of the start and recovery benchmarks: a small MLP under DistributedDataParallel, the same for every peer.
 
 Rank 0 appends a line ``step monotonic_ns pid`` after every optimizer step (CLOCK_MONOTONIC is one clock for all processes of
-a machine). Every ten steps it saves model, optimizer and step with torch.save and rename, and starts from there.
+a machine). Every SAVE_EVERY steps (10) it saves model, optimizer and step with torch.save and rename, and starts from there.
 
-usage: steps.py LEDGER STEPS [SECONDS_PER_STEP]
+usage: steps.py LEDGER STEPS [SECONDS_PER_STEP [SAVE_EVERY]]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 
-def main(ledger: str, steps: int, seconds_per_step: float = 0.0) -> None:
+def main(ledger: str, steps: int, seconds_per_step: float = 0.0, save_every: int = 10) -> None:
     """Train; ``ledger`` is the file that gets a line per step and, with ``.pids`` appended, one per process."""
     import torch
     import torch.distributed as dist
@@ -44,7 +44,7 @@ def main(ledger: str, steps: int, seconds_per_step: float = 0.0) -> None:
         optimizer.step()
         if rank == 0:
             os.write(handle, f"{step} {time.monotonic_ns()} {os.getpid()}\n".encode())
-            if step % 10 == 0:
+            if step % save_every == 0:
                 torch.save(
                     {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
                     f"{checkpoint}.new",
@@ -56,4 +56,4 @@ def main(ledger: str, steps: int, seconds_per_step: float = 0.0) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)
+    main(sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:4]), *map(int, sys.argv[4:5]))

@@ -161,15 +161,18 @@ class SnapshotSlot:
         """What is in here no longer counts."""
         _IDENTITY.pack_into(self.memory, _IDENTITY_AT, 0)
 
-    def commit(self, meta: SnapshotMeta) -> None:
-        """Describe what was written, and make it count."""
+    def describe(self, meta: SnapshotMeta) -> None:
+        """Say of what this is to be a snapshot. Raises SnapshotUnavailableError when that takes too much room."""
         raw = json.dumps(_meta_body(meta), separators=(",", ":")).encode()
         if _META_AT + _META.size + len(raw) > HEADER_BYTES:
             raise SnapshotUnavailableError(f"the description of the snapshot has {len(raw)} bytes; pass fewer metrics")
         start = _META_AT + _META.size
         self.memory[start : start + len(raw)] = raw
         _META.pack_into(self.memory, _META_AT, len(raw), zlib.crc32(raw))
-        _IDENTITY.pack_into(self.memory, _IDENTITY_AT, identity(meta.version))
+
+    def commit(self, word: int) -> None:
+        """Everything is written, and described: from now on it counts, under this identity."""
+        _IDENTITY.pack_into(self.memory, _IDENTITY_AT, word)
 
     def meta(self) -> SnapshotMeta | None:
         """What is in here; None when it does not count or changed while it was read."""

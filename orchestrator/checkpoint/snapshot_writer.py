@@ -3,17 +3,23 @@
 Runs in the training process. After the first snapshot of a structure nothing is allocated and nothing is planned: the
 state is walked once, and its tensors are copied to where they lie in the tensor file's image. The snapshot that is
 newest, and the one that a persister works on, are never overwritten, so this waits for nobody.
+
+Where the caller names tensors that may wait (overlap.py), a thread copies them while training goes on, and the snapshot
+counts when they are copied: a process that dies before leaves the snapshot before.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint import foreign
 from orchestrator.checkpoint.layout import Version
+from orchestrator.checkpoint.overlap import WORTH_BYTES, Watch, may_wait
 from orchestrator.checkpoint.plan import PartPlan
 from orchestrator.checkpoint.snapshot_file import (
     HEADER_BYTES,
@@ -29,10 +35,24 @@ from orchestrator.checkpoint.tensor_copy import TensorCopy
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 _PAGE = 4096
 _TREE_SLACK = 1024  # room for plain values that get longer
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """What is copied while training goes on."""
+
+    copier: TensorCopy
+    sources: Sequence[Any]
+    watch: Watch
+
+    def copy(self) -> bool:
+        """Copy it; whether nobody has changed it meanwhile."""
+        self.copier.copy(self.sources)
+        return not self.watch.saw_change(self.copier.targets)
 
 
 class _Copier:
@@ -49,7 +69,8 @@ class _Copier:
         self.slot, self.plans = slot, dict(plans)
         self._regions = dict(regions)
         self._tensors: list[tuple[str, int]] = []
-        targets: list[Any] = []
+        self._threads, self._pool = threads, pool
+        self._targets: list[Any] = []
         self._bytes: list[tuple[str, int, int]] = []
         torch = sys.modules.get("torch")
         for name, plan in plans.items():
@@ -61,14 +82,16 @@ class _Copier:
                     continue
                 if torch is not None and isinstance(source, torch.Tensor):
                     view = memoryview(slot.memory)[at : at + entry.end - entry.begin]
-                    targets.append(torch.frombuffer(view, dtype=source.dtype).reshape(source.shape))
+                    self._targets.append(torch.frombuffer(view, dtype=source.dtype).reshape(source.shape))
                     self._tensors.append((name, index))
                 else:
                     self._bytes.append((name, index, at))
-        self._copy_tensors = TensorCopy(targets, threads=threads, pool=pool)
+        self._all = self._copies(range(len(self._targets)))
+        self._split: list[bool] = []
+        self._now = self._later = self._copies(())
 
-    def copy(self) -> None:
-        """Copy what the plans' sources hold now."""
+    def copy(self, may_wait_at: Callable[[], Collection[int]] | None) -> _Rest | None:
+        """Copy what the plans' sources hold now; what is left to be copied later, where that is worth it."""
         memory = self.slot.memory
         for name, plan in self.plans.items():
             at = self._regions[name].tree_at
@@ -76,7 +99,26 @@ class _Copier:
         for name, index, at in self._bytes:
             content = foreign.memory(self.plans[name].sources[index])
             memory[at : at + len(content)] = content
-        self._copy_tensors.copy([self.plans[name].sources[index] for name, index in self._tensors])
+        sources = [self.plans[name].sources[index] for name, index in self._tensors]
+        if may_wait_at is None or sum(plan.data_bytes for plan in self.plans.values()) < WORTH_BYTES:
+            self._all.copy(sources)
+            return None
+        addresses = may_wait_at()
+        waits = [may_wait(source, addresses) for source in sources]
+        waiting = list(itertools.compress(sources, waits))
+        if sum(source.numel() * source.element_size() for source in waiting) < WORTH_BYTES:
+            self._all.copy(sources)
+            return None
+        if waits != self._split:
+            self._split = waits
+            self._now = self._copies([index for index, later in enumerate(waits) if not later])
+            self._later = self._copies([index for index, later in enumerate(waits) if later])
+        rest = _Rest(self._later, waiting, Watch(waiting))
+        self._now.copy([source for source, later in zip(sources, waits, strict=True) if not later])
+        return rest
+
+    def _copies(self, indices: Sequence[int]) -> TensorCopy:
+        return TensorCopy([self._targets[index] for index in indices], threads=self._threads, pool=self._pool)
 
 
 class SnapshotWriter:
@@ -92,8 +134,12 @@ class SnapshotWriter:
         job_id: str = "",
         token: str = "",
         threads: int = 1,
+        later: Executor | None = None,
     ) -> None:
-        """Copy with up to ``threads`` threads. Raises SnapshotUnavailableError when shared memory cannot be used."""
+        """Copy with up to ``threads`` threads; what may wait, on ``later`` (a thread of its own).
+
+        Raises SnapshotUnavailableError when shared memory cannot be used.
+        """
         self._directory = SnapshotDirectory(path)
         self._rank, self._world_size, self._attempt = rank, world_size, attempt
         self._job_id, self._token = job_id, token
@@ -101,6 +147,9 @@ class SnapshotWriter:
         self._lock.acquire()
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="orch-copy") if threads > 1 else None
+        self._executor = later
+        self.rest: Future[bool] | None = None
+        """Of the last save, what is copied while training goes on: whether nobody changed it. None: it was whole at once."""
         self._hold = self._directory.hold()
         self._slots: dict[int, SnapshotSlot] = {}
         for index in range(SLOTS):
@@ -113,18 +162,27 @@ class SnapshotWriter:
         self._copiers: dict[int, _Copier] = {}
 
     def save(
-        self, parts: Mapping[str, Any], *, step: int, gang: bool, metrics: Mapping[str, float] | None = None
+        self,
+        parts: Mapping[str, Any],
+        *,
+        step: int,
+        gang: bool,
+        metrics: Mapping[str, float] | None = None,
+        may_wait_at: Callable[[], Collection[int]] | None = None,
     ) -> int:
         """Snapshot ``parts`` (name to state) as of ``step``; the bytes taken, 0 when this step is there already.
 
-        Raises SnapshotUnavailableError when shared memory cannot take it, UnsupportedStateError as the codec does.
+        Tensors at the addresses ``may_wait_at()`` may be copied afterwards, until ``rest`` is done; if one is changed
+        before, the snapshot does not count. Raises SnapshotUnavailableError when shared memory cannot take it,
+        UnsupportedStateError as the codec does.
         """
+        self._finish()
         word = identity(Version(attempt=self._attempt, step=step))
         if any(slot.identity() == word for slot in self._slots.values()):
             return 0
         self._plan(parts)
         try:
-            return self._write(word, step, gang, metrics or {})
+            return self._write(word, step, gang, metrics or {}, may_wait_at)
         finally:
             for plan in self._plans.values():
                 plan.forget()
@@ -136,12 +194,30 @@ class SnapshotWriter:
 
     def close(self) -> None:
         """Let another process write; the snapshots stay."""
+        self._finish()
+        if self._executor is not None:
+            self._executor.shutdown()
         if self._pool is not None:
             self._pool.shutdown()
         self._lock.release()
         self._hold.close()
         self._copiers.clear()
         self._slots.clear()
+
+    def _later(self, slot: SnapshotSlot, rest: _Rest, word: int) -> Future[bool]:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="orch-late-copy")
+        try:
+            return self._executor.submit(_complete, slot, rest, word)
+        except RuntimeError:  # the interpreter is about to end, and no thread begins any more
+            done: Future[bool] = Future()
+            done.set_result(_complete(slot, rest, word))
+            return done
+
+    def _finish(self) -> None:
+        if self.rest is not None:
+            wait([self.rest])
+            self.rest = None
 
     def _plan(self, parts: Mapping[str, Any]) -> None:
         """Bring the plans up to date with the states; lay out anew when a part no longer fits where it was."""
@@ -159,12 +235,19 @@ class SnapshotWriter:
             self._plans, self._copiers = plans, {}
             self._regions = _lay_out(plans)
 
-    def _write(self, word: int, step: int, gang: bool, metrics: Mapping[str, float]) -> int:  # noqa: FBT001 - a field of the page, private
+    def _write(
+        self,
+        word: int,
+        step: int,
+        gang: bool,  # noqa: FBT001 - a field of the page, private
+        metrics: Mapping[str, float],
+        may_wait_at: Callable[[], Collection[int]] | None,
+    ) -> int:
         size = max((region.image_at + region.image_bytes for region in self._regions.values()), default=HEADER_BYTES)
         copier = self._copier(self._choose(), size)
         began = time.perf_counter()
         copier.slot.begin()
-        copier.copy()
+        rest = copier.copy(may_wait_at)
         regions = tuple(
             PartRegion(
                 name=region.name,
@@ -175,7 +258,7 @@ class SnapshotWriter:
             )
             for region in self._regions.values()
         )
-        copier.slot.commit(
+        copier.slot.describe(
             SnapshotMeta(
                 job_id=self._job_id,
                 attempt=self._attempt,
@@ -189,7 +272,10 @@ class SnapshotWriter:
                 parts=regions,
             )
         )
-        assert copier.slot.identity() == word
+        if rest is None:
+            copier.slot.commit(word)
+        else:
+            self.rest = self._later(copier.slot, rest, word)
         self.copy_seconds = time.perf_counter() - began
         return sum(region.tree_bytes + region.image_bytes for region in regions)
 
@@ -213,6 +299,16 @@ class SnapshotWriter:
             slot.begin()
             copier = self._copiers[index] = _Copier(slot, self._regions, self._plans, self._threads, self._pool)
         return copier
+
+
+def _complete(slot: SnapshotSlot, rest: _Rest, word: int) -> bool:
+    try:
+        done = rest.copy()
+    except RuntimeError:  # of torch: a tensor has another shape now
+        return False
+    if done:
+        slot.commit(word)
+    return done
 
 
 def _lay_out(plans: Mapping[str, PartPlan]) -> dict[str, PartRegion]:

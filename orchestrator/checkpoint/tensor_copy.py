@@ -7,13 +7,14 @@ copies. Tensors of a device are copied by the calling thread: its stream is the 
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_Part: TypeAlias = tuple[list[Any], list[Any]]  # targets and sources
 MOST_THREADS: Final = 4
 WORTH_BYTES: Final = 32 << 20
 """Less is copied by one thread: measured, two were no faster at 25 MB (the other one has to wake up), faster from 85 MB on."""
@@ -68,12 +69,12 @@ class TensorCopy:
     """Copies into ``targets``, tensors of torch on the CPU, with up to this many threads."""
 
     def __init__(self, targets: Sequence[Any], *, threads: int, pool: ThreadPoolExecutor | None) -> None:
-        self._targets = list(targets)
+        self.targets = list(targets)
         self._pool = pool
         sizes = [(target.numel() * target.element_size(), target.shape[0] if target.dim() else 0) for target in targets]
         worth = pool is not None and threads > 1 and sum(size for size, _ in sizes) >= WORTH_BYTES
         self._shares = shares(sizes, threads) if worth else []
-        self._pieces = [[piece.of(self._targets) for piece in share] for share in self._shares]
+        self._pieces = [[piece.of(self.targets) for piece in share] for share in self._shares]
 
     def copy(self, sources: Sequence[Any]) -> None:
         """Copy one source for each target, of the same type and shape; all are copied when this returns."""
@@ -84,7 +85,7 @@ class TensorCopy:
         on_device = any(source.is_cuda for source in sources)
         if self._pool is None or len(self._shares) < 2 or on_device:
             with torch.no_grad():
-                torch._foreach_copy_(self._targets, list(sources))
+                torch._foreach_copy_(self.targets, list(sources))
             if on_device:
                 torch.cuda.synchronize()
             return
@@ -93,13 +94,25 @@ class TensorCopy:
                 (targets, [piece.of(sources) for piece in share])
                 for targets, share in zip(self._pieces, self._shares, strict=True)
             ]
-        under_way = [self._pool.submit(_copy, *part) for part in others]
+        under_way, left = _submitted(self._pool, others)
         try:
-            _copy(*mine)
+            for part in (*left, mine):
+                _copy(*part)
         finally:
             wait(under_way)
-        for part in under_way:
-            part.result()
+        for copied in under_way:
+            copied.result()
+
+
+def _submitted(pool: ThreadPoolExecutor, parts: Sequence[_Part]) -> tuple[list[Future[None]], Sequence[_Part]]:
+    """Have ``parts`` copied; what is under way, and what no thread took because the interpreter is about to end."""
+    under_way: list[Future[None]] = []
+    for part in parts:
+        try:
+            under_way.append(pool.submit(_copy, *part))
+        except RuntimeError:
+            break
+    return under_way, parts[len(under_way) :]
 
 
 def _copy(targets: list[Any], sources: list[Any]) -> None:

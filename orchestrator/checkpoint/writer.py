@@ -94,8 +94,8 @@ class CheckpointWriter:
     def write(self, draft: Draft) -> CheckpointInfo | None:
         """Store the contribution; the checkpoint when that made it complete, None while others are outstanding.
 
-        A version that is committed already is left as it is. Raises OSError, InsufficientSpaceError or
-        OvertakenError, and then leaves nothing behind that takes space; earlier checkpoints are never touched.
+        A version that is committed already is left as it is. Raises OSError, InsufficientSpaceError, OvertakenError or
+        StaleAttemptError, and then leaves nothing behind that takes space; earlier checkpoints are never touched.
         """
         committed = self._committed(draft.version)
         if committed is not None:
@@ -112,6 +112,8 @@ class CheckpointWriter:
             return self._commit(staging, draft, files, ranks=())
         except (OSError, OvertakenError):
             self._abandon(staging, draft)
+            with contextlib.suppress(OSError):
+                self._fence.check()  # a newer attempt clears away what older ones have half written: then say that
             raise
 
     def _committed(self, version: Version) -> CheckpointInfo | None:

@@ -111,7 +111,7 @@ class Daemon:
             settings.paths,
             ClusterOptions(address=options.ray_address or None, simulate_gpus=options.simulate_gpus),
             on_lost=self._head_lost,
-            own_groups=lambda: {placement_group_name(j.id, j.gang) for j in self.loop.jobs.values() if j.gang_open},
+            own_groups=lambda: {placement_group_name(j.id, j.gang) for j in self.loop.decided.values() if j.gang_open},
         )
         self.exporters = Exporters(self.cluster, self._exporter_access())
         self.gpus = GpuWatch(
@@ -215,7 +215,7 @@ class Daemon:
     def _to_hold(self) -> dict[str, tuple[str, NodeGpu, int]]:
         """GPUs that are lost or avoided, and that no gang is on: their node, and how many GPUs it has."""
         bad = self._trust.avoided_gpus
-        used = {u for j in self.loop.jobs.values() if j.gang_open for s in j.seats for u in s.gpu_uuids}
+        used = {u for j in self.loop.decided.values() if j.gang_open for s in j.seats for u in s.gpu_uuids}
         wanted: dict[str, tuple[str, NodeGpu, int]] = {}
         for node_id, report in self.cluster.reports.items():
             lost = self.cluster.lost_gpus.get(node_id, ())
@@ -319,7 +319,7 @@ class Daemon:
 
     async def begin_shutdown(self, *, stop_jobs: bool, by: str) -> v.ShutdownReply:
         """Answer what will happen, then stop."""
-        holding = tuple(j.id for j in self.loop.jobs.values() if j.gang_open)
+        holding = tuple(j.id for j in self.loop.decided.values() if j.gang_open)
         self.log.info("daemon.stopping", by=by, stop_jobs=stop_jobs, jobs=len(holding))
         self._stop_jobs = stop_jobs
         asyncio.get_running_loop().call_later(0.05, self._stopping.set)
@@ -333,18 +333,18 @@ class Daemon:
     async def _drain_all(self) -> None:
         """Every running job saves and goes back to the queue; nothing new is placed meanwhile."""
         self.loop.set_nodes({})
-        for job_id in [j.id for j in self.loop.jobs.values() if j.gang_open]:
+        for job_id in [j.id for j in self.loop.decided.values() if j.gang_open]:
             await self.loop.command(lambda job_id=job_id: self._preempt(job_id))  # type: ignore[misc]  # mypy cannot infer a default's type
         version = self.changes.version
-        while any(j.gang_open for j in self.loop.jobs.values()) and self._failure is None:
+        while any(j.gang_open for j in self.loop.decided.values()) and self._failure is None:
             version = await self.changes.wait(version, DRAIN_WAIT_SECONDS, frozenset())
 
     def _preempt(self, job_id: JobId) -> Sequence[ev.Event]:
-        job = self.loop.jobs.get(job_id)
+        job = self.loop.decided.get(job_id)
         return request_stop(job, StopPurpose.PREEMPT, "orch down --stop-jobs", time.time()) if job else []
 
     async def _stop(self) -> None:
-        busy = any(j.gang_open for j in self.loop.jobs.values())
+        busy = any(j.gang_open for j in self.loop.decided.values())
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -489,7 +489,7 @@ class Daemon:
         self._set_nodes(dict(self.loop.nodes))
         self._spawn(self._hold_gpus())
         if verb is NodeVerb.DRAIN:
-            moved = tuple(j.id for j in self.loop.jobs.values() if j.gang_open and node.id in j.nodes)
+            moved = tuple(j.id for j in self.loop.decided.values() if j.gang_open and node.id in j.nodes)
             for job_id in moved:
                 await self.loop.command(lambda job_id=job_id: self._move_away(job_id, by))  # type: ignore[misc]  # mypy cannot infer a default's type
         state = {NodeVerb.CORDON: "CORDONED", NodeVerb.DRAIN: "DRAINING", NodeVerb.UNCORDON: "READY"}[verb]
@@ -497,7 +497,7 @@ class Daemon:
         return v.NodeActionReply(node=node.name, state=state, message=message, jobs=moved)
 
     def _move_away(self, job_id: JobId, by: str) -> Sequence[ev.Event]:
-        job = self.loop.jobs.get(job_id)
+        job = self.loop.decided.get(job_id)
         return request_stop(job, StopPurpose.PREEMPT, f"{by} drains its node", time.time()) if job else []
 
     # -- jobs

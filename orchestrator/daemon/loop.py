@@ -2,7 +2,7 @@
 
 One task owns the live jobs. It is woken by facts, commands and deadlines, never by polling. In one round it folds what
 came in, asks ``core.scheduler.decide`` until nothing more follows, writes all of it in one transaction, and only then
-hands the effects to the runtime.
+shows it to anybody and hands the effects to the runtime: what a user was told is still so after a power cut.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ class Runtime(Protocol):
 
 
 class Loop:
-    """See the module. ``on_change`` is told each job whose record changed; ``on_end`` those that became terminal."""
+    """See the module. ``on_change`` is told each job whose record changed; ``on_end`` those that became terminal.
+
+    ``jobs`` are the live jobs as they are written, for whoever is to be told of them. ``decided`` are the same with what
+    the round under way has decided: what a command's new facts must follow from.
+    """
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Loop:
         self._on_write_failed = on_write_failed
         self._log = log
         self.jobs: dict[JobId, Job] = {}
+        self.decided: dict[JobId, Job] = {}
         self.nodes: dict[str, Node] = {}
         self.waiting: dict[JobId, str] = {}
         self.blocked_by_disk: str | None = None
@@ -84,6 +89,7 @@ class Loop:
     async def load(self) -> None:
         """Read every live job; what was under way is ordered again by the first round."""
         self.jobs = {job.id: job for job in await self._store.load_live()}
+        self.decided = dict(self.jobs)
         self._wake.set()
 
     def post(self, events: Sequence[Event]) -> None:
@@ -93,7 +99,7 @@ class Loop:
 
     def add(self, job: Job) -> None:
         """A job that was just accepted, and is in the store."""
-        self.jobs[job.id] = job
+        self.jobs[job.id] = self.decided[job.id] = job
         self._on_change(job)
         self._wake.set()
 
@@ -131,7 +137,7 @@ class Loop:
     async def _round(self) -> float | None:
         inbox, self._inbox = self._inbox, []
         commands, self._commands = self._commands, []
-        before = dict(self.jobs)
+        before = dict(self.decided)
         batch: list[tuple[Job, Event]] = []
         for event in inbox:
             try:
@@ -151,6 +157,7 @@ class Loop:
         if batch:
             await self._write(batch)
             for job, event in batch:
+                self.jobs[job.id] = job
                 self._on_event(job, event)
         for done in answered:
             if not done.done():
@@ -159,12 +166,12 @@ class Loop:
         return wake_at
 
     def _fold(self, event: Event, batch: list[tuple[Job, Event]]) -> None:
-        job = self.jobs.get(event.job_id)
+        job = self.decided.get(event.job_id)
         if job is None:
             return
         after = fold(job, event)
         if after is not job:
-            self.jobs[job.id] = after
+            self.decided[job.id] = after
             batch.append((after, event))
 
     def _decide(self, batch: list[tuple[Job, Event]]) -> float | None:
@@ -180,7 +187,7 @@ class Loop:
         raise RuntimeError(f"decisions do not settle; the last were {[e.kind for _, e in batch[-5:]]}")
 
     def _live(self) -> dict[JobId, Job]:
-        return {job_id: job for job_id, job in self.jobs.items() if not job.state.is_terminal}
+        return {job_id: job for job_id, job in self.decided.items() if not job.state.is_terminal}
 
     async def _write(self, batch: list[tuple[Job, Event]]) -> None:
         """Until it is written: nothing is carried out before. A full disk holds decisions up, never training."""
@@ -207,7 +214,7 @@ class Loop:
                 self._log_transition(before.get(job_id), job)
                 self._on_change(job)
             if job.state.is_terminal:
-                del self.jobs[job_id]
+                del self.jobs[job_id], self.decided[job_id]
                 if runtime is not None:
                     runtime.apply(job, None)
                 self._on_end(job)

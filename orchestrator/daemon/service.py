@@ -188,7 +188,6 @@ class Service:
 
     def _view(self, job: Job) -> v.JobView:
         daemon = self._daemon
-        job = daemon.loop.jobs.get(job.id, job)
         return job_view(
             job,
             daemon.progress_of(job.id),
@@ -335,7 +334,7 @@ class Service:
         loop = self._daemon.loop
 
         def make() -> Sequence[ev.Event]:
-            live = loop.jobs.get(job.id)
+            live = loop.decided.get(job.id)
             return request_stop(live, purpose, caller.user, time.time()) if live else []
 
         await loop.command(make)
@@ -349,7 +348,7 @@ class Service:
         loop = self._daemon.loop
 
         def make() -> Sequence[ev.Event]:
-            live = loop.jobs.get(job.id)
+            live = loop.decided.get(job.id)
             if live is not None and live.state is JobState.SUSPENDED:
                 return [ev.JobResumed(job_id=job.id, at=time.time(), by=caller.user)]
             if live is not None and live.state is not JobState.DRAINING:

@@ -66,6 +66,14 @@ SYSTEM_CONFIG: Final = {
     # Nobody reads Ray's own metrics here; collecting them costs every process a little, all the time.
     "enable_metrics_collection": False,
     "event_stats": False,
+    "task_events_report_interval_ms": 0,
+    # Looks after objects, spilled files, idle workers and an autoscaler's wishes, of which there are next to none here.
+    "raylet_check_gc_period_milliseconds": 10_000,
+    "object_manager_timer_freq_ms": 1_000,
+    "local_fs_monitor_interval_ms": 10_000,
+    "kill_idle_workers_interval_ms": 1_000,
+    "gcs_pull_resource_loads_period_milliseconds": 10_000,
+    "memory_monitor_refresh_ms": 1_000,
 }
 
 

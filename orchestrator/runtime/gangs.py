@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.checkpoint import layout
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.deadline import within
-from orchestrator.runtime.forkclient import ExitRecord, read_exit_record
 from orchestrator.runtime.gang_actors import find_or_create, remove
 from orchestrator.runtime.gang_errors import GangLostError, as_lost, is_away
+from orchestrator.runtime.gang_facts import exited, in_memory, last_words, saved, seats_of
 from orchestrator.runtime.node_dir import page_directory
 from orchestrator.runtime.plan import Places, checkpoint_dir, rank_plan
 from orchestrator.runtime.rank_actor import FENCE_SECONDS, RankGreeting
@@ -125,7 +124,7 @@ class Gangs:
         self._calls.clear()
         for job_id, gang in list(self._gangs.items()):
             self._drop(job_id, gang)
-            words = self._last_words(job_id, gang.watching, len(gang.actors)) if gang.watching else []
+            words = last_words(self._paths, job_id, gang.watching, len(gang.actors)) if gang.watching else []
             self._lost(job_id, gang.number, GangLostError(None, "Ray's head died"), words)
 
     async def close(self) -> None:
@@ -155,7 +154,9 @@ class Gangs:
                         await self._release(job)
             except GangLostError as error:
                 await self.files.bring_ends(job)
-                self._lost(job.id, job.gang, error, self._last_words(job.id, job.attempt_number, job.num_workers))
+                self._lost(
+                    job.id, job.gang, error, last_words(self._paths, job.id, job.attempt_number, job.num_workers)
+                )
             except asyncio.CancelledError:
                 raise
             except Exception as error:
@@ -182,26 +183,17 @@ class Gangs:
         )
         self._post([*last_words, lost])
 
-    def _last_words(self, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
-        """The exits of ranks that had ended by themselves when their actor died: their keepers' records say so."""
-        words: list[ev.Event] = []
-        for rank in range(ranks):
-            record = read_exit_record(self._paths.exit_record(job_id, attempt, rank))
-            if record is not None and record.cause is None:
-                words.append(_recorded_exit(job_id, attempt, rank, record))
-        return words
-
     # -- effects
 
     async def _ensure(self, job: Job) -> None:
         gang = await self._attach(job)
         if not gang.greetings:
             gang.greetings = await self._hello(job, gang)
-            seats = self._seats(gang.greetings)
+            seats = seats_of(gang.greetings, self._cluster.reports)
             if seats != job.seats:
                 self._post([ev.GangPlaced(job_id=job.id, at=time.time(), gang=job.gang, seats=seats)])
         else:
-            seats = self._seats(gang.greetings)
+            seats = seats_of(gang.greetings, self._cluster.reports)
         attempt = job.attempt_number
         if gang.watching == attempt:
             return
@@ -307,27 +299,7 @@ class Gangs:
             return
         for status in statuses:
             if not isinstance(status, BaseException):
-                self._persisted(job.id, status)
-
-    def _persisted(self, job_id: JobId, status: PersisterStatus | None) -> None:
-        """A snapshot has become a checkpoint on storage, or could not."""
-        if status is None:
-            return
-        facts: list[ev.Event] = []
-        # The rank whose part came last names the checkpoint; the others still name the one before.
-        if (
-            status.step is not None
-            and status.attempt is not None
-            and (status.watched or _is_of(status.path, status.step))
-        ):
-            at = status.at or time.time()
-            facts.append(
-                ev.CheckpointSaved(job_id=job_id, at=at, attempt=status.attempt, step=status.step, path=status.path)
-            )
-        if status.failure:
-            facts.append(ev.JobNoted(job_id=job_id, at=time.time(), code="save_failed", message=status.failure))
-        if facts:
-            self._post(facts)
+                self._tell_saved(job.id, status)
 
     async def _confirm_gone(self, job: Job) -> None:
         """Ask the agent of every node that the gang was on; a dead node's ranks end with their lease."""
@@ -393,23 +365,6 @@ class Gangs:
         greetings: list[RankGreeting] = await self._ask([a.hello.remote() for a in gang.actors], seconds=limit)
         return greetings
 
-    def _seats(self, greetings: Sequence[RankGreeting]) -> tuple[ev.Seat, ...]:
-        seats = []
-        for rank, greeting in enumerate(greetings):
-            report = self._cluster.reports.get(greeting.node_id)
-            uuids = {str(g.index): g.uuid for g in report.gpus} if report else {}
-            seats.append(
-                ev.Seat(
-                    rank=rank,
-                    node_id=greeting.node_id,
-                    node_name=report.hostname if report else greeting.address,
-                    gpu_ids=greeting.gpu_ids,
-                    gpu_uuids=tuple(uuids.get(i, i) for i in greeting.gpu_ids),
-                    actor_pid=greeting.pid,
-                )
-            )
-        return tuple(seats)
-
     async def _ask(self, calls: Sequence[Any], seconds: float = RPC_SECONDS) -> list[Any]:
         """The answers of all ranks. Raises GangLostError when an actor is dead."""
         async with asyncio.timeout(seconds):
@@ -463,7 +418,7 @@ class Gangs:
                 lost = as_lost(rank, error)
                 if lost is not None:
                     await self.files.bring_ends(job)
-                    self._lost(job.id, gang.number, lost, self._last_words(job.id, attempt, job.num_workers))
+                    self._lost(job.id, gang.number, lost, last_words(self._paths, job.id, attempt, job.num_workers))
                     return
                 if rank not in gang.unreached:
                     gang.unreached.add(rank)
@@ -477,8 +432,7 @@ class Gangs:
             if reply.progress is not None:
                 gang.newest[rank] = reply.progress
                 self._progress(job.id, attempt, rank, reply.progress)
-            if reply.persisted is not None:
-                self._persisted(job.id, reply.persisted)
+            self._tell_saved(job.id, reply.persisted)
             if reply.events:
                 self._tell(job, gang, attempt, rank, await self._with_gpu_evidence(gang, rank, reply.events))
 
@@ -486,7 +440,7 @@ class Gangs:
         """The story, with what the driver says of the rank's GPUs beside a failure."""
         if all(event.kind != "exited" or event.exit_code == 0 for event in story) or len(gang.greetings) <= rank:
             return story
-        uuids = self._seats(gang.greetings)[rank].gpu_uuids
+        uuids = seats_of(gang.greetings, self._cluster.reports)[rank].gpu_uuids
         found = await self._gpu_evidence(uuids) if uuids else ()
         return [replace(e, evidence=(*e.evidence, *found)) if e.kind == "exited" and found else e for e in story]
 
@@ -500,22 +454,14 @@ class Gangs:
                         pids = tuple(gang.started[r] for r in range(job.num_workers))
                         facts.append(ev.AttemptRunning(job_id=job.id, at=event.at, attempt=attempt, pids=pids))
                 case "exited":
-                    facts += self._in_memory(job.id, gang, attempt)
-                    facts.append(_exit(job.id, attempt, rank, event))
+                    facts += in_memory(job.id, attempt, gang.newest.get(0))
+                    facts.append(exited(job.id, attempt, rank, event))
                 case _:
                     gang.gone.add(rank)
                     if len(gang.gone) == job.num_workers:
                         facts.append(ev.AttemptGone(job_id=job.id, at=time.time(), attempt=attempt))
         if facts:
             self._post(facts)
-
-    def _in_memory(self, job_id: JobId, gang: _Gang, attempt: int) -> list[ev.Event]:
-        """The snapshot that the dead ranks leave in shared memory: where the next attempt begins. Its path is empty."""
-        newest = gang.newest.get(0)
-        if newest is None or newest.snapshot_step is None:
-            return []
-        at = newest.snapshot_at or time.time()
-        return [ev.CheckpointSaved(job_id=job_id, at=at, attempt=attempt, step=newest.snapshot_step, path="")]
 
     def note_reach(self, jobs: Iterable[Job]) -> None:
         """Say which jobs have ranks on nodes that do not answer, and which have none any more."""
@@ -530,43 +476,9 @@ class Gangs:
             elif job.degraded and not silent and not (gang and gang.unreached):
                 self._note(job.id, "reachable", "every rank's node answers again", degraded=False)
 
+    def _tell_saved(self, job_id: JobId, status: PersisterStatus | None) -> None:
+        if facts := saved(job_id, status):
+            self._post(facts)
+
     def _note(self, job_id: JobId, code: str, message: str, *, degraded: bool) -> None:
         self._post([ev.JobNoted(job_id=job_id, at=time.time(), code=code, message=message, degraded=degraded)])
-
-
-def _is_of(path: str, step: int) -> bool:
-    found = layout.parse_name(path.rpartition("/")[2])
-    return found is not None and found.step == step
-
-
-def _exit(job_id: JobId, attempt: int, rank: int, event: RankEvent) -> ev.RankExited:
-    return ev.RankExited(
-        job_id=job_id,
-        at=event.at,
-        attempt=attempt,
-        rank=rank,
-        exit_code=event.exit_code,
-        signal=event.signal,
-        error_type=event.error_type,
-        error_message=event.error_message,
-        error_at=event.error_at,
-        log_tail=event.log_tail,
-        evidence=event.evidence,
-        policy=event.policy,
-        policy_note=event.policy_note,
-    )
-
-
-def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -> ev.RankExited:
-    error = record.error
-    return ev.RankExited(
-        job_id=job_id,
-        at=record.ended_at,
-        attempt=attempt,
-        rank=rank,
-        exit_code=record.exit_code,
-        signal=record.signal,
-        error_type=error.type if error else "",
-        error_message=error.message if error else "",
-        error_at=error.at if error else None,
-    )

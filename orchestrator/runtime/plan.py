@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.checkpoint.persister import StoreSettings
 from orchestrator.runtime.node_dir import fork_socket, snapshot_directory
 from orchestrator.runtime.rank_env import rank_environment
-from orchestrator.runtime.rank_host import RankPlan, SnapshotPlan
+from orchestrator.runtime.rank_plan import RankPlan, SnapshotPlan
 from orchestrator.runtime.runtime_env import parts_of
 from orchestrator.spec.entrypoint import Entrypoint, cold_start_variables, parse_entrypoint, with_checkpoint
 from orchestrator.train.config_sources import TRAINER_VARIABLE

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.runtime.forkclient import start_fork_server
 from orchestrator.runtime.node_agent import PRELOAD
-from orchestrator.runtime.rank_host import RankHost, RankPlan
+from orchestrator.runtime.rank_host import RankHost
 from orchestrator.runtime.ray_nodes import is_alive
 from orchestrator.runtime.runtime_env import inside
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.persister import PersisterStatus
     from orchestrator.core.health import RankLook
+    from orchestrator.runtime.rank_plan import RankPlan
     from orchestrator.runtime.rank_story import PollCursor, PollReply
 
 LEASE_SECONDS: Final = 10.0

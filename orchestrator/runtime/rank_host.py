@@ -13,34 +13,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.checkpoint.persister import SnapshotPersister, StoreSettings
+from orchestrator.checkpoint.persister import SnapshotPersister
 from orchestrator.checkpoint.watcher import FileWatcher
 from orchestrator.runtime.evidence import KernelWatch, OomWatch
 from orchestrator.runtime.forkclient import (
     ErrorRaised,
     Exited,
-    ForkServerClient,
-    ForkServerMissingError,
     Gone,
     KeeperLost,
     Lifeline,
-    SpawnRequest,
     Started,
 )
 from orchestrator.runtime.log_policies import match_policies
-from orchestrator.runtime.log_progress import LogProgress
-from orchestrator.runtime.logs import LogLimits, LogWriter, log_path
+from orchestrator.runtime.logs import log_path
 from orchestrator.runtime.looking import look_at
 from orchestrator.runtime.node_dir import make_private
-from orchestrator.runtime.rank_locks import rank_lock_path
+from orchestrator.runtime.rank_output import RankOutput
+from orchestrator.runtime.rank_start import RankStarter
 from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.rendezvous import bind_rendezvous
 from orchestrator.runtime.tracing import take_trace
@@ -49,63 +44,19 @@ from orchestrator.train.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from orchestrator.checkpoint.persister import PersisterStatus
-    from orchestrator.checkpoint.watched import WatchSettings
     from orchestrator.core.health import RankLook
+    from orchestrator.runtime.rank_plan import RankPlan
 
 PROGRESS_SECONDS: Final = 1.0
-_LOCK_SECONDS: Final = 30.0
-_FORK_SERVER_SECONDS: Final = 30.0
-_READ_BYTES: Final = 256 * 1024
-_PIPE_BYTES: Final = 1024 * 1024
+_OLD_STORE_SECONDS: Final = 1.0
+_TOLD_WITH_END_SECONDS: Final = 0.05
 
 
 class StaleAttemptError(Exception):
     """The call names an attempt that a newer one has replaced; nothing was done. Ask for the current attempt."""
-
-
-class RankBusyError(Exception):
-    """Processes of an earlier attempt of this rank are still there after the deadline; see the node's process list."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotPlan:
-    """Where the ranks leave snapshots in shared memory, and how they are kept on storage."""
-
-    directory: str
-    settings: StoreSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlan:
-    """Everything that one rank of one attempt needs to start. ``env`` is its complete environment."""
-
-    job_id: str
-    attempt: int
-    rank: int
-    mode: str
-    target: str
-    args: tuple[str, ...]
-    python_options: tuple[str, ...]
-    cwd: str
-    env: Mapping[str, str]
-    threads: int | None
-    cold: bool
-    python: str
-    fork_socket: str
-    log_dir: str
-    exit_record: str
-    page: str
-    previous_step: int
-    runtime_env: tuple[str, ...] = ()
-    snapshots: SnapshotPlan | None = None
-    watch: WatchSettings | None = None
-    progress_pattern: str = ""
-    log_policies: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[str, ...] = ()
-    log_limits: LogLimits = field(default_factory=LogLimits)
 
 
 class RankHost:
@@ -136,9 +87,7 @@ class RankHost:
         self._progress: ProgressSnapshot | None = None
         self._progress_number = 0
         self._read_at = 0.0
-        self._log: LogWriter | None = None
-        self._said = LogProgress("", 0, lambda _: None)
-        self._pipes: dict[int, str] = {}
+        self._output: RankOutput | None = None
         self._error: ErrorRaised | None = None
         self._pid = 0
         self._oom: OomWatch | None = None
@@ -176,6 +125,10 @@ class RankHost:
             return self.port
 
     async def _begin(self, attempt: int) -> None:
+        if self._store is not None:
+            # Its end takes a core some ten milliseconds. The new attempt needs them more, and has a store of its own.
+            asyncio.get_running_loop().call_later(_OLD_STORE_SECONDS, self._store.close)
+            self._store = None
         await self._clear()
         self.attempt = attempt
         self._events = []
@@ -188,25 +141,40 @@ class RankHost:
         """Start the rank's process, once per attempt; asking again, or for one that was called off, does nothing."""
         async with self._serial:
             self._refuse_older(plan.attempt)
-            if self._launched == plan.attempt:
-                return
-            client = ForkServerClient(Path(plan.fork_socket))
-            if self._listener is not None and self._store is None:
-                self._store = await self._with_fork_server(plan, lambda: self._serve_store(client, plan))
-            self._open_page(plan)
-            self._keep_snapshots(plan)
-            self._watch_files(plan)
-            Path(plan.exit_record).parent.mkdir(parents=True, exist_ok=True)
-            Path(plan.exit_record).unlink(missing_ok=True)
-            self._open_log(plan)
-            self._policies = plan.log_policies
-            self._watch_kernel()
-            lifeline = await self._with_fork_server(plan, lambda: self._spawn(client, plan))
-            if lifeline is None:
-                return
-            self._lifeline = lifeline
-            self._launched = plan.attempt
-            self._watcher = asyncio.create_task(self._watch(lifeline))
+            starter = RankStarter(
+                plan,
+                self._node_dir,
+                start_fork_server=self._start_fork_server,
+                is_called_off=lambda: self._called_off >= plan.attempt,
+            )
+            if self._launched < plan.attempt:
+                await self._launch_rank(plan, starter)
+            # Ranks that are there before the store wait in its socket's backlog.
+            if self._listener is not None and self._store is None and self._lifeline is not None:
+                self._store = await starter.store(self._listener)
+
+    async def _launch_rank(self, plan: RankPlan, starter: RankStarter) -> None:
+        self._open_page(plan)
+        self._keep_snapshots(plan)
+        self._watch_files(plan)
+        Path(plan.exit_record).parent.mkdir(parents=True, exist_ok=True)
+        Path(plan.exit_record).unlink(missing_ok=True)
+        output = self._output = RankOutput(
+            log_path(Path(plan.log_dir), plan.attempt, plan.rank),
+            secrets=plan.secrets,
+            limits=plan.log_limits,
+            progress_pattern=plan.progress_pattern,
+            previous_step=plan.previous_step,
+        )
+        self._policies = plan.log_policies
+        self._watch_kernel()
+        lifeline = await starter.rank(output)
+        if lifeline is None:
+            return
+        self._error = None
+        self._lifeline = lifeline
+        self._launched = plan.attempt
+        self._watcher = asyncio.create_task(self._watch(lifeline, output))
 
     async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
         """Wait until there is something newer than ``cursor``, or ``seconds``; progress is news at most once a second."""
@@ -237,7 +205,7 @@ class RankHost:
             events=events,
             progress=progress,
             persisted=persisted,
-            log_lost=self._log.lost if self._log else None,
+            log_lost=self._output.lost if self._output else None,
         )
 
     async def stop(self, attempt: int, grace_seconds: float) -> None:
@@ -296,12 +264,12 @@ class RankHost:
             return None
         told = self._page.read().writer_pid if self._page is not None else None
         look = await asyncio.to_thread(look_at, self.rank, self._pid, training_pid=told, stacks=stacks)
-        return replace(look, printed=self._log.lines if self._log else 0)
+        return replace(look, printed=self._output.lines if self._output else 0)
 
     def note(self, attempt: int, lines: Sequence[str]) -> None:
         """Write ``lines`` of orch's own into the rank's log."""
-        if attempt == self.attempt and self._log is not None:
-            self._log.note(lines, time.time())
+        if attempt == self.attempt and self._output is not None:
+            self._output.note(lines)
 
     def _keep_snapshots(self, plan: RankPlan) -> None:
         if plan.snapshots is None or self._persister is not None:
@@ -347,114 +315,6 @@ class RankHost:
             self._listener.close()
             self._listener = None
 
-    async def _with_fork_server(
-        self, plan: RankPlan, call: Callable[[], Awaitable[Lifeline | None]]
-    ) -> Lifeline | None:
-        deadline = time.monotonic() + _FORK_SERVER_SECONDS
-        while self._called_off < plan.attempt:
-            try:
-                return await call()
-            except ForkServerMissingError:
-                if time.monotonic() > deadline:
-                    raise
-                await self._start_fork_server(plan)
-        return None
-
-    async def _serve_store(self, client: ForkServerClient, plan: RankPlan) -> Lifeline:
-        assert self._listener is not None
-        env = {name: plan.env[name] for name in ("PATH", "HOME") if name in plan.env}
-        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            spawned = await client.spawn(
-                SpawnRequest(mode="store", cwd="/", env=env, threads=1),
-                stdout=null,
-                stderr=null,
-                listen=self._listener.fileno(),
-            )
-        finally:
-            os.close(null)
-        return spawned.lifeline
-
-    async def _spawn(self, client: ForkServerClient, plan: RankPlan) -> Lifeline | None:
-        # A lock of its own for each request: when its answer is lost, the process may be there, and holds it until
-        # nothing is left of it.
-        lock = await self._lock(plan.attempt)
-        if lock is None:
-            return None
-        try:
-            return await self._spawn_under(lock, client, plan)
-        finally:
-            os.close(lock)  # the keeper holds its own copy
-
-    async def _spawn_under(self, lock: int, client: ForkServerClient, plan: RankPlan) -> Lifeline:
-        pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
-        try:
-            for _, write_end in pipes:
-                os.set_blocking(write_end, True)
-                with contextlib.suppress(OSError):
-                    fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-            spawned = await client.spawn(
-                SpawnRequest(
-                    mode=plan.mode,  # type: ignore[arg-type]  # checked where the entry point was parsed
-                    target=plan.target,
-                    args=plan.args,
-                    python_options=plan.python_options,
-                    cwd=plan.cwd,
-                    env=plan.env,
-                    threads=plan.threads,
-                    cold=plan.cold,
-                    exit_record=Path(plan.exit_record),
-                    record={"job": plan.job_id, "attempt": plan.attempt, "rank": plan.rank},
-                ),
-                stdout=pipes[0][1],
-                stderr=pipes[1][1],
-                lease=lock,
-            )
-        except BaseException:
-            for read_end, _ in pipes:
-                os.close(read_end)
-            raise
-        finally:
-            for _, write_end in pipes:
-                os.close(write_end)
-        self._error = None
-        loop = asyncio.get_running_loop()
-        for (read_end, _), stream in zip(pipes, "oe", strict=True):
-            self._pipes[read_end] = stream
-            loop.add_reader(read_end, self._read_pipe, read_end)
-        return spawned.lifeline
-
-    async def _lock(self, attempt: int) -> int | None:
-        """The node's lock for this job and rank: held by the keeper of a live tree, so at most one tree exists.
-
-        None when the attempt was called off. Raises RankBusyError.
-        """
-        path = rank_lock_path(self._node_dir, self.job_id, self.rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + _LOCK_SECONDS
-        delay = 0.001
-        while self._called_off < attempt:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    os.close(handle)
-                    raise RankBusyError(f"{path} is still locked by an older process tree") from None
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 0.1)
-            else:
-                return handle
-        os.close(handle)
-        return None
-
-    def _open_log(self, plan: RankPlan) -> None:
-        path = log_path(Path(plan.log_dir), plan.attempt, plan.rank)
-        self._said = said = LogProgress(
-            plan.progress_pattern, plan.previous_step, lambda line: self.note(plan.attempt, [line])
-        )
-        self._log = LogWriter(path, secrets=plan.secrets, limits=plan.log_limits, listener=said.feed)
-
     def _open_page(self, plan: RankPlan) -> None:
         if self._page is not None:
             self._page.close()
@@ -477,48 +337,15 @@ class RankHost:
             self._oom.mark()
         if self._kernel is not None and not final:
             self._kernel.mark()
-        snapshot = self._said.over(self._page.read())
+        snapshot = self._page.read()
+        if self._output is not None:
+            snapshot = self._output.over(snapshot)
         if snapshot != self._progress:
             self._progress, self._read_at = snapshot, now
             self._progress_number += 1
             self.highest_step = max(self.highest_step, snapshot.max_step or 0)
 
-    def _read_pipe(self, fd: int) -> bool:
-        """Take what there is; False at the end of the file."""
-        try:
-            data = os.read(fd, _READ_BYTES)
-        except BlockingIOError:
-            return True
-        if data:
-            if self._log is not None:
-                self._log.feed(self._pipes[fd], data, time.time())
-            return True
-        asyncio.get_running_loop().remove_reader(fd)
-        del self._pipes[fd]
-        os.close(fd)
-        return False
-
-    def _drain_pipes(self) -> None:
-        """What the process wrote before it died is in the pipes: take all of it."""
-        for fd in list(self._pipes):
-            while True:
-                try:
-                    data = os.read(fd, _READ_BYTES)
-                except BlockingIOError:
-                    break
-                if not data:
-                    break
-                if self._log is not None:
-                    self._log.feed(self._pipes[fd], data, time.time())
-
-    def _close_pipes(self) -> None:
-        loop = asyncio.get_running_loop()
-        for fd in list(self._pipes):
-            loop.remove_reader(fd)
-            os.close(fd)
-        self._pipes.clear()
-
-    async def _watch(self, lifeline: Lifeline) -> None:
+    async def _watch(self, lifeline: Lifeline, output: RankOutput) -> None:
         exited = False
         async for event in lifeline:
             match event:
@@ -531,25 +358,21 @@ class RankHost:
                     exited = True
                     if self._files is not None:
                         self._files.ended(event.at, well=event.exit_code == 0)
-                    self._drain_pipes()
-                    await self._add_exit(event.at, event.exit_code, event.signal)
+                    output.drain()
+                    await self._add_exit(event.at, event.exit_code, event.signal, output.tail)
                 case Gone() | KeeperLost():
-                    self._drain_pipes()
+                    output.drain()
                     if not exited:
-                        await self._add_exit(event.at, None, 9)
+                        await self._add_exit(event.at, None, 9, output.tail)
                     self._add(kind="gone", at=event.at)
-        self._close_pipes()
         if self._kernel is not None:
             self._kernel.close()
-        await self._said.close()
-        if self._log is not None:
-            self._log.close(time.time())
-            self._log = None
+        await output.close()
         lifeline.close()
 
-    async def _add_exit(self, at: float, exit_code: int | None, signal: int | None) -> None:
+    async def _add_exit(self, at: float, exit_code: int | None, signal: int | None, printed: tuple[str, ...]) -> None:
         error = self._error if exit_code != 0 else None
-        tail = self._log.tail if self._log and exit_code != 0 else ()
+        tail = printed if exit_code != 0 else ()
         said = "\n".join((*tail, f"{error.type}: {error.message}" if error else ""))
         failed = exit_code != 0
         policy, note = await match_policies(self._policies, said) if failed else ("", "")
@@ -572,5 +395,10 @@ class RankHost:
         return (*((killed,) if killed else ()), *(self._kernel.lines(self._pid) if self._kernel and self._pid else ()))
 
     def _add(self, **fields: Any) -> None:
-        self._events.append(RankEvent(number=len(self._events) + 1, **fields))
-        self._news.set()
+        event = RankEvent(number=len(self._events) + 1, **fields)
+        self._events.append(event)
+        if event.kind == "exited" and self._called_off >= self.attempt:
+            # Ordered, so no surprise: told with the end of its tree, which nearly always follows at once.
+            asyncio.get_running_loop().call_later(_TOLD_WITH_END_SECONDS, self._news.set)
+        else:
+            self._news.set()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestrator.runtime.rank_host import RankPlan
+    from orchestrator.runtime.rank_plan import RankPlan
     from orchestrator.spec.model import RuntimeEnvSpec
 
 _MADE_BY_RAY: Final = "/runtime_resources/"

@@ -235,6 +235,22 @@ class ProgressPage:
             self._counts[10] += counts
             self._publish(now)
 
+    def write_snapshot(self, step: int) -> None:
+        """Say that a snapshot of ``step`` counts whose saving ended before."""
+        with self._lock:
+            now = time.time()
+            self._counts[9], self._snapshot_at = step, now
+            self._counts[10] += 1
+            self._publish(now)
+
+    def write_waited(self, seconds: float) -> None:
+        """Say that the loop waited so long for the rest of its last save."""
+        with self._lock:
+            self._save_seconds += seconds
+            if self._last_clock is not None:
+                self._last_clock += seconds
+            self._publish(time.time())
+
     def write_facts(self, facts: CheckpointFacts) -> None:
         """Publish what is known about checkpoints; long texts are cut to fit the page."""
         body = _facts_body(facts)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
+from orchestrator.checkpoint.overlap import OptimizerGuard
 from orchestrator.checkpoint.sharded import parts_of
 from orchestrator.checkpoint.snapshot_file import SnapshotUnavailableError
 from orchestrator.checkpoint.snapshot_reader import SnapshotReader
@@ -17,7 +19,8 @@ from orchestrator.checkpoint.tensor_copy import copy_threads
 from orchestrator.train.progress import CheckpointFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
+    from concurrent.futures import Executor, Future
 
     from orchestrator.checkpoint.info import CheckpointInfo
     from orchestrator.checkpoint.reader import Checkpoint
@@ -29,27 +32,43 @@ class CheckpointWarning(UserWarning):
     """A checkpoint could not be saved, or not in the quick way; training goes on, and the next save tries again."""
 
 
+def _ignore(_seconds: float) -> None:
+    """Nobody asks."""
+
+
 class Saver:
     """One rank's saves and loads. Not thread-safe; the context serialises."""
 
-    def __init__(self, environment: RankEnvironment, page: ProgressPage | None) -> None:
+    def __init__(
+        self, environment: RankEnvironment, page: ProgressPage | None, late_copies: Executor | None = None
+    ) -> None:
+        """Copy what may be copied while training goes on with ``late_copies``; None: with a thread of its own."""
         self._environment = environment
+        self._late_copies = late_copies
         self.page = page
         self.stall_seconds = 0.0  # of the last save
         self.cost_seconds = 0.0  # of a save like the last one, when nothing has to be allocated
         self._store: CheckpointStore | None = None
         self._writer: SnapshotWriter | None = None
+        self.on_waited: Callable[[float], None] = _ignore
+        """Told how long an optimizer's step waited for the rest of a save, in seconds."""
+        self._guard: OptimizerGuard | None = None
+        self._overlaps = True
+        self._awaited: Future[bool] | None = None
         self._facts = CheckpointFacts()
+        self._telling = threading.Lock()  # the thread that copies the rest of a snapshot tells, too
         self._warned: set[str] = set()
 
-    def save(self, state: Any, *, step: int, rank_state: Any, metrics: Mapping[str, float]) -> bool:
+    def save(
+        self, state: Any, *, step: int, rank_state: Any, metrics: Mapping[str, float], overlap: bool = False
+    ) -> bool:
         """See Context.save."""
         clock = time.perf_counter()
         parts, gang = parts_of(state, rank_state, self._environment.rank)
         if not parts:
             return True
         try:
-            if self._snapshot(parts, step, metrics, gang=gang):
+            if self._snapshot(parts, step, metrics, gang=gang, overlap=overlap):
                 return True
             return self._store_now(parts, step, metrics, gang=gang)
         finally:
@@ -58,6 +77,7 @@ class Saver:
     def load(self, into: Any = None) -> Checkpoint | None:
         """See Context.load."""
         clock = time.perf_counter()
+        self._before_step()
         store = self._checkpoints()
         try:
             loaded = store.load_latest(into)
@@ -71,9 +91,16 @@ class Saver:
 
     def tell(self, **changes: Any) -> None:
         """Change facts on the page."""
-        self._facts = dataclasses.replace(self._facts, **changes)
-        if self.page is not None:
-            self.page.write_facts(self._facts)
+        with self._telling:
+            self._facts = dataclasses.replace(self._facts, **changes)
+            if self.page is not None:
+                self.page.write_facts(self._facts)
+
+    def leave(self) -> None:
+        """In a forked child, which is not the rank: tell nobody, and wait for no thread of the parent's."""
+        self.page = None
+        if self._guard is not None:
+            self._guard.close()
 
     def warn(self, topic: str, message: str) -> None:
         """Warn once per topic until it has gone well again; never raises, whatever filters say."""
@@ -85,7 +112,9 @@ class Saver:
         except CheckpointWarning:
             return  # filters that turn warnings into errors must not let a full disk end the training
 
-    def _snapshot(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> bool:
+    def _snapshot(
+        self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool, overlap: bool
+    ) -> bool:
         """Save into shared memory, where the rank actor takes over; False when that is not possible."""
         here = self._environment
         if here.snapshot_dir is None or (gang and not here.on_one_node):
@@ -93,7 +122,8 @@ class Saver:
         clock = time.perf_counter()
         try:
             writer = self._snapshots(here.snapshot_dir)
-            if writer.save(parts, step=step, gang=gang, metrics=metrics):
+            window = self._window() if overlap else None
+            if writer.save(parts, step=step, gang=gang, metrics=metrics, may_wait_at=window):
                 self.cost_seconds = writer.copy_seconds
         except SnapshotUnavailableError as error:
             why = f"{error}; checkpoints go to storage directly, which takes longer"
@@ -104,9 +134,38 @@ class Saver:
         self._warned.discard("snapshot")
         if self._facts.snapshot_bytes != writer.memory_bytes or self._facts.snapshots_off:
             self.tell(snapshot_bytes=writer.memory_bytes, snapshots_off="")
+        whole = writer.rest is None
         if self.page is not None:
-            self.page.write_saved(time.perf_counter() - clock, snapshot_step=step)
+            self.page.write_saved(time.perf_counter() - clock, snapshot_step=step if whole else None, counts=whole)
+        if writer.rest is not None:
+            writer.rest.add_done_callback(lambda rest: self._rest_copied(step, whole=rest.result()))
         return True
+
+    def _window(self) -> Callable[[], Collection[int]] | None:
+        """Tells where the tensors lie that nobody changes before an optimizer's next step, which waits for them."""
+        if self._guard is None:
+            self._guard = OptimizerGuard(self._before_step)
+        return self._guard.addresses if self._overlaps else None
+
+    def _before_step(self) -> None:
+        rest = None if self._writer is None else self._writer.rest
+        if rest is None or rest is self._awaited:
+            return
+        clock = time.perf_counter()
+        rest.result()
+        self._awaited = rest
+        waited = time.perf_counter() - clock
+        self.on_waited(waited)
+        if self.page is not None:
+            self.page.write_waited(waited)
+
+    def _rest_copied(self, step: int, *, whole: bool) -> None:
+        if not whole:
+            self._overlaps = False
+            why = "the state was changed while it was being copied, and not by an optimizer's step: saves no longer overlap with training"
+            self._save_failed(step, RuntimeError(why))
+        elif self.page is not None:
+            self.page.write_snapshot(step)
 
     def _store_now(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> bool:
         """Save to storage while training waits; whether that went well."""
@@ -140,6 +199,7 @@ class Saver:
                 job_id=here.job_id,
                 token=here.token or "",
                 threads=copy_threads(here.local_world_size),
+                later=self._late_copies,
             )
         return self._writer
 

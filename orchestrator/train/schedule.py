@@ -78,6 +78,12 @@ class SaveSchedule:
         self._cost = cost_seconds if old is None else old + _COST_WEIGHT * (cost_seconds - old)
         self._stalled += stall_seconds
 
+    def waited(self, *, stall_seconds: float) -> None:
+        """The loop waited for the rest of a save, as it will after the next one."""
+        self._stalled += stall_seconds
+        if self._cost is not None:
+            self._cost += _COST_WEIGHT * stall_seconds
+
     def is_due(self, step: int) -> bool:
         """Whether to save at ``step``. Ask once per step, on every rank."""
         now = time.perf_counter()

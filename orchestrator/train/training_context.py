@@ -44,6 +44,7 @@ class Context:
         path = environment.metadata_path
         self._metadata = RunMetadata(path) if path is not None and environment.rank == 0 else None
         self._saver = Saver(environment, page)
+        self._saver.on_waited = self._waited
         self._stop = StopSignal()
         self._agreement: StopAgreement | None = None
         self._schedule: SaveSchedule | None = None
@@ -146,7 +147,13 @@ class Context:
             self._metadata.note(epoch=epoch, step=counts.get("step"), phase=phase)
 
     def save(
-        self, state: Any, *, step: int, rank_state: Any = None, metrics: Mapping[str, SupportsFloat] | None = None
+        self,
+        state: Any,
+        *,
+        step: int,
+        rank_state: Any = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
+        overlap: bool = False,
     ) -> bool:
         """Save a checkpoint of ``step``. True when this rank's part is safe, False when saving failed.
 
@@ -154,6 +161,11 @@ class Context:
         every rank may call this. Of its DTensors (FSDP2) every rank stores its own pieces, so there every rank must. ``rank_state`` is this rank's own (random states, data position): use it on every
         rank or on none; the checkpoint then counts when every rank's part is in. Both may nest dictionaries, lists,
         tuples, plain values, numpy and torch; nothing is pickled. A step already saved by this attempt is left as is.
+
+        With ``overlap`` large parameters and optimizer states on the CPU are copied while the next forward and backward passes
+        run; the next ``step`` of a torch optimizer waits for the rest. Use it when nothing else changes them before: a change
+        in between is noticed (one through ``.data``, where it changes many numbers), told as a failed save, and the checkpoint
+        before stays the newest. Until then True means that the rest is on its way.
 
         A full disk or a failing one never raises: it warns once, is shown in ``orch status``, and the next save tries
         again. Raises UnsupportedStateError for a state that cannot be stored, ValueError for a bad step, NotElasticError
@@ -164,7 +176,7 @@ class Context:
         self._check_asked()
         scores = {name: _metric(name, value, "save") for name, value in (metrics or {}).items()}
         with self._lock:
-            done = self._saver.save(state, step=number, rank_state=rank_state, metrics=scores)
+            done = self._saver.save(state, step=number, rank_state=rank_state, metrics=scores, overlap=overlap)
             if self._schedule is not None:
                 self._schedule.saved(stall_seconds=self._saver.stall_seconds, cost_seconds=self._saver.cost_seconds)
             return done
@@ -221,7 +233,12 @@ class Context:
 
     def leave_page(self) -> None:
         """Report to nobody from now on."""
-        self._page = self._saver.page = self._metadata = None
+        self._page = self._metadata = None
+        self._saver.leave()
+
+    def _waited(self, seconds: float) -> None:
+        if self._schedule is not None:
+            self._schedule.waited(stall_seconds=seconds)
 
     def _make_schedule(self) -> SaveSchedule:
         here = self._environment

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 
+from orchestrator.runtime import rank_host
+from orchestrator.runtime.forkclient import ForkServerRefusedError
 from orchestrator.runtime.forkserver import wire
-from orchestrator.runtime.rank_host import RankHost, RankPlan
+from orchestrator.runtime.rank_host import RankHost
 from orchestrator.runtime.rank_locks import rank_lock_path
+from orchestrator.runtime.rank_plan import RankPlan
+from orchestrator.runtime.rank_start import RankStarter
 from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
 from orchestrator.train.progress import ProgressPage
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server
@@ -295,5 +302,105 @@ os.kill(os.getpid(), signal.SIGKILL)
         wait_until("it is dead before the host has heard of its start", Path(plan.exit_record).exists)  # in one turn
         started, exited, _ = await story(host, 1)
         assert exited.evidence == (f"kernel: orch test: Killed process {started.pid} (not really)",)
+
+    run(case)
+
+
+def stores(server: RunningServer) -> set[int]:
+    """The rendezvous stores that the server's keepers keep."""
+    found = set()
+    for process in psutil.Process(server.started.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # ended meanwhile
+            if process.cmdline() == ["orch-store"]:
+                found.add(process.pid)
+    return found
+
+
+def test_a_launch_that_failed_at_the_store_is_completed_by_the_next_one(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_store = RankStarter.store
+
+    async def fails_once(*_args: object) -> None:
+        monkeypatch.setattr(RankStarter, "store", serve_store)
+        raise ForkServerRefusedError("fork", "cannot fork: no memory")
+
+    async def case() -> None:
+        monkeypatch.setattr(RankStarter, "store", fails_once)
+        host = make_host(tmp_path)
+        await host.prepare(1, "127.0.0.1")
+        with pytest.raises(ForkServerRefusedError):
+            await host.launch(make_plan(server, tmp_path))
+        assert (host.launched, stores(server)) == (1, set())
+        await host.launch(make_plan(server, tmp_path))
+        await asyncio.to_thread(wait_until, "the store", lambda: len(stores(server)) == 1)
+        await asyncio.to_thread(wait_until, "the rank", (tmp_path / "pid").exists)
+        await host.launch(make_plan(server, tmp_path))
+        await host.clear()
+        await asyncio.to_thread(wait_until, "the store's end", lambda: not stores(server))
+        assert len((tmp_path / "pid").read_text().split()) == 1, "one process, whoever asked how often"
+
+    run(case)
+
+
+def test_each_attempt_has_a_store_of_its_own_and_the_old_one_ends(server: RunningServer, tmp_path: Path) -> None:
+    async def case() -> None:
+        host = make_host(tmp_path)
+        first = await host.prepare(1, "127.0.0.1")
+        await host.launch(make_plan(server, tmp_path))
+        await asyncio.to_thread(wait_until, "the store", lambda: len(stores(server)) == 1)
+        old = stores(server)
+        assert await host.prepare(2, "127.0.0.1") != first
+        await host.launch(make_plan(server, tmp_path, attempt=2))
+        await asyncio.to_thread(wait_until, "both", lambda: len(stores(server) - old) == 1 and not stores(server) & old)
+        await host.clear()
+        await asyncio.to_thread(wait_until, "the end of the last", lambda: not stores(server))
+
+    run(case)
+
+
+async def told_of(host: RankHost) -> asyncio.Task[PollReply]:
+    """Somebody who waits for what is new of attempt 1, and has come to waiting."""
+    waiting = asyncio.create_task(host.poll(1, PollCursor(), 20))
+    await asyncio.sleep(0)
+    assert not host._news.is_set()
+    return waiting
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_ordered_exit_is_told_together_with_the_end_of_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
+    monkeypatch.setattr(rank_host, "_TOLD_WITH_END_SECONDS", 20.0)
+    monkeypatch.setattr(rank_host, "PROGRESS_SECONDS", 20.0)  # nothing else makes a reply meanwhile
+
+    async def case() -> None:
+        host = make_host(tmp_path)
+        await host.prepare(1, None)
+        host._called_off = 1 if ordered else 0
+        waiting = await told_of(host)
+        host._add(kind="exited", at=time.time(), signal=9)
+        for _ in range(10):  # turns of the loop: whoever is woken has gone on by then
+            await asyncio.sleep(0)
+        assert waiting.done() is not ordered
+        host._add(kind="gone", at=time.time())
+        assert [e.kind for e in (await waiting).events] == (["exited", "gone"] if ordered else ["exited"])
+
+    run(case)
+
+
+def test_an_ordered_exit_is_told_before_long_while_something_of_the_tree_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_host, "PROGRESS_SECONDS", 20.0)  # or that would make a reply of it
+
+    async def case() -> None:
+        host = make_host(tmp_path)
+        await host.prepare(1, None)
+        host._called_off = 1
+        waiting = await told_of(host)
+        host._add(kind="exited", at=time.time(), exit_code=0)
+        async with asyncio.timeout(10):
+            assert [e.kind for e in (await waiting).events] == ["exited"]
 
     run(case)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from orchestrator.runtime.forkclient import (
     ErrorRaised,
@@ -22,7 +25,7 @@ from orchestrator.runtime.forkclient import (
     Started,
 )
 from orchestrator.runtime.rank_env import rank_environment
-from tests.integration.forkserver_fixture import ENVIRONMENT
+from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, wait_until
 
 DEADLINE = timedelta(seconds=60)
 
@@ -71,6 +74,37 @@ class Rank:
             self.events += [event async for event in self.lifeline]
         self.lifeline.close()
         return self
+
+
+def spare_keepers(server: RunningServer) -> set[int]:
+    """The spares of a server that have come to their waiting, by their keepers' process numbers."""
+    mine = psutil.Process(server.started.pid).children(recursive=True)
+    names = {}
+    for process in mine:
+        with contextlib.suppress(psutil.Error):  # ended meanwhile
+            names[process.pid] = (" ".join(process.cmdline()), process.ppid())
+    waiting = {parent for name, parent in names.values() if name == "orch-spare"}
+    return {pid for pid, (name, _) in names.items() if name == "orch-spare: keeper" and pid in waiting}
+
+
+@contextmanager
+def holding_spares(server: RunningServer, count: int, folder: Path) -> Iterator[set[int]]:
+    """``count`` sleeping processes, and as many spares; gives the spares."""
+    held = []
+    try:
+        for number in range(count):
+            place = folder / f"held-{number}"
+            place.mkdir()
+            (place / "sleep.py").write_text("import time\ntime.sleep(600)\n")
+            request = SpawnRequest(
+                mode="script", target="sleep.py", cwd=str(place), env=ENVIRONMENT, exit_record=place / "exit.json"
+            )
+            held.append(asyncio.run(start_rank(server.client, place, request)))
+        wait_until(lambda: len(spare_keepers(server)) >= count, f"{count} spares")
+        yield spare_keepers(server)
+    finally:
+        for rank in held:
+            rank.lifeline.close()
 
 
 async def start_store(client: ForkServerClient, directory: Path) -> tuple[Lifeline, int]:

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from orchestrator.runtime.forkclient import SpawnRequest, Started
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server, wait_until
-from tests.integration.forkserver_ranks import Rank, environment, run_ranks, start_rank
+from tests.integration.forkserver_ranks import Rank, environment, holding_spares, run_ranks, start_rank
 
 SCRIPTS = Path(__file__).parent / "parity_scripts"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -102,18 +103,33 @@ def reports(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def observed(server: RunningServer, workplace: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What observe.py saw under each launcher, and what each left behind."""
+def torchrun_observed(workplace: Path) -> dict[str, Any]:
+    """What observe.py saw under torchrun, and what it left behind."""
     theirs, outcome = under_torchrun(workplace, "observe.py", "out", "--lr", "0.1")
     assert outcome.returncode == 0, outcome.stderr
-    ours, ranks = under_orch(server, workplace, tmp_path_factory.mktemp("logs"), "observe.py")
+    files = {path.name: path.read_text() for path in theirs.iterdir() if path.suffix != ".json"}
+    return {"theirs": reports(theirs), "their_files": files, "torchrun": outcome}
+
+
+@pytest.fixture(scope="module", params=["forked at once", "forked ahead"])
+def observed(
+    request: pytest.FixtureRequest,
+    torchrun_observed: dict[str, Any],
+    server: RunningServer,
+    workplace: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
+    """The same of the fork server beside it: from forks made for it, and from spares."""
+    logs = tmp_path_factory.mktemp("logs")
+    wait_until(lambda: psutil.Process(server.started.pid).children() == [], "the spares of the tests before to end")
+    with holding_spares(server, 3 if request.param == "forked ahead" else 0, logs) as spares:
+        ours, ranks = under_orch(server, workplace, logs, "observe.py")
     assert [rank.exited.exit_code for rank in ranks] == [0, 0], ranks[0].stderr
+    assert [rank.keeper_pid in spares for rank in ranks] == [request.param == "forked ahead"] * 2
     return {
-        "theirs": reports(theirs),
+        **torchrun_observed,
         "ours": reports(ours),
-        "their_files": {path.name: path.read_text() for path in theirs.iterdir() if path.suffix != ".json"},
         "our_files": {path.name: path.read_text() for path in ours.iterdir() if path.suffix != ".json"},
-        "torchrun": outcome,
         "ranks": ranks,
     }
 

@@ -24,7 +24,10 @@ K exists so that nothing is lost and nothing is left behind, whoever dies:
 * The owner dies, or closes its end of the lifeline (a socket): K kills everything below itself. Processes that called
   setsid or forked twice are not lost: K is a subreaper, so the kernel hands them to K when their parent dies.
 * K dies: T has asked for SIGKILL at its parent's death; what else K kept falls to F, a subreaper too, which kills it.
-* F dies: nothing happens. Keepers and jobs run on; somebody starts another F.
+* F dies: nothing happens but the end of its spares. Keepers and jobs run on; somebody starts another F.
+
+A second of quiet after a request, F forks ahead: for each process that runs, one K with its T that wait for a request
+(spares.py). A gang that has failed starts again on them: the forks, and most first writes to shared pages, are done.
 
 T must not be able to tell that it was forked. interpreter.py restores what a fresh interpreter would have, and
 coldness.py finds what cannot be restored (an environment variable that was read when torch was imported, a module
@@ -33,8 +36,8 @@ beside the script that shadows one already imported); then T replaces itself by 
 What a script can still find: one stack frame below its own, the hash seed that it shares with its neighbours, and the
 server's environment in /proc/self/environ. Memory that the server had keeps its addresses.
 
-The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop),
-startup.py (how F becomes the one server of its socket), warm.py (what F does before it serves), keeper.py (K), launch.py
+The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop), spares.py (K and T
+before their request), startup.py (how F becomes the one server of its socket), warm.py (what F does before it serves), keeper.py (K), launch.py
 (T up to the user's code), interpreter.py and coldness.py (T as a Python process), quirks.py (where torch counts on being
 slow), store.py (T as a rendezvous store), and below them request.py, reports.py, proctree.py, linux.py and wire.py.
 """

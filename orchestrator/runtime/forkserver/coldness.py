@@ -67,7 +67,16 @@ _NAMES = frozenset(
     }
 )
 # Set through the libraries in the fork, read again at every use, or true of every training process anyway.
-_HANDLED = frozenset({"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONBREAKPOINT", "PYTHONUNBUFFERED"})
+_HANDLED = frozenset(
+    {
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "PYTHONBREAKPOINT",
+        "PYTHONUNBUFFERED",
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
+        "TORCH_FORCE_WEIGHTS_ONLY_LOAD",
+    }
+)
 
 _WARM_OPTIONS = frozenset({"-u"})
 

@@ -41,19 +41,24 @@ _READ_BYTES = 65536
 
 def keep(spawn: Spawn, baseline: Baseline) -> Program:
     """Called in a fresh fork with all signals blocked. Returns in the training process alone, with what it is to run."""
-    os.setsid()
-    linux.become_subreaper()
-    linux.close_all_but({0, 1, 2} | spawn.descriptors() | set(baseline.descriptors))
+    settle(spawn.descriptors(), baseline)
     reports = Reports()
     keeper_pid = os.getpid()
     started_at = time.time()
     child_pid = os.fork()
     if child_pid != 0:
-        _run_keeper(Keeper(spawn, reports, child_pid, started_at))
+        run(Keeper(spawn, reports, child_pid, started_at))
     return launch(spawn, baseline, reports, keeper_pid)
 
 
-def _run_keeper(keeper: Keeper) -> NoReturn:
+def settle(descriptors: set[int], baseline: Baseline) -> None:
+    """Called in the fork that becomes a keeper: a session and a tree of its own, and only these descriptors."""
+    os.setsid()
+    linux.become_subreaper()
+    linux.close_all_but({0, 1, 2} | descriptors | set(baseline.descriptors))
+
+
+def run(keeper: Keeper) -> NoReturn:
     """Ends the process whatever happens; the child's parent-death signal takes the tree along."""
     code = 1
     try:

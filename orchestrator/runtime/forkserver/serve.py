@@ -8,7 +8,9 @@ keepers and their jobs run on either way.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
 import os
 import platform
 import select
@@ -20,10 +22,12 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from . import keeper, linux, proctree, request, startup, wire
+from . import keeper, linux, proctree, request, spares, startup, wire
 from .warm import Baseline, NotServableError, warm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .launch import Program
 
 _REQUEST_SECONDS = 10.0
@@ -64,40 +68,16 @@ def log(event: str, **fields: object) -> None:
 class _Connection:
     """One client: bytes and descriptors as they arrive."""
 
-    __slots__ = ("buffer", "deadline", "fds", "socket")
+    __slots__ = ("deadline", "reader", "socket")
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self.buffer = bytearray()
-        self.fds: list[int] = []
+        self.reader = wire.RequestReader()
         self.deadline = time.monotonic() + _REQUEST_SECONDS
-
-    def receive(self) -> dict[str, Any] | None:
-        """Reads what is there; a whole request, or None as long as there is none. EOFError at the end."""
-        data, fds, flags, _ = socket.recv_fds(self.socket, _READ_BYTES, wire.MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-        self.fds.extend(fds)
-        if flags & socket.MSG_CTRUNC:
-            raise wire.WireError(f"more than {wire.MAX_FDS} descriptors with one request")
-        if not data:
-            raise EOFError
-        self.buffer += data
-        if len(self.buffer) < wire.HEADER.size:
-            return None
-        end = wire.HEADER.size + wire.body_length(bytes(self.buffer[: wire.HEADER.size]))
-        if len(self.buffer) < end:
-            return None
-        message = wire.decode(self.buffer[wire.HEADER.size : end])
-        del self.buffer[:end]
-        return message
-
-    def take_fds(self) -> list[int]:
-        fds, self.fds = self.fds, []
-        return fds
 
     def close(self) -> None:
         self.socket.close()
-        for fd in self.take_fds():
-            os.close(fd)
+        _close(self.reader.take_fds())
 
 
 class Server:
@@ -109,7 +89,8 @@ class Server:
         self._lock = lock
         self._identity = _identity(path)
         self._connections: dict[int, _Connection] = {}
-        self._keepers: set[int] = set()
+        self._keepers: dict[int, str] = {}  # process number -> the mode of its request
+        self._spares = spares.Spares()
         self._running = True
         self._to_collapse: list[int] = []
         self._wake, writer = socket.socketpair()
@@ -126,7 +107,7 @@ class Server:
         """Serves until told to stop."""
         self._to_collapse = linux.huge_page_candidates()
         while self._running:
-            for descriptor in self._ready():
+            for descriptor in self._ready(self._restartable(baseline)):
                 if descriptor == self._listener.fileno():
                     self._accept()
                 elif descriptor == self._wake.fileno():
@@ -137,6 +118,10 @@ class Server:
                         return program
             self._reap()
             self._expire()
+            if self._spares.adjust(self._restartable(baseline)):
+                program = self._fork_ahead(baseline)
+                if program is not None:
+                    return program
             if _identity(self._path) != self._identity:
                 log("forkserver.socket_gone", path=self._path)
                 self._running = False
@@ -150,6 +135,7 @@ class Server:
         self._listener.close()
         for connection in list(self._connections.values()):
             self._drop(connection)
+        self._spares.close()
         os.close(self._lock)
         log("forkserver.ended", pid=os.getpid())
 
@@ -162,15 +148,17 @@ class Server:
         for sock in (self._listener, self._wake, *(connection.socket for connection in self._connections.values())):
             sock.detach()
         self._connections.clear()
+        self._spares.abandon()
 
-    def _ready(self) -> list[int]:
+    def _ready(self, needed: int) -> list[int]:
         poll = select.poll()
         for descriptor in (self._listener.fileno(), self._wake.fileno(), *self._connections):
             poll.register(descriptor, select.POLLIN)
         # Making forks quicker takes half a second in all, in pieces of milliseconds when nobody asks for one.
         while self._to_collapse and not poll.poll(0):
             linux.collapse_into_huge_page(self._to_collapse.pop())
-        return [descriptor for descriptor, _ in poll.poll(startup.TICK_SECONDS * 1000)]
+        seconds = min(startup.TICK_SECONDS, self._spares.look_again_seconds(needed))
+        return [descriptor for descriptor, _ in poll.poll(math.ceil(seconds * 1000))]
 
     def _accept(self) -> None:
         try:
@@ -211,10 +199,13 @@ class Server:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     break
-                left_something |= pid not in self._keepers or status != 0
-                self._keepers.discard(pid)
+                if self._spares.forget(pid):
+                    log("forkserver.spare_ended", pid=pid, status=os.waitstatus_to_exitcode(status))
+                else:
+                    left_something |= pid not in self._keepers or status != 0
+                    self._keepers.pop(pid, None)
         if left_something:
-            for pid in set(proctree.children(os.getpid())) - self._keepers:
+            for pid in set(proctree.children(os.getpid())) - self._keepers.keys() - set(self._spares.pids):
                 log("forkserver.orphan_killed", pid=pid)
                 proctree.kill(pid, signal.SIGKILL)
 
@@ -222,7 +213,7 @@ class Server:
 
     def _attend(self, connection: _Connection, baseline: Baseline) -> Program | None:
         try:
-            message = connection.receive()
+            message = connection.reader.receive(connection.socket)
         except BlockingIOError:
             return None
         except (EOFError, OSError, wire.WireError):
@@ -277,12 +268,19 @@ class Server:
     def _spawn(
         self, message: dict[str, Any], connection: _Connection, baseline: Baseline
     ) -> tuple[dict[str, Any], Program | None]:
-        fds = connection.take_fds()
+        fds = connection.reader.take_fds()
         try:
             spawn = request.parse(message, fds)
         except request.BadRequestError as error:
             _close(fds)
             return _refusal("bad_request", str(error)), None
+        self._spares.asked()
+        if spawn.mode != "command" and not spawn.cold:
+            spare = self._spares.hand_over(message, fds)
+            if spare is not None:
+                self._keepers[spare] = spawn.mode
+                _close(fds)
+                return {"ok": True, "keeper_pid": spare}, None
         linux.block_signals()
         try:
             pid = os.fork()
@@ -292,17 +290,43 @@ class Server:
             return _refusal("fork", f"cannot fork: {error.strerror}"), None
         if pid == 0:
             self._abandon()
-            return {}, _keep_or_die(spawn, baseline)
+            return {}, _or_die(functools.partial(keeper.keep, spawn, baseline))
         linux.unblock_signals()
-        self._keepers.add(pid)
+        self._keepers[pid] = spawn.mode
         _close(fds)
         return {"ok": True, "keeper_pid": pid}, None
 
+    def _restartable(self, baseline: Baseline) -> int:
+        """How many processes run whose successors a spare would start sooner."""
+        return 0 if baseline.cold is not None else sum(mode != "command" for mode in self._keepers.values())
 
-def _keep_or_die(spawn: request.Spawn, baseline: Baseline) -> Program:
+    def _fork_ahead(self, baseline: Baseline) -> Program | None:
+        """One more spare; returns a program in the training process that it has become."""
+        ours, theirs = socket.socketpair()
+        linux.block_signals()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            linux.unblock_signals()
+            ours.close()
+            theirs.close()
+            self._spares.asked()  # not again at once
+            log("forkserver.no_spare", error=str(error))
+            return None
+        if pid == 0:
+            self._abandon()
+            ours.detach()
+            return _or_die(functools.partial(spares.wait_for_request, theirs.detach(), baseline))
+        linux.unblock_signals()
+        theirs.close()
+        self._spares.add(pid, ours)
+        return None
+
+
+def _or_die(start: Callable[[], Program]) -> Program:
     """In the fork: an error here must not unwind into the server's loop."""
     try:
-        return keeper.keep(spawn, baseline)
+        return start()
     except BaseException:
         os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
         os._exit(1)

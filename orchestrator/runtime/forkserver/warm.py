@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import linecache
 import os
 import sys
@@ -202,6 +203,13 @@ def _exercise(torch: Any) -> None:
             importlib.import_module(name)
         quirks.mend_teardown(torch.distributed)
         torch.set_num_threads(1)
+        train_once(torch)
+
+
+def train_once(torch: Any) -> None:
+    """One small step with each of two optimizers, saved and loaded: what nearly every script does."""
+    file = io.BytesIO()
+    with _no_gpu(torch):
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         for optimizer_class in (torch.optim.SGD, torch.optim.AdamW):
             optimizer = optimizer_class(model.parameters(), lr=0.1)
@@ -209,6 +217,9 @@ def _exercise(torch: Any) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+        torch.save(model.state_dict(), file)
+        file.seek(0)
+        model.load_state_dict(torch.load(file, weights_only=True))
 
 
 @contextlib.contextmanager

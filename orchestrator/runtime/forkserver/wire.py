@@ -8,6 +8,7 @@ carries JSON lines both ways. Standard library only: both sides import this file
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from typing import Any
 
@@ -18,6 +19,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """An environment may be a few megabytes (ARG_MAX); more is not a request."""
 
 MAX_FDS = 64
+_READ_BYTES = 262144
 MAX_LINE_BYTES = 1024 * 1024
 """A line on the lifeline; a traceback is cut well below it."""
 
@@ -55,6 +57,39 @@ def decode(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise WireError(f"a message is an object, not {type(message).__name__}")
     return message
+
+
+class RequestReader:
+    """Puts requests together as they arrive, with the descriptors that travel beside them."""
+
+    __slots__ = ("_buffer", "_fds")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+
+    def receive(self, sock: socket.socket) -> dict[str, Any] | None:
+        """Reads what is there; a whole request, or None as long as there is none. EOFError at the end."""
+        data, fds, flags, _ = socket.recv_fds(sock, _READ_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        self._fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            raise WireError(f"more than {MAX_FDS} descriptors with one request")
+        if not data:
+            raise EOFError
+        self._buffer += data
+        if len(self._buffer) < HEADER.size:
+            return None
+        end = HEADER.size + body_length(bytes(self._buffer[: HEADER.size]))
+        if len(self._buffer) < end:
+            return None
+        message = decode(self._buffer[HEADER.size : end])
+        del self._buffer[:end]
+        return message
+
+    def take_fds(self) -> list[int]:
+        """The descriptors that have come; the caller owns them."""
+        fds, self._fds = self._fds, []
+        return fds
 
 
 def encode_line(message: dict[str, Any]) -> bytes:

@@ -25,16 +25,29 @@ def test_the_readme_quotes_the_newest_results() -> None:
 def test_a_row_needs_a_result_and_shows_its_peers() -> None:
     table = figures.table({"recovery": result("recovery", peers={"ray_train": value(8.0)})})
     assert table.count("\n| ") == 1
-    assert "| SIGKILL of a rank to the next new step | 0.25 s (0.12-0.50, n=4) |  | 8.00 s (4.00-16.00, n=4) |" in table
+    assert (
+        "| SIGKILL of a rank to the next new step, of a script that saves at every step | 0.25 s (0.12-0.50, n=4) |  | 8.00 s (4.00-16.00, n=4) |"
+        in table
+    )
     assert "2 cores (C)" in table
 
 
 def test_values_lie_where_the_benchmarks_put_them() -> None:
-    overhead = result("overhead", also=result("overhead", ours=value(0.05)), cpu_outside_percent=value(0.4))
+    overhead = result(
+        "overhead",
+        also=result("overhead", ours=value(0.05)),
+        cpu_outside_percent=value(0.4),
+        bare_ray_percent=value(0.2),
+        free_core=result("overhead", ours=value(0.1)),
+    )
     table = figures.table({"overhead": overhead})
-    assert "| a step of 2 ms | 250.000 ms" in table
-    assert "| a step of 50 ms | 50.00 ms" in table
-    assert "| processor time outside the ranks | 0.40 % of a core" in table
+    assert "| a step of 2 ms, both cores training | 250.00 ms" in table
+    assert "| a step of 50 ms, both cores training | 50.00 ms" in table
+    assert "| a step of 2 ms, one core free | 100.00 ms" in table
+    assert (
+        "| processor time outside the ranks (Ray alone, two idle actors: 0.20 % of a core (0.10-0.40, n=4))"
+        " | 0.40 % of a core" in table
+    )
 
 
 def test_a_peer_that_is_neither_torchrun_nor_ray_is_named() -> None:

@@ -234,6 +234,18 @@ def test_an_older_attempt_is_refused_even_when_the_newer_one_starts_during_its_s
     assert names(root) == []
 
 
+def test_an_older_attempt_whose_half_written_files_the_newer_one_clears_away_is_told_why(root):
+    class Cleared(LocalStorage):
+        def write(self, path, chunks, *, durable=True):
+            written = super().write(path, chunks, durable=durable)
+            CheckpointStore(root, attempt=2).load_latest()
+            self.sync(path.rpartition("/")[0])  # what write does last; the folder is gone
+            return written
+
+    with pytest.raises(StaleAttemptError, match="attempt 2 has taken over"):
+        CheckpointStore(Cleared(root), attempt=1).save({"w": 1}, step=1)
+
+
 def test_a_checkpoint_of_a_newer_attempt_is_a_fence_too(root):
     CheckpointStore(root, attempt=5).save({"n": 1}, step=1)
     os.unlink(root / "fence.json")

@@ -120,6 +120,15 @@ def test_what_one_thread_cannot_copy_is_the_callers_error(pool: ThreadPoolExecut
     assert torch.equal(targets[1], sources[1])
 
 
+def test_threads_that_take_no_more_work_leave_it_to_the_caller() -> None:
+    pool = ThreadPoolExecutor(2)
+    targets, sources = [torch.zeros(3000, 1000) for _ in range(3)], [torch.randn(3000, 1000) for _ in range(3)]
+    copy = TensorCopy(targets, threads=3, pool=pool)
+    pool.shutdown()  # as the interpreter does at its end, before the last copies are made
+    copy.copy(sources)
+    assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
+
+
 def test_a_snapshot_by_several_threads_is_read_back(tmp_path) -> None:
     writer = SnapshotWriter(tmp_path, rank=0, world_size=1, attempt=1, job_id="j", token="t", threads=3)
     try:

@@ -8,9 +8,9 @@ from orchestrator.core.ids import JobId
 from orchestrator.core.trust import CHECK_AFTER_SECONDS
 from orchestrator.daemon.node_trust import NodeTrust
 from orchestrator.daemon.node_views import node_view
-from orchestrator.runtime.node_agent import NodeReport
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.port import StoredPlace
+from tests.support.nodes import node_report
 from tests.unit.core.builders import T0, after, changed, failed, failure, node, nodes, running
 
 PLACES = nodes(node("a"), node("b"))
@@ -52,20 +52,7 @@ def test_it_is_avoided_and_shown_with_the_reason() -> None:
     marked = cluster.trust.mark(PLACES)
     assert not marked["a"].schedulable
     assert marked["b"].schedulable
-    report = NodeReport(
-        node_id="a",
-        hostname="a",
-        agent_pid=1,
-        version="1",
-        python="/p",
-        node_dir="/n",
-        simulated_node="a",
-        home="/h",
-        home_shared=True,
-        gpus=(),
-        problems=(),
-    )
-    view = node_view(marked["a"], report, [], marked)
+    view = node_view(marked["a"], node_report(), [], marked)
     assert view.state == "AVOIDED"
     assert view.reason.startswith("3 failures began here, the last: digits-000000, rank 0 was killed; its health")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,3 +49,24 @@ def test_sizes_are_bounded() -> None:
         wire.encode({"x": "y" * wire.MAX_MESSAGE_BYTES})
     with pytest.raises(wire.WireError, match="a line of more than"):
         wire.LineReader().feed(b"x" * (wire.MAX_LINE_BYTES + 1))
+
+
+def test_a_request_is_put_together_from_pieces_with_its_descriptors() -> None:
+    message = {"mode": "script", "env": {"A": "x" * 1000}}
+    data = wire.encode(message)
+    here, there = socket.socketpair()
+    reader = wire.RequestReader()
+    with here, there, open(os.devnull, "rb") as file:
+        socket.send_fds(here, [data[:2]], [file.fileno()])
+        assert reader.receive(there) is None
+        here.sendall(data[2:50])
+        assert reader.receive(there) is None
+        here.sendall(data[50:])
+        assert reader.receive(there) == message
+        (fd,) = reader.take_fds()
+        assert os.readlink(f"/proc/self/fd/{fd}") == os.devnull
+        os.close(fd)
+        assert reader.take_fds() == []
+        here.close()
+        with pytest.raises(EOFError):
+            reader.receive(there)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.rank_host import RankPlan
+from orchestrator.runtime.rank_plan import RankPlan
 from orchestrator.runtime.ray_nodes import token_from
 from orchestrator.runtime.runtime_env import for_ray, inside, parts_of
 from orchestrator.spec.model import RuntimeEnvSpec

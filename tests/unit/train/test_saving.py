@@ -8,16 +8,8 @@ import torch
 from orchestrator.checkpoint import CheckpointStore, UnsupportedStateError
 from orchestrator.checkpoint.persister import SnapshotPersister, StoreSettings
 from orchestrator.train.environment import read_environment
-from orchestrator.train.progress import ProgressPage
 from orchestrator.train.saving import CheckpointWarning
 from orchestrator.train.training_context import Context
-
-
-@pytest.fixture
-def page(tmp_path):
-    page = ProgressPage.create(tmp_path / "page")
-    yield page
-    page.close()
 
 
 @pytest.fixture

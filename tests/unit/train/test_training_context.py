@@ -21,13 +21,6 @@ from orchestrator.train.training_context import CheckpointWarning, Context
 
 
 @pytest.fixture
-def page(tmp_path):
-    page = ProgressPage.create(tmp_path / "page")
-    yield page
-    page.close()
-
-
-@pytest.fixture
 def make(tmp_path, page):
     """A maker of contexts that report to ``page`` and save below the test's folder."""
 

@@ -1,0 +1,58 @@
+"""What Ray alone costs: raylet, control plane and two actors that do nothing. usage: bare_ray.py WINDOWS SECONDS.
+
+Prints a JSON list: for each window the processor time of these processes, in percent of one core. Left out are the
+script itself and what a head can do without (monitors, dashboard, log monitor, the agents). Ray's timers are set as orch sets
+them for a head of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import psutil
+import ray
+
+from orchestrator.runtime.cluster import SYSTEM_CONFIG
+
+SETTLE_SECONDS = 10.0
+NEEDED = ("raylet", "gcs_server")
+
+
+class Idle:
+    """An actor with a method that is never called again; as orch's, it answers while another call is under way."""
+
+    async def pid(self) -> int:
+        """Its process number."""
+        import os
+
+        return os.getpid()
+
+
+def main(windows: int, seconds: float) -> None:
+    """Measure and print."""
+    timers = {key: value for key, value in SYSTEM_CONFIG.items() if key != "preload_python_modules"}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False, _system_config=timers)
+    actor = ray.remote(Idle)
+    actors = [actor.options(num_cpus=1).remote() for _ in range(2)]
+    pids = ray.get([one.pid.remote() for one in actors])
+    mine = psutil.Process().children(recursive=True)
+    counted = [p for p in mine if p.pid in pids or p.name() in NEEDED]
+    assert len(counted) == len(pids) + len(NEEDED), [p.name() for p in mine]
+    time.sleep(SETTLE_SECONDS)
+    shares = []
+    for _ in range(windows):
+        before, began = _busy(counted), time.monotonic()
+        time.sleep(seconds)
+        shares.append(100.0 * (_busy(counted) - before) / (time.monotonic() - began))
+    print(json.dumps(shares))
+    ray.shutdown()
+
+
+def _busy(processes: list[psutil.Process]) -> float:
+    return sum(times.user + times.system for times in (p.cpu_times() for p in processes))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))

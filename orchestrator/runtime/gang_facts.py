@@ -1,0 +1,117 @@
+"""What a gang's actors and keepers say, as facts for the record. Decides nothing, waits for nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from orchestrator.checkpoint import layout
+from orchestrator.core import events as ev
+from orchestrator.runtime.forkclient import read_exit_record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.checkpoint.persister import PersisterStatus
+    from orchestrator.core.ids import JobId
+    from orchestrator.runtime.forkclient import ExitRecord
+    from orchestrator.runtime.node_agent import NodeReport
+    from orchestrator.runtime.rank_actor import RankGreeting
+    from orchestrator.runtime.rank_story import RankEvent
+    from orchestrator.spec.paths import Paths
+    from orchestrator.train.progress import ProgressSnapshot
+
+
+def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport]) -> tuple[ev.Seat, ...]:
+    """Where each rank sits, by what its actor and its node's agent say."""
+    seats = []
+    for rank, greeting in enumerate(greetings):
+        report = reports.get(greeting.node_id)
+        uuids = {str(g.index): g.uuid for g in report.gpus} if report else {}
+        seats.append(
+            ev.Seat(
+                rank=rank,
+                node_id=greeting.node_id,
+                node_name=report.hostname if report else greeting.address,
+                gpu_ids=greeting.gpu_ids,
+                gpu_uuids=tuple(uuids.get(i, i) for i in greeting.gpu_ids),
+                actor_pid=greeting.pid,
+            )
+        )
+    return tuple(seats)
+
+
+def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent) -> ev.RankExited:
+    """The end of a rank's process, as its host tells it."""
+    return ev.RankExited(
+        job_id=job_id,
+        at=event.at,
+        attempt=attempt,
+        rank=rank,
+        exit_code=event.exit_code,
+        signal=event.signal,
+        error_type=event.error_type,
+        error_message=event.error_message,
+        error_at=event.error_at,
+        log_tail=event.log_tail,
+        evidence=event.evidence,
+        policy=event.policy,
+        policy_note=event.policy_note,
+    )
+
+
+def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
+    """The exits of ranks that had ended by themselves when their actor died: their keepers' records say so."""
+    words: list[ev.Event] = []
+    for rank in range(ranks):
+        record = read_exit_record(paths.exit_record(job_id, attempt, rank))
+        if record is not None and record.cause is None:
+            words.append(_recorded_exit(job_id, attempt, rank, record))
+    return words
+
+
+def saved(job_id: JobId, status: PersisterStatus | None) -> list[ev.Event]:
+    """A snapshot has become a checkpoint on storage, or could not."""
+    if status is None:
+        return []
+    facts: list[ev.Event] = []
+    # The rank whose part came last names the checkpoint; the others still name the one before.
+    if status.step is not None and status.attempt is not None and (status.watched or _is_of(status.path, status.step)):
+        at = status.at or time.time()
+        facts.append(
+            ev.CheckpointSaved(job_id=job_id, at=at, attempt=status.attempt, step=status.step, path=status.path)
+        )
+    if status.failure:
+        facts.append(ev.JobNoted(job_id=job_id, at=time.time(), code="save_failed", message=status.failure))
+    return facts
+
+
+def in_memory(job_id: JobId, attempt: int, newest: ProgressSnapshot | None) -> list[ev.Event]:
+    """The snapshot that the dead ranks leave in shared memory: where the next attempt begins. Its path is empty.
+
+    ``newest`` is what rank 0 reported last.
+    """
+    if newest is None or newest.snapshot_step is None:
+        return []
+    at = newest.snapshot_at or time.time()
+    return [ev.CheckpointSaved(job_id=job_id, at=at, attempt=attempt, step=newest.snapshot_step, path="")]
+
+
+def _is_of(path: str, step: int) -> bool:
+    found = layout.parse_name(path.rpartition("/")[2])
+    return found is not None and found.step == step
+
+
+def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -> ev.RankExited:
+    error = record.error
+    return ev.RankExited(
+        job_id=job_id,
+        at=record.ended_at,
+        attempt=attempt,
+        rank=rank,
+        exit_code=record.exit_code,
+        signal=record.signal,
+        error_type=error.type if error else "",
+        error_message=error.message if error else "",
+        error_at=error.at if error else None,
+    )

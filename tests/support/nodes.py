@@ -1,0 +1,28 @@
+"""What a node's agent says, for tests that need only a part of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.runtime.node_agent import NodeGpu, NodeReport
+
+_PLAIN = NodeReport(
+    node_id="a",
+    hostname="a",
+    agent_pid=7,
+    version="1",
+    python="/p",
+    node_dir="/n",
+    simulated_node="a",
+    home_shared=True,
+    home="/h",
+    gpus=(),
+    problems=(),
+)
+
+
+def node_report(*uuids: str, **fields: Any) -> NodeReport:
+    """The report of node ``a``, with GPUs of these UUIDs, but for ``fields``."""
+    gpus = tuple(NodeGpu(index=i, uuid=uuid, model="H100", simulated=False) for i, uuid in enumerate(uuids))
+    return replace(_PLAIN, gpus=gpus, **fields)

@@ -1,0 +1,93 @@
+"""What the loop has decided is shown, told and carried out when it is written, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestrator.core.scheduler import request_stop
+from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.daemon.loop import Loop
+from orchestrator.store.memory import MemoryStore
+from tests.unit.core.builders import make_spec, submission
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.core.events import Event
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+
+
+class SlowDisk(MemoryStore):
+    """A store whose writes wait until the test lets them go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def append(self, events: Sequence[Event]) -> list[Job]:
+        self.asked.set()
+        await self.go_on.wait()
+        return await super().append(events)
+
+
+class Daemon:
+    """A loop on a slow disk with one queued job, and what it told."""
+
+    def __init__(self) -> None:
+        self.store = SlowDisk()
+        self.changed: list[JobState] = []
+        self.ended: list[JobId] = []
+        self.loop = Loop(
+            store=self.store,
+            runtime=lambda: None,
+            on_change=lambda job: self.changed.append(job.state),
+            on_end=lambda job: self.ended.append(job.id),
+            log=structlog.get_logger(),
+        )
+
+    async def accept(self) -> Job:
+        job, _ = await self.store.submit(submission(make_spec()))
+        self.loop.add(job)
+        return job
+
+    def cancel(self, job_id: JobId) -> asyncio.Task[None]:
+        def make() -> Sequence[Event]:
+            job = self.loop.decided.get(job_id)
+            return request_stop(job, StopPurpose.CANCEL, "a person", time.time()) if job else []
+
+        return asyncio.create_task(self.loop.command(make))
+
+
+async def cancelled_on_a_slow_disk() -> None:
+    daemon = Daemon()
+    job = await daemon.accept()
+    rounds = asyncio.create_task(daemon.loop.run())
+    try:
+        acknowledged = daemon.cancel(job.id)
+        async with asyncio.timeout(10):
+            await daemon.store.asked.wait()
+        assert daemon.loop.decided[job.id].state is JobState.CANCELLED
+        assert daemon.loop.jobs[job.id].state is JobState.PENDING  # a power cut now, and the job would be queued
+        assert not acknowledged.done()
+        assert set(daemon.changed) == {JobState.PENDING}
+        assert daemon.ended == []
+        daemon.store.go_on.set()
+        async with asyncio.timeout(10):
+            await acknowledged
+        assert daemon.changed[-1] is JobState.CANCELLED
+        assert daemon.ended == [job.id]
+        assert not daemon.loop.jobs
+        assert not daemon.loop.decided
+        assert (await daemon.store.job(job.id)).state is JobState.CANCELLED
+    finally:
+        rounds.cancel()
+
+
+def test_nobody_is_told_of_an_end_that_a_power_cut_would_undo() -> None:
+    asyncio.run(cancelled_on_a_slow_disk())
