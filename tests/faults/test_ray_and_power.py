@@ -114,9 +114,10 @@ def test_a_power_cut_loses_no_job(
         stack.client.cancel(draining)
     else:
         wait_until("some have begun to start", lambda: dice.random() < 0.02 or ledger.jobs())
+    cut = stack.daemon_pid()
     stack.kill_everything()
     begun = {job_id: len(ledger.attempts(job_id)) for job_id in jobs}
-    stack.up()
+    assert stack.up()["pid"] != cut
     for job_id in jobs:
         wait_until(
             f"{job_id} steps again",

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +126,13 @@ class Stack:
         shutil.rmtree(self.home, ignore_errors=True)
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that belongs to the home: by its command line, its directory, or its parents."""
+        """Every process that belongs to the home: by its environment, command line, directory, or parents."""
         markers = (str(self.home), str(self.node_root))
         found: dict[int, psutil.Process] = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                here = [*process.cmdline(), os.readlink(f"/proc/{process.pid}/cwd")]
+                home = process.environ().get("ORCH_HOME", "")  # the daemon's only mark
+                here = [home, *process.cmdline(), os.readlink(f"/proc/{process.pid}/cwd")]
                 if any(marker in part for part in here for marker in markers):
                     found.update({p.pid: p for p in (process, *process.children(recursive=True))})
         found.pop(os.getpid(), None)
@@ -209,11 +210,26 @@ def process_gone(pid: int) -> bool:
 
 
 def kill_all(find: Callable[[], list[psutil.Process]], what: str) -> None:
-    """SIGKILL to all that ``find`` returns, until it finds nothing; fails when somebody starts ever new ones."""
+    """SIGKILL to all that ``find`` returns, until it finds nothing; fails when somebody starts ever new ones.
+
+    All are frozen before the first is killed: nobody sees another die, and acts on it.
+    """
     deadline = time.monotonic() + KILL_SECONDS
-    while victims := [p for p in find() if not process_gone(p.pid)]:
-        assert time.monotonic() < deadline, f"{what} comes back again and again: {victims}"
-        for process in victims:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(victims, timeout=5)
+
+    def living(but: Container[int] = ()) -> list[psutil.Process]:
+        assert time.monotonic() < deadline, f"{what} comes back again and again"
+        return [process for process in find() if process.pid not in but and not process_gone(process.pid)]
+
+    while living():
+        frozen: dict[int, psutil.Process] = {}
+        while new := living(but=frozen):
+            _to_all(new, psutil.Process.suspend)
+            frozen.update({process.pid: process for process in new})
+        _to_all(frozen.values(), psutil.Process.kill)
+        psutil.wait_procs(list(frozen.values()), timeout=5)
+
+
+def _to_all(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], None]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            do(process)
