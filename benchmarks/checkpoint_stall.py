@@ -1,10 +1,12 @@
 """How long training stands still for a checkpoint: ``context().save`` beside ``torch.save`` with fsync and ``dcp.async_save``.
 
-The state is a multilayer perceptron with Adam after a few steps. Each round does one training step and one save with every arm; the
-stall is the time that the save call takes; with ``overlap``, also what the next optimizer step waits for the rest. As in a
-job, a persister brings our snapshots to storage meanwhile, in a process of its own. The time of a training step with a
-snapshot at each step, over that without, is reported as well, for a batch of 8 (a step that does next to nothing but move memory)
-and, but for the largest model, of 256.
+The state is a multilayer perceptron with Adam. In each round every arm does ten times (at 100 million parameters twice) a training step and a
+save, as a loop does that saves at every step; its value is their mean. The stall is the time that the save call takes,
+``state_dict()`` included, and what the next optimizer step waits for the rest. The arm
+``overlap=False`` copies everything before it returns, as saves do where rehearsals showed that they must. As in a job, a persister
+brings our snapshots to storage meanwhile, in a process of its own. The time of a training step with a snapshot at each step, over that
+without, is reported as well, for a batch of 8 (a step that does next to nothing but move memory) and, but for the largest model, of
+256; beside it the least that any copy costs: ``state_dict()`` and torch's own copy into memory that is there already.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from benchmarks import measure
-from orchestrator.checkpoint.overlap import OptimizerGuard
-from orchestrator.checkpoint.snapshot_writer import SnapshotWriter
-from orchestrator.checkpoint.tensor_copy import copy_threads
+from orchestrator.checkpoint.overlap import REHEARSALS
+from orchestrator.train.environment import read_environment
+from orchestrator.train.progress import ProgressPage
+from orchestrator.train.training_context import Context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
 SIZES = {"54K": (64, 13), "2M": (512, 8), "7M": (768, 12), "100M": (2048, 24)}  # width, layers
 BATCH, LARGE_BATCH = 8, 256
@@ -87,66 +90,94 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 class Saves:
-    """Snapshots of one training, with and without overlap, as ``train/saving.py`` takes them."""
+    """Snapshots of one training, as a rank under orch takes them."""
 
-    def __init__(self, training: Training, writer: SnapshotWriter) -> None:
-        self._training, self._writer = training, writer
-        self._guard = OptimizerGuard(self._wait)
-        self._waited = 0.0
+    def __init__(self, training: Training, place: Path) -> None:
+        self._training = training
+        self.snapshots = Path(tempfile.mkdtemp(prefix="stall-", dir="/dev/shm"))
+        self._page = ProgressPage.create(self.snapshots / "page")
+        environ = {
+            "ORCH_JOB_ID": "stall",
+            "ORCH_ATTEMPT": "1",
+            "ORCH_TOKEN": "stall",
+            "ORCH_CHECKPOINT_DIR": str(place / "orch"),
+            "ORCH_SNAPSHOT_DIR": str(self.snapshots),
+        }
+        self._context = Context(read_environment(environ), self._page)
+        self._persister = subprocess.Popen(
+            [sys.executable, "-c", PERSISTER, str(self.snapshots), environ["ORCH_CHECKPOINT_DIR"]],
+            stdin=subprocess.PIPE,
+        )
+        self._copies: list[torch.Tensor] = []
 
-    def _wait(self) -> None:
-        if self._writer.rest is not None:
-            self._waited += _timed(self._writer.rest.result)[0]
+    def late(self) -> float:
+        """Save; seconds that the call took. The rest of the stall is in the next step's."""
+        return self._save(overlap=None)
 
     def whole(self) -> float:
-        """Save; seconds that training stood still."""
-        return _timed(lambda: self._save(None))[0]
+        """Save all at once; seconds that the call took."""
+        return self._save(overlap=False)
 
-    def overlapping(self) -> float:
-        """Save; seconds that the call took. The rest of the stall is in the next step's."""
-        return _timed(lambda: self._save(self._guard.addresses))[0]
-
-    def overlapping_stall(self) -> float:
+    def stall(self, save: Callable[[], float]) -> float:
         """Save, and do a step; seconds that training stood still in both."""
-        self._waited = 0.0
-        seconds = self.overlapping()
+        seconds, known = save(), self._seconds()
         self._training.step()
-        return seconds + self._waited
+        return seconds + self._seconds() - known
 
-    def _save(self, may_wait_at: Callable[[], Collection[int]] | None) -> None:
-        state, number = {"state": self._training.state()}, self._training.number
-        self._writer.save(state, step=number, gang=False, may_wait_at=may_wait_at)
+    def bare_copy(self) -> float:
+        """Copy all tensors of a state to where they were copied before, and nothing else; seconds."""
+        if not self._copies:
+            self._copies = [torch.empty_like(tensor) for tensor in _tensors(self._training.state())]
+        return _timed(lambda: torch._foreach_copy_(self._copies, _tensors(self._training.state())))[0]
 
     def close(self) -> None:
-        """Let optimizers be."""
-        self._guard.close()
+        """Let optimizers be, and remove what is in memory."""
+        self._context.leave_page()
+        self._persister.communicate()
+        shutil.rmtree(self.snapshots)
+
+    def _save(self, *, overlap: bool | None) -> float:
+        seconds, done = _timed(
+            lambda: self._context.save(self._training.state(), step=self._training.number, overlap=overlap)
+        )
+        assert done
+        return seconds
+
+    def _seconds(self) -> float:
+        """What the page tells of the last save: it grows when an optimizer waits for the rest."""
+        return self._page.read().save_seconds or 0.0
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        return [state]
+    if isinstance(state, dict):
+        state = list(state.values())
+    return [tensor for item in state for tensor in _tensors(item)] if isinstance(state, list) else []
 
 
 def measured(size: str, rounds: int, place: Path) -> dict[str, Any]:
     """All arms at one size."""
     training = Training(size)
-    snapshots = Path(tempfile.mkdtemp(prefix="stall-", dir="/dev/shm"))
-    persister = subprocess.Popen(
-        [sys.executable, "-c", PERSISTER, str(snapshots), str(place / "orch")], stdin=subprocess.PIPE
-    )
-    writer = SnapshotWriter(
-        snapshots, rank=0, world_size=1, attempt=1, job_id="stall", token="stall", threads=copy_threads(1)
-    )
-    saves = Saves(training, writer)
+    saves = Saves(training, place / size)
     try:
-        arms = measure.interleave(_arms(training, saves, place), rounds, warm_up=3)
-        ways = {"": saves.whole, "overlap": saves.overlapping}
+        times = 2 if size == "100M" else 10
+        blocks = {name: _mean_of(one, times) for name, one in _arms(training, saves, place).items()}
+        arms = measure.interleave(blocks, rounds, warm_up=REHEARSALS)
+        ways = {"": saves.late, "whole": saves.whole, "bare_copy": saves.bare_copy}
         batches = (BATCH,) if size == "100M" else (BATCH, LARGE_BATCH)
         steps = [_step_shares(training, ways, rounds, batch) for batch in batches]
     finally:
         saves.close()
-        writer.close()
-        persister.communicate()
-        shutil.rmtree(snapshots)
-    ours, late = arms.values.pop("orch"), arms.values.pop("orch, overlap")
+    ours, whole, bare = (arms.values.pop(name) for name in ("orch", "orch, overlap=False", "bare copy"))
     name = f"checkpoint_stall_{size}"
     found = _judged(name, ours, arms.values, [of[""] for of in steps], parameters=training.parameters)
-    return {**found, "targets": TARGETS, "overlap": _judged(name, late, arms.values, [of["overlap"] for of in steps])}
+    return {
+        **found,
+        "targets": TARGETS,
+        "whole": _judged(name, whole, arms.values, [of["whole"] for of in steps]),
+        "bare_copy": _judged(name, bare, arms.values, [of["bare_copy"] for of in steps]),
+    }
 
 
 def _judged(
@@ -160,11 +191,15 @@ def _judged(
 def _arms(training: Training, saves: Saves, place: Path) -> dict[str, Callable[[], float]]:
     def ours() -> float:
         training.step()
-        return saves.whole()
+        return saves.stall(saves.late)
 
-    def overlapping() -> float:
+    def whole() -> float:
         training.step()
-        return saves.overlapping_stall()
+        return saves.stall(saves.whole)
+
+    def bare() -> float:
+        training.step()
+        return saves.bare_copy()
 
     def synchronous() -> float:
         training.step()
@@ -180,10 +215,15 @@ def _arms(training: Training, saves: Saves, place: Path) -> dict[str, Callable[[
 
     return {
         "orch": ours,
-        "orch, overlap": overlapping,
+        "orch, overlap=False": whole,
+        "bare copy": bare,
         "torch.save with fsync": synchronous,
         "dcp.async_save": asynchronous,
     }
+
+
+def _mean_of(one: Callable[[], float], times: int) -> Callable[[], float]:
+    return lambda: statistics.fmean(one() for _ in range(times))
 
 
 def _step_shares(

@@ -91,7 +91,7 @@ ROWS: Final = (
             digits=1,
         )
         for size in ("2M", "100M")
-        for argument, path in (("", ()), ("overlap=True", ("overlap",)))
+        for argument, path in (("", ()), ("overlap=False", ("whole",)))
     ),
     Row(
         label="a training step of `MultiGPUTrainer`, one rank",

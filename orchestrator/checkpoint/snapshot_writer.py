@@ -4,7 +4,7 @@ Runs in the training process. After the first snapshot of a structure nothing is
 state is walked once, and its tensors are copied to where they lie in the tensor file's image. The snapshot that is
 newest, and the one that a persister works on, are never overwritten, so this waits for nobody.
 
-Where the caller names tensors that may wait (overlap.py), a thread copies them while training goes on, and the snapshot
+In a window in which nobody changes certain tensors (overlap.py), a thread copies them while training goes on, and the snapshot
 counts when they are copied: a process that dies before leaves the snapshot before.
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint import foreign
 from orchestrator.checkpoint.layout import Version
-from orchestrator.checkpoint.overlap import WORTH_BYTES, Watch, may_wait
+from orchestrator.checkpoint.overlap import WORTH_BYTES, Watch, Window, may_wait
 from orchestrator.checkpoint.plan import PartPlan
 from orchestrator.checkpoint.snapshot_file import (
     HEADER_BYTES,
@@ -35,24 +35,40 @@ from orchestrator.checkpoint.tensor_copy import TensorCopy
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _PAGE = 4096
 _TREE_SLACK = 1024  # room for plain values that get longer
 
 
 @dataclass(frozen=True, slots=True)
-class _Rest:
-    """What is copied while training goes on."""
+class LateCopy:
+    """How the rest of a save went: why the snapshot does not count ("" when it does), and the processor time of its thread."""
+
+    failure: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What may be copied while training goes on, after the rest of its snapshot; or was ``copied`` with it, in a rehearsal."""
 
     copier: TensorCopy
     sources: Sequence[Any]
     watch: Watch
+    copied: bool
 
     def copy(self) -> bool:
         """Copy it; whether nobody has changed it meanwhile."""
         self.copier.copy(self.sources)
         return not self.watch.saw_change(self.copier.targets)
+
+    def would_be_the_same(self) -> bool:
+        """Whether a copy made now would hold what was copied, and nobody has written there since."""
+        try:
+            return not self.watch.saw_any_change(self.copier.targets)
+        except Exception:  # of torch: a tensor is none of this kind any more; nothing here may end the training
+            return False
 
 
 class _Copier:
@@ -90,7 +106,7 @@ class _Copier:
         self._split: list[bool] = []
         self._now = self._later = self._copies(())
 
-    def copy(self, may_wait_at: Callable[[], Collection[int]] | None) -> _Rest | None:
+    def copy(self, window: Window | None) -> Late | None:
         """Copy what the plans' sources hold now; what is left to be copied later, where that is worth it."""
         memory = self.slot.memory
         for name, plan in self.plans.items():
@@ -100,10 +116,10 @@ class _Copier:
             content = foreign.memory(self.plans[name].sources[index])
             memory[at : at + len(content)] = content
         sources = [self.plans[name].sources[index] for name, index in self._tensors]
-        if may_wait_at is None or sum(plan.data_bytes for plan in self.plans.values()) < WORTH_BYTES:
+        if window is None or sum(plan.data_bytes for plan in self.plans.values()) < WORTH_BYTES:
             self._all.copy(sources)
             return None
-        addresses = may_wait_at()
+        addresses = window.addresses()
         waits = [may_wait(source, addresses) for source in sources]
         waiting = list(itertools.compress(sources, waits))
         if sum(source.numel() * source.element_size() for source in waiting) < WORTH_BYTES:
@@ -113,9 +129,11 @@ class _Copier:
             self._split = waits
             self._now = self._copies([index for index, later in enumerate(waits) if not later])
             self._later = self._copies([index for index, later in enumerate(waits) if later])
-        rest = _Rest(self._later, waiting, Watch(waiting))
+        late = Late(self._later, waiting, Watch(waiting), copied=window.rehearse)
         self._now.copy([source for source, later in zip(sources, waits, strict=True) if not later])
-        return rest
+        if window.rehearse:
+            self._later.copy(waiting)
+        return late
 
     def _copies(self, indices: Sequence[int]) -> TensorCopy:
         return TensorCopy([self._targets[index] for index in indices], threads=self._threads, pool=self._pool)
@@ -148,8 +166,10 @@ class SnapshotWriter:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="orch-copy") if threads > 1 else None
         self._executor = later
-        self.rest: Future[bool] | None = None
-        """Of the last save, what is copied while training goes on: whether nobody changed it. None: it was whole at once."""
+        self.rest: Future[LateCopy] | None = None
+        """Of the last save, what is copied while training goes on. None: it was whole at once."""
+        self.rehearsed: Late | None = None
+        """Of the last save, what might have been copied later, when it is to be seen whether that is safe."""
         self._hold = self._directory.hold()
         self._slots: dict[int, SnapshotSlot] = {}
         for index in range(SLOTS):
@@ -168,21 +188,22 @@ class SnapshotWriter:
         step: int,
         gang: bool,
         metrics: Mapping[str, float] | None = None,
-        may_wait_at: Callable[[], Collection[int]] | None = None,
+        window: Window | None = None,
     ) -> int:
         """Snapshot ``parts`` (name to state) as of ``step``; the bytes taken, 0 when this step is there already.
 
-        Tensors at the addresses ``may_wait_at()`` may be copied afterwards, until ``rest`` is done; if one is changed
-        before, the snapshot does not count. Raises SnapshotUnavailableError when shared memory cannot take it,
-        UnsupportedStateError as the codec does.
+        Large tensors of the ``window`` may be copied afterwards, until ``rest`` is done; if one is changed before, the
+        snapshot does not count. Raises SnapshotUnavailableError when shared memory cannot take it, UnsupportedStateError
+        as the codec does.
         """
         self._finish()
+        self.rehearsed = None
         word = identity(Version(attempt=self._attempt, step=step))
         if any(slot.identity() == word for slot in self._slots.values()):
             return 0
         self._plan(parts)
         try:
-            return self._write(word, step, gang, metrics or {}, may_wait_at)
+            return self._write(word, step, gang, metrics or {}, window)
         finally:
             for plan in self._plans.values():
                 plan.forget()
@@ -204,14 +225,14 @@ class SnapshotWriter:
         self._copiers.clear()
         self._slots.clear()
 
-    def _later(self, slot: SnapshotSlot, rest: _Rest, word: int) -> Future[bool]:
+    def _later(self, slot: SnapshotSlot, late: Late, word: int) -> Future[LateCopy]:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="orch-late-copy")
         try:
-            return self._executor.submit(_complete, slot, rest, word)
+            return self._executor.submit(_complete, slot, late, word)
         except RuntimeError:  # the interpreter is about to end, and no thread begins any more
-            done: Future[bool] = Future()
-            done.set_result(_complete(slot, rest, word))
+            done: Future[LateCopy] = Future()
+            done.set_result(_complete(slot, late, word))
             return done
 
     def _finish(self) -> None:
@@ -241,13 +262,13 @@ class SnapshotWriter:
         step: int,
         gang: bool,  # noqa: FBT001 - a field of the page, private
         metrics: Mapping[str, float],
-        may_wait_at: Callable[[], Collection[int]] | None,
+        window: Window | None,
     ) -> int:
         size = max((region.image_at + region.image_bytes for region in self._regions.values()), default=HEADER_BYTES)
         copier = self._copier(self._choose(), size)
         began = time.perf_counter()
         copier.slot.begin()
-        rest = copier.copy(may_wait_at)
+        late = copier.copy(window)
         regions = tuple(
             PartRegion(
                 name=region.name,
@@ -272,10 +293,11 @@ class SnapshotWriter:
                 parts=regions,
             )
         )
-        if rest is None:
+        if late is None or late.copied:
             copier.slot.commit(word)
+            self.rehearsed = late
         else:
-            self.rest = self._later(copier.slot, rest, word)
+            self.rest = self._later(copier.slot, late, word)
         self.copy_seconds = time.perf_counter() - began
         return sum(region.tree_bytes + region.image_bytes for region in regions)
 
@@ -301,14 +323,17 @@ class SnapshotWriter:
         return copier
 
 
-def _complete(slot: SnapshotSlot, rest: _Rest, word: int) -> bool:
+def _complete(slot: SnapshotSlot, late: Late, word: int) -> LateCopy:
+    began = time.thread_time()
     try:
-        done = rest.copy()
-    except RuntimeError:  # of torch: a tensor has another shape now
-        return False
-    if done:
+        failure = (
+            "" if late.copy() else "the state was changed while it was being copied, and not by an optimizer's step"
+        )
+    except Exception as error:  # whatever it is, it may not end the training
+        failure = f"the state could not be copied while training went on: {error}"
+    if not failure:
         slot.commit(word)
-    return done
+    return LateCopy(failure=failure, seconds=time.thread_time() - began)
 
 
 def _lay_out(plans: Mapping[str, PartPlan]) -> dict[str, PartRegion]:

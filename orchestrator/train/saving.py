@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
-from orchestrator.checkpoint.overlap import OptimizerGuard
+from orchestrator.checkpoint.overlap import OptimizerGuard, Trust, Window
 from orchestrator.checkpoint.sharded import parts_of
 from orchestrator.checkpoint.snapshot_file import SnapshotUnavailableError
 from orchestrator.checkpoint.snapshot_reader import SnapshotReader
@@ -19,21 +20,19 @@ from orchestrator.checkpoint.tensor_copy import copy_threads
 from orchestrator.train.progress import CheckpointFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Mapping
     from concurrent.futures import Executor, Future
 
     from orchestrator.checkpoint.info import CheckpointInfo
     from orchestrator.checkpoint.reader import Checkpoint
+    from orchestrator.checkpoint.snapshot_writer import LateCopy
     from orchestrator.train.environment import RankEnvironment
     from orchestrator.train.progress import ProgressPage
+    from orchestrator.train.schedule import SaveSchedule
 
 
 class CheckpointWarning(UserWarning):
     """A checkpoint could not be saved, or not in the quick way; training goes on, and the next save tries again."""
-
-
-def _ignore(_seconds: float) -> None:
-    """Nobody asks."""
 
 
 class Saver:
@@ -50,17 +49,17 @@ class Saver:
         self.cost_seconds = 0.0  # of a save like the last one, when nothing has to be allocated
         self._store: CheckpointStore | None = None
         self._writer: SnapshotWriter | None = None
-        self.on_waited: Callable[[float], None] = _ignore
-        """Told how long an optimizer's step waited for the rest of a save, in seconds."""
+        self.schedule: SaveSchedule | None = None
+        """Is told what becomes of a save after it has returned."""
         self._guard: OptimizerGuard | None = None
-        self._overlaps = True
-        self._awaited: Future[bool] | None = None
+        self._trust = Trust()
+        self._awaited: Future[LateCopy] | None = None
         self._facts = CheckpointFacts()
         self._telling = threading.Lock()  # the thread that copies the rest of a snapshot tells, too
         self._warned: set[str] = set()
 
     def save(
-        self, state: Any, *, step: int, rank_state: Any, metrics: Mapping[str, float], overlap: bool = False
+        self, state: Any, *, step: int, rank_state: Any, metrics: Mapping[str, float], overlap: bool | None = None
     ) -> bool:
         """See Context.save."""
         clock = time.perf_counter()
@@ -77,7 +76,9 @@ class Saver:
     def load(self, into: Any = None) -> Checkpoint | None:
         """See Context.load."""
         clock = time.perf_counter()
-        self._before_step()
+        self._await_rest()
+        if self._writer is not None:
+            self._writer.rehearsed = None  # what is loaded may go to where the state lies
         store = self._checkpoints()
         try:
             loaded = store.load_latest(into)
@@ -113,7 +114,7 @@ class Saver:
             return  # filters that turn warnings into errors must not let a full disk end the training
 
     def _snapshot(
-        self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool, overlap: bool
+        self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool, overlap: bool | None
     ) -> bool:
         """Save into shared memory, where the rank actor takes over; False when that is not possible."""
         here = self._environment
@@ -122,8 +123,7 @@ class Saver:
         clock = time.perf_counter()
         try:
             writer = self._snapshots(here.snapshot_dir)
-            window = self._window() if overlap else None
-            if writer.save(parts, step=step, gang=gang, metrics=metrics, may_wait_at=window):
+            if writer.save(parts, step=step, gang=gang, metrics=metrics, window=self._window(asked=overlap, gang=gang)):
                 self.cost_seconds = writer.copy_seconds
         except SnapshotUnavailableError as error:
             why = f"{error}; checkpoints go to storage directly, which takes longer"
@@ -138,32 +138,49 @@ class Saver:
         if self.page is not None:
             self.page.write_saved(time.perf_counter() - clock, snapshot_step=step if whole else None, counts=whole)
         if writer.rest is not None:
-            writer.rest.add_done_callback(lambda rest: self._rest_copied(step, whole=rest.result()))
+            writer.rest.add_done_callback(lambda rest: self._rest_copied(step, rest.result()))
         return True
 
-    def _window(self) -> Callable[[], Collection[int]] | None:
-        """Tells where the tensors lie that nobody changes before an optimizer's next step, which waits for them."""
+    def _window(self, *, asked: bool | None, gang: bool) -> Window | None:
+        # A part that comes late may cost a gang that dies meanwhile a step more: others may have given up the one before.
+        several = gang and self._environment.world_size > 1
+        if asked is False or (asked is None and several) or "torch" not in sys.modules:
+            return None
         if self._guard is None:
             self._guard = OptimizerGuard(self._before_step)
-        return self._guard.addresses if self._overlaps else None
+        return self._trust.window(self._guard.addresses, asked=asked)
 
     def _before_step(self) -> None:
+        """An optimizer is about to step."""
+        self._await_rest()
+        rehearsed = None if self._writer is None else self._writer.rehearsed
+        if self._writer is not None and rehearsed is not None:
+            clock = time.perf_counter()
+            self._writer.rehearsed = None
+            self._trust.rehearsed(well=rehearsed.would_be_the_same())
+            self._waited(time.perf_counter() - clock, cost_seconds=0.0)
+
+    def _await_rest(self) -> None:
         rest = None if self._writer is None else self._writer.rest
         if rest is None or rest is self._awaited:
             return
         clock = time.perf_counter()
-        rest.result()
+        copied = rest.result()
         self._awaited = rest
-        waited = time.perf_counter() - clock
-        self.on_waited(waited)
-        if self.page is not None:
-            self.page.write_waited(waited)
+        self._waited(time.perf_counter() - clock, cost_seconds=copied.seconds)
 
-    def _rest_copied(self, step: int, *, whole: bool) -> None:
-        if not whole:
-            self._overlaps = False
-            why = "the state was changed while it was being copied, and not by an optimizer's step: saves no longer overlap with training"
-            self._save_failed(step, RuntimeError(why))
+    def _waited(self, seconds: float, *, cost_seconds: float) -> None:
+        if self.schedule is not None:
+            self.schedule.waited(stall_seconds=seconds, cost_seconds=cost_seconds)
+        if self.page is not None:
+            self.page.write_waited(seconds)
+
+    def _rest_copied(self, step: int, copied: LateCopy) -> None:
+        if copied.failure:
+            self._trust.end()
+            self._save_failed(step, RuntimeError(f"{copied.failure}; saves no longer overlap with training"))
+            if self.schedule is not None:
+                self.schedule.lost()
         elif self.page is not None:
             self.page.write_snapshot(step)
 

@@ -67,6 +67,7 @@ class SaveSchedule:
         self._began: float | None = None  # when that was
         self._due_at: int | None = None  # the step at which the next save is due, once that is known
         self._last: tuple[int, float] | None = None
+        self._lost = False
         self._stalled = 0.0  # seconds spent in saves since the last call
         self._step_seconds: float | None = None
         self._cost: float | None = None
@@ -78,11 +79,15 @@ class SaveSchedule:
         self._cost = cost_seconds if old is None else old + _COST_WEIGHT * (cost_seconds - old)
         self._stalled += stall_seconds
 
-    def waited(self, *, stall_seconds: float) -> None:
-        """The loop waited for the rest of a save, as it will after the next one."""
+    def waited(self, *, stall_seconds: float, cost_seconds: float) -> None:
+        """The loop waited so long for the rest of a save; and that cost so much more, as it will the next time."""
         self._stalled += stall_seconds
         if self._cost is not None:
-            self._cost += _COST_WEIGHT * stall_seconds
+            self._cost += _COST_WEIGHT * cost_seconds
+
+    def lost(self) -> None:
+        """The last save does not count after all: the next one is due at once. May be called by any thread."""
+        self._lost = True
 
     def is_due(self, step: int) -> bool:
         """Whether to save at ``step``. Ask once per step, on every rank."""
@@ -98,6 +103,9 @@ class SaveSchedule:
 
     def _decide(self, step: int, now: float) -> bool:
         ahead = 0 if self._board is None else 1  # other ranks may have asked about this step already
+        if self._lost and (self._due_at is None or self._due_at > step + ahead):
+            self._began = self._due_at = None
+        self._lost = False
         if self._due_at is None and self._is_time(now, ahead):
             self._due_at = step + ahead
             if self._board is not None:

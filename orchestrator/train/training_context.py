@@ -44,9 +44,9 @@ class Context:
         path = environment.metadata_path
         self._metadata = RunMetadata(path) if path is not None and environment.rank == 0 else None
         self._saver = Saver(environment, page)
-        self._saver.on_waited = self._waited
         self._stop = StopSignal()
         self._agreement: StopAgreement | None = None
+        self._stopping = False
         self._schedule: SaveSchedule | None = None
         self._board: Board | None = None
         self._lock = threading.Lock()  # of saves and loads
@@ -153,7 +153,7 @@ class Context:
         step: int,
         rank_state: Any = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
-        overlap: bool = False,
+        overlap: bool | None = None,
     ) -> bool:
         """Save a checkpoint of ``step``. True when this rank's part is safe, False when saving failed.
 
@@ -162,10 +162,12 @@ class Context:
         rank or on none; the checkpoint then counts when every rank's part is in. Both may nest dictionaries, lists,
         tuples, plain values, numpy and torch; nothing is pickled. A step already saved by this attempt is left as is.
 
-        With ``overlap`` large parameters and optimizer states on the CPU are copied while the next forward and backward passes
-        run; the next ``step`` of a torch optimizer waits for the rest. Use it when nothing else changes them before: a change
-        in between is noticed (one through ``.data``, where it changes many numbers), told as a failed save, and the checkpoint
-        before stays the newest. Until then True means that the rest is on its way.
+        Under orch large parameters and optimizer states on the CPU are copied while the next forward and backward passes run, and
+        the next ``step`` of a torch optimizer waits for the rest: once three saves have shown that nothing else changes them
+        in between, where one rank stores all; and from the start with ``overlap=True``. Until then True means that the rest is on its way. A change is
+        noticed (one through ``.data``, where it changes many numbers), and told as a failed save; the checkpoint before
+        stays, the next save is due at once, and whole. ``overlap=False`` copies everything at once, as every save does after
+        ``should_stop`` was true; use it for a last save before ``os._exit``.
 
         A full disk or a failing one never raises: it warns once, is shown in ``orch status``, and the next save tries
         again. Raises UnsupportedStateError for a state that cannot be stored, ValueError for a bad step, NotElasticError
@@ -176,7 +178,8 @@ class Context:
         self._check_asked()
         scores = {name: _metric(name, value, "save") for name, value in (metrics or {}).items()}
         with self._lock:
-            done = self._saver.save(state, step=number, rank_state=rank_state, metrics=scores, overlap=overlap)
+            late = False if self._stopping else overlap  # nothing may come after it
+            done = self._saver.save(state, step=number, rank_state=rank_state, metrics=scores, overlap=late)
             if self._schedule is not None:
                 self._schedule.saved(stall_seconds=self._saver.stall_seconds, cost_seconds=self._saver.cost_seconds)
             return done
@@ -190,7 +193,7 @@ class Context:
         """
         number = _whole("step", step, "should_save")
         if self._schedule is None:
-            self._schedule = self._make_schedule()
+            self._schedule = self._saver.schedule = self._make_schedule()
         before = self._schedule.choice
         due = self._schedule.is_due(number)
         choice = self._schedule.choice
@@ -225,6 +228,7 @@ class Context:
             return False
         if self._page is not None:
             self._page.mark_stop_seen()
+        self._stopping = True
         return True
 
     def _check_asked(self) -> None:
@@ -235,10 +239,6 @@ class Context:
         """Report to nobody from now on."""
         self._page = self._metadata = None
         self._saver.leave()
-
-    def _waited(self, seconds: float) -> None:
-        if self._schedule is not None:
-            self._schedule.waited(stall_seconds=seconds)
 
     def _make_schedule(self) -> SaveSchedule:
         here = self._environment

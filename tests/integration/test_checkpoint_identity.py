@@ -16,7 +16,8 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from orchestrator.train import context
 
-seed, samples, batch, epochs = int(sys.argv[1]), 96, 4, 3
+seed, width, samples, batch, epochs = int(sys.argv[1]), int(sys.argv[2]), 96, 4, 3
+killed = sys.argv[3:]
 torch.use_deterministic_algorithms(True)
 dist.init_process_group("gloo")
 ctx = context()
@@ -24,7 +25,9 @@ torch.manual_seed(seed)
 random.seed(seed + ctx.rank)
 data = torch.randn(samples, 10, generator=torch.Generator().manual_seed(seed))
 model = DistributedDataParallel(
-    torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(32, 1)))
+    torch.nn.Sequential(
+        torch.nn.Linear(10, width), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.Tanh(),
+        torch.nn.Linear(width, 1)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
 torch.manual_seed(seed * 100 + ctx.rank)
@@ -47,9 +50,8 @@ while step < per_epoch * epochs:
     loss = model(data[mine] + random.random() * 0.01).square().mean()
     optimizer.zero_grad()
     loss.backward()
-    if ctx.attempt == 1 and len(sys.argv) > 2 and [str(step), str(ctx.rank)] == sys.argv[2:4]:
-        if sys.argv[4] == "in_step":
-            os.kill(os.getpid(), 9)
+    if ctx.attempt == 1 and killed == [str(step), str(ctx.rank), "in_step"]:
+        os.kill(os.getpid(), 9)
     optimizer.step()
     schedule.step()
     step += 1
@@ -58,7 +60,7 @@ while step < per_epoch * epochs:
         {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()},
         step=step, rank_state={"torch": torch.get_rng_state(), "python": random.getstate(), "used": used})
     ctx.report(step=step)
-    if ctx.attempt == 1 and len(sys.argv) > 2 and [str(step), str(ctx.rank)] == sys.argv[2:4]:
+    if ctx.attempt == 1 and killed == [str(step), str(ctx.rank), "after_save"]:
         os.kill(os.getpid(), 9)
 digest = hashlib.sha256()
 for tensor in [*model.state_dict().values(), *(v for s in optimizer.state_dict()["state"].values() for v in s.values())]:
@@ -67,35 +69,42 @@ json.dump({"digest": digest.hexdigest(), "used": used}, open(f"rank-{ctx.rank}.j
 """
 
 
-def submit(stack: Stack, folder: Path, *arguments: object) -> str:
+def submit(stack: Stack, folder: Path, ranks: int, *arguments: object) -> str:
     spec = {
         "version": 1,
         "name": "exact",
         "entrypoint": " ".join(["python train.py", *map(str, arguments)]),
-        "resources": {"num_workers": 2, "resources_per_worker": {"gpu": 0, "cpu": 0.1}},
+        "resources": {"num_workers": ranks, "resources_per_worker": {"gpu": 0, "cpu": 0.1}},
         "retry": {"max_restarts": {"infra": 5}},
     }
     return stack.submit(json.dumps(spec), folder, train=SCRIPT)
 
 
-def result(stack: Stack, job_id: str) -> tuple[str, list[list[int]]]:
+def result(stack: Stack, job_id: str, ranks: int) -> tuple[str, list[list[int]]]:
     """The digest of weights and optimizer, and for each epoch the samples that were used, sorted."""
     job = stack.wait(job_id, 120)
     assert job.state == "SUCCEEDED", (job.failure, stack.log(job_id))
-    ranks = [json.loads((Path(job.working_dir) / f"rank-{rank}.json").read_text()) for rank in range(2)]
-    assert ranks[0]["digest"] == ranks[1]["digest"]
-    half = len(ranks[0]["used"]) // 3
-    epochs = [sorted(i for r in ranks for i in r["used"][n * half : (n + 1) * half]) for n in range(3)]
-    return ranks[0]["digest"], epochs
+    told = [json.loads((Path(job.working_dir) / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    assert len({rank["digest"] for rank in told}) == 1
+    share = len(told[0]["used"]) // 3
+    epochs = [sorted(i for rank in told for i in rank["used"][n * share : (n + 1) * share]) for n in range(3)]
+    return told[0]["digest"], epochs
 
 
-@pytest.mark.parametrize(("seed", "where"), [(1, "in_step"), (2, "after_save")])
-def test_killed_runs_end_as_if_nothing_had_happened(stack: Stack, tmp_path: Path, seed: int, where: str) -> None:
+@pytest.mark.parametrize(
+    ("seed", "where", "ranks", "width"),
+    [(1, "in_step", 2, 32), (2, "after_save", 2, 32), (3, "after_save", 1, 512)],
+    ids=["in_step", "after_save", "while_the_rest_is_copied"],
+)
+def test_killed_runs_end_as_if_nothing_had_happened(
+    stack: Stack, tmp_path: Path, seed: int, where: str, ranks: int, width: int
+) -> None:
     dice = random.Random(random.getrandbits(64))
-    jobs = {"unkilled": submit(stack, tmp_path / "plain", seed)}
-    step, rank = dice.randrange(2, 35), dice.randrange(2)
-    jobs[f"{where} {step} of rank {rank}"] = submit(stack, tmp_path / where, seed, step, rank, where)
-    results = {name: result(stack, job_id) for name, job_id in jobs.items()}
+    jobs = {"unkilled": submit(stack, tmp_path / "plain", ranks, seed, width)}
+    step, rank = dice.randrange(8, 35), dice.randrange(ranks)
+    name = f"{where} {step} of rank {rank}"
+    jobs[name] = submit(stack, tmp_path / where, ranks, seed, width, step, rank, where)
+    results = {name: result(stack, job_id, ranks) for name, job_id in jobs.items()}
     assert len({digest for digest, _ in results.values()}) == 1, {n: d for n, (d, _) in results.items()}
     for name, (_, epochs) in results.items():
         assert epochs == [list(range(96))] * 3, name

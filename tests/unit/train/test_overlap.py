@@ -12,8 +12,9 @@ from concurrent.futures import Executor, Future
 import pytest
 import torch
 
-from orchestrator.checkpoint.overlap import OptimizerGuard, Watch, may_wait
+from orchestrator.checkpoint.overlap import REHEARSALS, OptimizerGuard, Watch, may_wait
 from orchestrator.checkpoint.snapshot_reader import SnapshotReader
+from orchestrator.checkpoint.tensor_copy import TensorCopy
 from orchestrator.train.environment import read_environment
 from orchestrator.train.saving import CheckpointWarning, Saver
 
@@ -74,8 +75,9 @@ def saver(tmp_path, page):
     """A maker of savers; ``saver(gate)`` copies late when the gate is opened."""
     made = []
 
-    def make(gate=None):
+    def make(gate=None, **environ):
         environ = {
+            **environ,
             "ORCH_JOB_ID": "j",
             "ORCH_ATTEMPT": "1",
             "ORCH_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
@@ -90,8 +92,21 @@ def saver(tmp_path, page):
         one.leave()
 
 
-def save(saver, training, step):
-    return saver.save(training.state(), step=step, rank_state=None, metrics={}, overlap=True)
+class Told:
+    """A schedule that remembers what it was told."""
+
+    def __init__(self):
+        self.waits, self.lost_saves = [], 0
+
+    def waited(self, *, stall_seconds, cost_seconds):
+        self.waits.append((stall_seconds, cost_seconds))
+
+    def lost(self):
+        self.lost_saves += 1
+
+
+def save(saver, training, step, overlap=True):
+    return saver.save(training.state(), step=step, rank_state=None, metrics={}, overlap=overlap)
 
 
 def newest(tmp_path):
@@ -119,9 +134,9 @@ def begun(saver):
 
 
 def test_training_goes_on_and_the_optimizers_step_waits_for_the_rest(saver, page, tmp_path):
-    gate, waits = Gate(), []
+    gate = Gate()
     one = saver(gate)
-    one.on_waited = waits.append
+    one.schedule = Told()
     training = begun(one)
     assert page.read().snapshot_step == 1
     expected = copy.deepcopy(training.state())
@@ -139,7 +154,8 @@ def test_training_goes_on_and_the_optimizers_step_waits_for_the_rest(saver, page
     assert not stepping.is_alive()
     assert not same(training.state()["optimizer"], expected["optimizer"])
     assert (page.read().snapshot_step, page.read().saves) == (2, 2)
-    assert page.read().save_seconds > waits[0] > 0
+    ((waited, cost),) = one.schedule.waits
+    assert page.read().save_seconds > waited > cost > 0
     loaded = newest(tmp_path)
     assert loaded.step == 2
     assert same(loaded.state, expected)
@@ -158,6 +174,7 @@ def swap_in_average(tensor):
 def test_a_state_that_is_changed_meanwhile_is_not_saved_and_the_one_before_stays(saver, page, tmp_path, change):
     gate = Gate()
     one = saver(gate)
+    one.schedule = Told()
     training = begun(one)
     assert save(one, training, 2)
     change(training.model[0].weight)
@@ -166,6 +183,7 @@ def test_a_state_that_is_changed_meanwhile_is_not_saved_and_the_one_before_stays
     seen = page.read()
     assert (seen.snapshot_step, seen.checkpoint.failed_saves) == (1, 1)
     assert "no longer overlap" in seen.checkpoint.failure
+    assert one.schedule.lost_saves == 1
     assert newest(tmp_path).step == 1
     training.step()
     expected = copy.deepcopy(training.state())
@@ -174,13 +192,102 @@ def test_a_state_that_is_changed_meanwhile_is_not_saved_and_the_one_before_stays
     assert same(newest(tmp_path).state, expected)
 
 
-def test_what_is_saved_is_the_state_at_the_save_at_every_step(saver, tmp_path):
+def test_a_copy_that_fails_costs_its_save_and_no_training(saver, page, tmp_path, monkeypatch):
+    def fail(*_):
+        raise MemoryError("no room")
+
+    gate = Gate()
+    one = saver(gate)
+    training = begun(one)
+    save(one, training, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(TensorCopy, "copy", fail)
+        with pytest.warns(CheckpointWarning, match=r"step 2 not saved: .* no room"):
+            gate.open()
+    training.step()
+    assert page.read().checkpoint.failed_saves == 1
+    assert save(one, training, 3)
+    assert newest(tmp_path).step == 3
+
+
+def test_by_default_three_saves_are_rehearsals(saver, tmp_path):
+    gate = Gate()
+    one = saver(gate)
+    one.schedule = Told()
+    training = begun(one)
+    for step in range(2, 2 + REHEARSALS):
+        assert save(one, training, step, overlap=None)
+        assert (gate.work, newest(tmp_path).step) == ([], step)  # whole at once
+        training.step()
+    assert [cost for _, cost in one.schedule.waits] == [0.0] * REHEARSALS
+    expected = copy.deepcopy(training.state())
+    assert save(one, training, 9, overlap=None)
+    assert len(gate.work) == 1
+    assert newest(tmp_path).step < 9
+    gate.open()
+    training.step()
+    assert same(newest(tmp_path).state, expected)
+    assert save(one, training, 10, overlap=False)
+    assert (gate.work, newest(tmp_path).step) == ([], 10)
+
+
+def change_one_silently(tensor):
+    tensor.data[3, 4] += 1
+
+
+@pytest.mark.parametrize("change", [add_one, swap_in_average, change_one_silently])
+def test_a_rehearsal_that_goes_wrong_loses_nothing_and_all_saves_are_whole(saver, page, tmp_path, change):
+    gate = Gate()
+    one = saver(gate)
+    training = begun(one)
+    save(one, training, 2, overlap=None)
+    training.passes()
+    change(training.model[0].weight)
+    training.optimizer.step()
+    for step in range(3, 5 + REHEARSALS):
+        assert save(one, training, step, overlap=None)
+        assert newest(tmp_path).step == step
+        training.step()
+    assert gate.work == []
+    assert page.read().checkpoint.failed_saves == 0
+    save(one, training, 20)  # on the caller's word
+    assert len(gate.work) == 1
+    gate.open()
+
+
+def test_a_rehearsal_that_sees_no_optimizer_step_proves_nothing(saver):
+    gate = Gate()
+    one = saver(gate)
+    training = begun(one)
+    for step in range(2, 5 + REHEARSALS):
+        save(one, training, step, overlap=None)
+    one.load()
+    training.step()
+    save(one, training, 20, overlap=None)
+    assert gate.work == []
+
+
+@pytest.mark.parametrize(("ranks", "late"), [(1, 1), (2, 0)])
+def test_where_several_ranks_store_a_part_all_is_copied_at_once(saver, ranks, late):
+    gate = Gate()
+    one = saver(gate, RANK="0", WORLD_SIZE=str(ranks), LOCAL_RANK="0", LOCAL_WORLD_SIZE=str(ranks))
+    training = begun(one)
+    for step in range(2, 3 + REHEARSALS):
+        assert one.save(training.state(), step=step, rank_state={"own": step}, metrics={})
+        if step < 2 + REHEARSALS:
+            training.step()
+    assert len(gate.work) == late
+    gate.open()
+
+
+@pytest.mark.parametrize("overlap", [True, None])
+def test_what_is_saved_is_the_state_at_the_save_at_every_step(saver, tmp_path, overlap):
     one = saver()
     training = begun(one)
     for step in range(2, 30):
         training.step()
         expected = copy.deepcopy(training.state())
-        save(one, training, step)
+        save(one, training, step, overlap=overlap)
         training.step()
         loaded = newest(tmp_path)
         assert loaded.step == step
@@ -217,18 +324,34 @@ def test_what_is_no_optimizers_own_small_or_not_dense_is_copied_at_once(saver):
         assert not may_wait(small.detach(), addresses)
         assert not may_wait(strided.detach(), addresses)
         assert not may_wait(torch.zeros(512, 512), addresses)
+        with torch.inference_mode():
+            uncounted = torch.zeros(512, 512)
+        assert not may_wait(uncounted, {uncounted.data_ptr()})
         del optimizer, momentum
         assert guard.addresses() == set()
     finally:
         guard.close()
 
 
-def test_numbers_that_are_none_are_equal_to_themselves():
-    tensor = torch.full((64, 64), float("nan"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_that_are_none_are_equal_to_themselves(dtype):
+    tensor = torch.full((65, 65), float("nan"), dtype=dtype)  # in all no multiple of 8 bytes
     watch = Watch([tensor])
     assert not watch.saw_change([tensor.clone()])
+    assert not watch.saw_any_change([tensor.clone()])
+    before = tensor.clone()
+    tensor.data[64, 63] = 1.0
+    assert watch.saw_any_change([before])
     tensor[0, 0] = 1.0
     assert watch.saw_change([tensor.clone()])
+
+
+def test_a_tensor_that_has_become_another_has_changed():
+    parameter = torch.nn.Parameter(torch.zeros(512, 512))
+    watch = Watch([parameter])
+    copied = parameter.detach().clone()
+    parameter.data = torch.zeros(8)
+    assert watch.saw_any_change([copied])
 
 
 SCRIPT = """
