@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 
+_CONTAINERS = frozenset({dict, OrderedDict, list, tuple})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedLeaf:
     """Stands in the shared state for a tensor that ranks store in pieces under ``key``."""
@@ -85,7 +88,7 @@ def _split(state: Any) -> tuple[Any, _Pieces]:
     pieces = _Pieces(found=False, own=[], tensors={})
     module = sys.modules.get("torch.distributed.tensor")
     kind = getattr(module, "DTensor", None)
-    if kind is None:
+    if kind is None or not _holds(state, kind):
         return state, pieces
 
     def take(tensor: Any, path: str) -> ShardedLeaf:
@@ -97,6 +100,25 @@ def _split(state: Any) -> tuple[Any, _Pieces]:
         return ShardedLeaf(key=path, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
     return _visit(state, "", take, kind), pieces
+
+
+def _holds(state: Any, kind: type) -> bool:
+    """Whether there is a ``kind`` anywhere in the state. Looks at types, a container at a time: every save asks this."""
+    found, seen = [state], set()
+    while found:
+        value = found.pop()
+        if isinstance(value, kind):
+            return True
+        if type(value) not in _CONTAINERS or id(value) in seen:
+            continue
+        seen.add(id(value))
+        items = value.values() if isinstance(value, dict) else value
+        kinds = set(map(type, items))
+        if any(issubclass(each, kind) for each in kinds):
+            return True
+        if not kinds.isdisjoint(_CONTAINERS):
+            found.extend(item for item in items if type(item) in _CONTAINERS)
+    return False
 
 
 def _own_piece(tensor: Any, path: str) -> dict[str, Any] | None:

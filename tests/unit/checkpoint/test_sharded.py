@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from orchestrator.checkpoint.errors import CorruptCheckpointError
+from orchestrator.checkpoint.errors import CorruptCheckpointError, UnsupportedStateError
 from orchestrator.checkpoint.persister import SnapshotPersister, StoreSettings
-from orchestrator.checkpoint.sharded import ShardedLeaf, join, parts_of
+from orchestrator.checkpoint.sharded import ShardedLeaf, _holds, join, parts_of
 from orchestrator.checkpoint.store import CheckpointStore
 
 RANKS = Path(__file__).with_name("sharded_ranks.py")
@@ -85,6 +88,23 @@ def test_a_state_without_shards_is_not_touched() -> None:
     assert not gang
     assert parts_of(state, {"r": 1}, 1) == ({"rank-00001": {"r": 1}}, True)
     assert parts_of(state, None, 1) == ({}, False)
+
+
+@pytest.mark.parametrize(
+    "state", [{"a": {1: [2, (torch.ones(2),)]}}, OrderedDict(a=[torch.nn.Parameter(torch.ones(2))]), (torch.ones(2),)]
+)
+def test_a_tensor_of_a_kind_is_found_wherever_it_is(state: Any) -> None:
+    assert _holds(state, torch.Tensor)
+    assert not _holds(state, ShardedLeaf)
+
+
+def test_a_state_that_holds_itself_is_refused_in_words(tmp_path: Path) -> None:
+    importlib.import_module("torch.distributed.tensor")  # from now on states are searched for its tensors
+    state: dict[str, Any] = {"step": 1}
+    state["again"] = [state]
+    assert parts_of(state, None, 0)[0]["state"] is state
+    with pytest.raises(UnsupportedStateError, match="again"):
+        CheckpointStore(tmp_path, attempt=1).save(state, step=1)
 
 
 def test_missing_pieces_are_noticed() -> None:
