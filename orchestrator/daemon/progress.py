@@ -1,6 +1,7 @@
 """What training processes report: the newest per job in memory, at most one line a second in ``metrics.jsonl``.
 
-Progress is not an event. Two things in it are: a new complete checkpoint, and the first new step of an attempt.
+Progress is not an event. Some things in it are: a new complete checkpoint, the first new step of an attempt, how often the job
+saves by itself, and what went wrong with a save.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from orchestrator.train.progress import ProgressSnapshot
 
 METRICS_SECONDS = 1.0
+TOLD_AGAIN_FACTOR = 2.0
+"""An interval between saves that follows what is measured is told again once it has changed by more."""
 
 
 @dataclass(slots=True)
@@ -38,6 +41,7 @@ class JobProgress:
     quarantined: set[str] = field(default_factory=set)
     memory_notes: set[str] = field(default_factory=set)
     failure: str = ""
+    interval_steps: int | None = None
 
     @property
     def leader(self) -> ProgressSnapshot | None:
@@ -96,6 +100,7 @@ class ProgressBook:
             *_checkpoint(job, attempt, snapshot),
             *_first_step(job, attempt, book, snapshot),
             *_notes(job, book, snapshot),
+            *(_interval(job, book, snapshot) if rank == 0 else ()),
         ]
 
     def _write_metrics(self, book: JobProgress, path: Path) -> None:
@@ -166,6 +171,16 @@ def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.E
         book.memory_notes.add(message)
         notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="snapshot_memory", message=message))
     return notes
+
+
+def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.Event]:
+    """How often the job saves, and why, where that is chosen for it: at first, and when it has become quite another."""
+    steps, told = snapshot.checkpoint.interval_steps, book.interval_steps
+    if steps is None or (told is not None and told <= TOLD_AGAIN_FACTOR * steps and steps <= TOLD_AGAIN_FACTOR * told):
+        return []
+    book.interval_steps = steps
+    message = f"checkpoint.interval auto: saves {snapshot.checkpoint.interval_reason}"
+    return [ev.JobNoted(job_id=job.id, at=time.time(), code="interval", message=message)]
 
 
 def _memory_note(job: Job, snapshot: ProgressSnapshot) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from tests.support.stack import Stack, wait_until
@@ -85,6 +86,29 @@ def test_a_checkpoint_is_listed_verified_and_begins_another_job(stack: Stack, tm
 def _written(folder: Path, arguments: str) -> Path:
     (folder / "train.yaml").write_text(SPEC.format(arguments=arguments))
     return folder
+
+
+AUTO = """
+import time
+from orchestrator.train import context
+
+ctx = context()
+for step in range(1, 41):
+    time.sleep(0.01)
+    ctx.report(step=step)
+    if ctx.should_save(step):
+        ctx.save({"step": step}, step=step)
+"""
+
+
+def test_events_say_how_often_a_job_saves_and_why(stack: Stack, tmp_path: Path) -> None:
+    spec = "\n".join(line for line in SPEC.splitlines() if not line.startswith("checkpoint"))
+    job_id = stack.submit(spec.format(arguments=""), tmp_path, train=AUTO)
+    assert stack.wait(job_id).state == "SUCCEEDED"
+    (told, *_) = [e.summary for e in stack.client.events(job_id) if e.kind == "job_noted"]
+    assert re.match(
+        r"checkpoint.interval auto: saves every \d+ steps \(.*\): a save takes .*, failures are expected every", told
+    )
 
 
 def test_a_broken_checkpoint_is_set_aside_and_the_one_before_taken(stack: Stack, tmp_path: Path) -> None:

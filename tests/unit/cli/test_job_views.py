@@ -178,7 +178,7 @@ def full_job(**fields: Any) -> JobView:
         ),
         "failure": FailureView(
             failure_class="infra",
-            sentence="was killed by SIGKILL",
+            sentence="rank 1 was killed by SIGKILL",
             rank=1,
             log_tail=("one", "two\x1b[1m"),
             advice="look at dmesg",
@@ -198,6 +198,13 @@ def facts(lines: list[str]) -> dict[str, str]:
     return {line[2:16].strip(): line[16:] for line in lines[1:] if line.startswith("  ") and len(line) > 16}
 
 
+def test_a_failure_names_its_rank_once() -> None:
+    for sentence in ("rank 1: a file is missing", "a file is missing"):
+        failure = FailureView(failure_class="user", sentence=sentence, rank=1, log_tail=(), advice="")
+        lines = detail_lines(console(), full_job(state="FAILED", failure=failure), NOW)
+        assert "rank 1: a file is missing (user)" in lines
+
+
 def test_a_job_in_full() -> None:
     lines = detail_lines(console(), full_job(), NOW)
     found = facts(lines)
@@ -208,7 +215,7 @@ def test_a_job_in_full() -> None:
     assert found["restarts"] == "1 (1 infra)"
     assert found["checkpoint"].startswith("step 600, ")
     assert found["timings"] == "queued 0.200s; first step after 0.250s; recovered in 0.180s, 0.200s; 4 steps done twice"
-    assert found["last failure"] == "rank 1: was killed by SIGKILL (infra)"
+    assert found["last failure"] == "rank 1 was killed by SIGKILL (infra)"
     assert found["quarantined"] == "/c/500"
     text = "\n".join(lines)
     assert "n2" in text
