@@ -232,7 +232,7 @@ def test_a_slow_rank_is_named_with_its_factor() -> None:
 
 def test_a_failed_job_shows_the_end_of_its_log_and_what_to_do() -> None:
     lines = detail_lines(console(), full_job(state="FAILED", ended_at=NOW, exit_code=137), NOW)
-    assert "rank 1: was killed by SIGKILL (infra)" in lines
+    assert "rank 1 was killed by SIGKILL (infra)" in lines
     assert "  | two?[1m" in lines
     assert "  look at dmesg" in lines
     assert facts(lines)["ended"].endswith("after 4m50s, exit code 137")
