@@ -68,7 +68,7 @@ def choose_interval(
     seconds = min(best, cheap, LONGEST_SECONDS)
     steps = max(1, round(seconds / max(step_seconds, _SHORTEST_STEP_SECONDS)))
     reason = (
-        f"every {steps} steps ({_short(steps * step_seconds)}): a save takes {_short(save_seconds)}, a step"
+        f"every {'step' if steps == 1 else f'{steps} steps'} ({_short(steps * step_seconds)}): a save takes {_short(save_seconds)}, a step"
         f" {_short(step_seconds)}, a recovery {_short(recovery_seconds)}, failures are expected every"
         f" {_short(failure_seconds)}"
         + (f"; saves that take {CHEAP_SHARE:.1%} of the time cost less than a wrong belief" if cheap < best else "")

@@ -107,7 +107,8 @@ def test_events_say_how_often_a_job_saves_and_why(stack: Stack, tmp_path: Path) 
     assert stack.wait(job_id).state == "SUCCEEDED"
     (told, *_) = [e.summary for e in stack.client.events(job_id) if e.kind == "job_noted"]
     assert re.match(
-        r"checkpoint.interval auto: saves every \d+ steps \(.*\): a save takes .*, failures are expected every", told
+        r"checkpoint.interval auto: saves every (step|\d+ steps) \(.*\): a save takes .*, failures are expected every",
+        told,
     )
 
 

@@ -119,7 +119,8 @@ def test_should_save_follows_the_setting_and_the_page_says_why(make, page):
             automatic.save({"n": step}, step=step)
     facts = page.read().checkpoint
     assert facts.interval_steps >= 1
-    assert facts.interval_reason.startswith(f"every {facts.interval_steps} steps")
+    often = "every step" if facts.interval_steps == 1 else f"every {facts.interval_steps} steps"
+    assert facts.interval_reason.startswith(often)
 
 
 @pytest.mark.parametrize("step", ["1", 1.5, -1])
