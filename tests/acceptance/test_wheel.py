@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,16 @@ def _run(site: Path, *arguments: str, cwd: Path, seconds: float = 150) -> subpro
     )
 
 
+def _running(site: Path) -> list[psutil.Process]:
+    """What was started from the wheel and still runs."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("PYTHONPATH") == str(site):
+                found.append(process)
+    return found
+
+
 def test_it_is_the_wheel_that_is_imported(installed: Path, tmp_path: Path) -> None:
     done = _run(installed, "-c", "import orchestrator; print(orchestrator.__file__)", cwd=tmp_path)
     assert done.stdout.startswith(str(installed))
@@ -49,6 +61,7 @@ def test_it_is_the_wheel_that_is_imported(installed: Path, tmp_path: Path) -> No
 def test_the_demo_runs_from_the_wheel_and_ends_with_a_good_model(installed: Path, tmp_path: Path) -> None:
     done = _run(installed, "-m", "orchestrator.cli.main", "demo", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert _running(installed) == []
     told = json.loads(done.stdout)
     assert set(told) == {
         "job_id",
