@@ -47,11 +47,11 @@ class Trust:
         self._rehearsals = REHEARSALS
         self._given = True
 
-    def window(self, addresses: Callable[[], Collection[int]], *, asked: bool | None) -> Window | None:
-        """The next save's, ``asked`` for or not (None: as seems right); None when all is to be copied at once."""
-        if asked is False or not self._given or (asked is None and self._rehearsals < 0):
+    def window(self, addresses: Callable[[], Collection[int]], *, asked: bool) -> Window | None:
+        """The next save's; None when all is to be copied at once. What is ``asked`` for needs no rehearsal."""
+        if not self._given or (not asked and self._rehearsals < 0):
             return None
-        return Window(addresses, rehearse=asked is None and self._rehearsals > 0)
+        return Window(addresses, rehearse=not asked and self._rehearsals > 0)
 
     def rehearsed(self, *, well: bool) -> None:
         """A rehearsal is over."""

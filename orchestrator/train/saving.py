@@ -148,7 +148,7 @@ class Saver:
             return None
         if self._guard is None:
             self._guard = OptimizerGuard(self._before_step)
-        return self._trust.window(self._guard.addresses, asked=asked)
+        return self._trust.window(self._guard.addresses, asked=asked is True)
 
     def _before_step(self) -> None:
         """An optimizer is about to step."""
