@@ -17,17 +17,37 @@ if [ "${1:-}" != orch ] || [ "${2:-}" != serve ] || [ "$own_ray" = no ]; then
   exec "$@"
 fi
 
-daemon=
 stop() {
-  trap '' TERM INT
-  orch down --stop-jobs || kill -TERM ${daemon:+"$daemon"} 2>/dev/null || true
+  signalled=yes
+  trap 'signalled=yes' TERM INT
+  orch down --stop-jobs || true
+  # A daemon that does not listen yet, or no longer, has not been asked by that; one that ends already takes no harm.
+  kill -TERM "$daemon" 2>/dev/null || true
+  trap 'signalled=yes; kill -TERM "$daemon" 2>/dev/null || true' TERM INT
 }
-trap stop TERM INT
+
+# Until the daemon's process id is known, a signal is only noted: there is nothing yet that it could be passed on to.
+signalled=no
+trap 'signalled=yes' TERM INT
 "$@" &
 daemon=$!
-# wait returns early when a signal is handled; the daemon's own end is what counts.
-code=0
-while kill -0 "$daemon" 2>/dev/null; do
-  wait "$daemon" && code=0 || code=$?
+trap stop TERM INT
+if [ "$signalled" = yes ]; then
+  stop
+fi
+
+# `wait` returns early when a signal is handled, with a code that is not the daemon's: then it is asked again. 127: the
+# daemon's end was reported before (or the shell could not start it).
+code=127
+while :; do
+  signalled=no
+  wait "$daemon" && ended=0 || ended=$?
+  if [ "$ended" -eq 127 ]; then
+    break
+  fi
+  code=$ended
+  if [ "$signalled" = no ]; then
+    break
+  fi
 done
 exit "$code"

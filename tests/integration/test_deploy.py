@@ -161,6 +161,64 @@ def test_a_container_whose_daemon_does_not_listen_is_ended_all_the_same(tmp_path
         assert container.log.read_text().splitlines() == ["serve", "ready", "down --stop-jobs", "terminated"]
 
 
+INTERRUPT = """\
+commands=0
+before_each_command() {
+  commands=$((commands + 1))
+  [ "$commands" -eq "$INTERRUPT_BEFORE" ] || return 0
+  echo "$BASH_COMMAND" > "$LOG.interrupted"
+  kill -TERM $$
+}
+trap before_each_command DEBUG
+"""
+"""bash reads this before the script, and from then on calls the function before each of the script's commands."""
+
+
+def interrupted(folder: Path, before: int, down: str) -> str | None:
+    """The command before which the entry point got SIGTERM; None where it has fewer commands. Its daemon must end."""
+    folder.mkdir()
+    hook = folder / "hook"
+    hook.write_text(INTERRUPT)
+    fake = folder / "orch"
+    fake.write_text(FAKE_ORCH)
+    fake.chmod(0o755)
+    log = folder / "log"
+    environment = {
+        "PATH": f"{folder}:/usr/bin:/bin",
+        "LOG": str(log),
+        "DOWN": down,
+        "BASH_ENV": str(hook),
+        "INTERRUPT_BEFORE": str(before),
+    }
+    script = [shutil.which("bash") or "bash", str(DEPLOY / "entrypoint.sh"), "orch", "serve"]
+    with subprocess.Popen(script, env=environment, start_new_session=True) as process:
+        try:
+            told = Path(f"{log}.interrupted")
+            deadline = time.monotonic() + 60
+            while process.poll() is None and not told.exists():
+                # The last command that is there without a signal is `wait`.
+                if (log.exists() and "ready" in log.read_text()) or time.monotonic() > deadline:
+                    break
+                time.sleep(0.02)
+            if process.poll() is None and not told.exists():
+                return None
+            process.wait(timeout=60)
+            with pytest.raises(ProcessLookupError):
+                os.killpg(process.pid, 0)  # the daemon is gone as well
+            return told.read_text().strip()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("down", ["works", "fails"])
+def test_a_signal_before_any_command_of_the_entry_point_ends_the_container(tmp_path: Path, down: str) -> None:
+    commands: list[str] = []
+    while (command := interrupted(tmp_path / str(len(commands)), len(commands) + 1, down)) is not None:
+        commands.append(command)
+    assert {"daemon=$!", "trap stop TERM INT"} <= set(commands), "the window between the start and the trap was hit"
+
+
 @pytest.mark.parametrize("flag", [["--ray-address", "127.0.0.1:6379"], ["--ray-address=auto"]])
 def test_a_container_of_a_ray_elsewhere_leaves_jobs_alone(tmp_path: Path, flag: list[str]) -> None:
     with Container(tmp_path, "orch", "serve", *flag) as container:
