@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 _EPSILON = 1e-9  # sums of fractions
 
+LEAST_CPUS = 0.001
+"""What a rank without a GPU reserves with ``cpu: 0``. Ray reserves nothing that is empty, and a node without CPUs only
+coordinates."""
+
 
 def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
     """What is left on every schedulable node beside the gangs that are open and other users of the cluster."""
@@ -35,9 +39,10 @@ def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
 
 
 def rank_size(job: Job) -> tuple[float, float, int]:
-    """CPUs, GPUs and memory (bytes) of one rank."""
+    """CPUs, GPUs and memory (bytes) of one rank: what the scheduler sets aside, and what Ray is asked for."""
     worker = job.spec.resources.resources_per_worker
-    return worker.cpu, worker.gpu, worker.memory_bytes or 0
+    cpus = worker.cpu if worker.gpu else max(worker.cpu, LEAST_CPUS)
+    return cpus, worker.gpu, worker.memory_bytes or 0
 
 
 def place(

@@ -15,7 +15,7 @@ from orchestrator.core import elastic
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.core.failure import classify, decide_retry, gang_failure
-from orchestrator.core.placement import claim, could_ever_fit, free_on
+from orchestrator.core.placement import claim, could_ever_fit, free_on, rank_size
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
 
 if TYPE_CHECKING:
@@ -348,10 +348,10 @@ def _why_waiting(job: Job, free: Iterable[Free]) -> str:
 
 
 def _demand(job: Job) -> str:
-    worker = job.spec.resources.resources_per_worker
+    cpus, gpus, _ = rank_size(job)
     ranks = job.least_workers
-    wants = [f"{worker.gpu * ranks:g} GPUs"] if worker.gpu else []
-    wants.append(f"{worker.cpu * ranks:g} CPUs")
+    wants = [f"{gpus * ranks:g} GPUs"] if gpus else []
+    wants.append(f"{cpus * ranks:g} CPUs")
     return " and ".join(wants)
 
 

@@ -20,7 +20,7 @@ from orchestrator.checkpoint.pins import pin
 from orchestrator.core.events import JobSubmitted
 from orchestrator.core.ids import JobId, job_id
 from orchestrator.core.job import submitted
-from orchestrator.core.placement import could_ever_fit, needs_home
+from orchestrator.core.placement import could_ever_fit, needs_home, rank_size
 from orchestrator.daemon import snapshot
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import JobSpec, parse_job, to_dict
@@ -140,9 +140,9 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
     if alive and not could_ever_fit(probe(checked), nodes):
         _refuse_unshared(checked, alive)
         per_node = "; ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in alive)
-        workers = probe(checked).least_workers
+        workers, (cpus, gpus, _) = probe(checked).least_workers, rank_size(probe(checked))
         raise RefusedError(
-            f"{workers} ranks of {worker.gpu:g} GPU and {worker.cpu:g} CPU can never fit here ({per_node})",
+            f"{workers} ranks of {gpus:g} GPU and {cpus:g} CPU can never fit here ({per_node})",
             hint="ask for fewer ranks, or less per rank (resources_per_worker)",
         )
 

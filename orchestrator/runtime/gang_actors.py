@@ -10,6 +10,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.core.placement import rank_size
 from orchestrator.runtime.gang_errors import GangLostError
 from orchestrator.runtime.names import placement_group_name, rank_actor_name
 from orchestrator.runtime.runtime_env import for_ray
@@ -103,7 +104,7 @@ def _create(cluster: Cluster, job: Job, found: list[Any]) -> list[Any]:
                 namespace=cluster.namespace,
                 lifetime="detached",
                 get_if_exists=True,
-                num_cpus=bundle["CPU"],
+                num_cpus=bundle.get("CPU", 0),
                 num_gpus=bundle.get("GPU", 0),
                 memory=bundle.get("memory"),
                 max_restarts=0,
@@ -162,10 +163,6 @@ def _placement_group(job: Job, bundle: dict[str, float]) -> Any:
 
 
 def _bundle(job: Job) -> dict[str, float]:
-    worker = job.spec.resources.resources_per_worker
-    bundle: dict[str, float] = {"CPU": max(worker.cpu, 0.001)}
-    if worker.gpu:
-        bundle["GPU"] = worker.gpu
-    if worker.memory_bytes:
-        bundle["memory"] = float(worker.memory_bytes)
-    return bundle
+    cpus, gpus, memory = rank_size(job)
+    asked = {"CPU": cpus, "GPU": gpus, "memory": float(memory)}
+    return {name: amount for name, amount in asked.items() if amount}

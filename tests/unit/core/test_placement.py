@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.core.placement import claim, could_ever_fit, free_on, place
+from orchestrator.core.placement import LEAST_CPUS, claim, could_ever_fit, free_on, place
+from orchestrator.runtime.gang_actors import _bundle
 from orchestrator.spec.job import CheckpointSpec
 from tests.unit.core.builders import after, failed, gone, make_spec, node, nodes, pending, released, running
 
@@ -90,8 +91,27 @@ def test_shares_of_one_gpu_are_what_earlier_shares_left() -> None:
     assert put(job_of(1, gpu=1), one, others=(first,)) is None
 
 
-def test_ranks_that_need_nothing_fit_anywhere() -> None:
-    assert put(job_of(3, gpu=0, cpu=0), node("a", gpus=0, cpus=0)) == ("a",) * 3
+def test_ranks_that_need_nothing_fit_anywhere_but_on_a_node_that_only_coordinates() -> None:
+    assert put(job_of(3, gpu=0, cpu=0), node("a", gpus=0, cpus=1)) == ("a",) * 3
+    assert put(job_of(3, gpu=0, cpu=0), node("a", gpus=0, cpus=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "bundle"),
+    [
+        ({"gpu": 0, "cpu": 0}, {"CPU": LEAST_CPUS}),
+        ({"gpu": 0, "cpu": 0, "memory_bytes": 5_000_000}, {"CPU": LEAST_CPUS, "memory": 5e6}),
+        ({"gpu": 1, "cpu": 0}, {"GPU": 1.0}),
+        ({"gpu": 0.5, "cpu": 2}, {"CPU": 2.0, "GPU": 0.5}),
+    ],
+)
+def test_the_scheduler_sets_aside_what_ray_is_asked_for(asked: dict[str, Any], bundle: dict[str, float]) -> None:
+    job = job_of(1, **asked)
+    assert _bundle(job) == bundle
+    whole = node("a", cpus=2, gpus=1)
+    (free,) = free_on([replace(whole, memory_bytes=10_000_000)], [running(job, nodes=("a",))]).values()
+    left = {"CPU": 2 - free.cpus, "GPU": 1 - free.gpus, "memory": 1e7 - free.memory_bytes}
+    assert {name: amount for name, amount in left.items() if amount} == pytest.approx(bundle)
 
 
 @pytest.mark.parametrize(
