@@ -179,6 +179,20 @@ class DeadlineError(OrchError):
     default_hint = "look with `orch status`; `orch doctor` says what slows the daemon down"
 
 
+class DaemonFrozenError(DeadlineError):
+    """The daemon's process exists but is stopped, by SIGSTOP or a frozen cgroup. Continue it, or kill it and start another."""
+
+    code = "daemon_frozen"
+
+    @classmethod
+    def of(cls, label: str, pid: int) -> DaemonFrozenError:
+        """The error about process ``pid``, the daemon of ``label``."""
+        return cls(
+            f"the daemon at {label} is stopped (process {pid}): it answers nothing until it is continued",
+            hint=f"`kill -CONT {pid}` continues it; or `kill -KILL {pid}`, then `orch up` (jobs keep running)",
+        )
+
+
 class ProtocolMismatchError(OrchError):
     """Client and daemon speak different versions. Restart the daemon: jobs keep running while it is away."""
 

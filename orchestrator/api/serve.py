@@ -14,7 +14,6 @@ import grp
 import os
 import socket
 import stat
-import struct
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.gate import LOOPBACK_NAMES, Peer
+from orchestrator.api.peer import credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,7 +38,6 @@ KEEP_ALIVE_SECONDS = 5
 STOP_SECONDS = 2
 PREDECESSOR_SECONDS = 10.0
 PREDECESSOR_POLL_SECONDS = 0.05
-_CREDENTIALS = struct.Struct("3i")
 
 
 class OrchProtocol(H11Protocol):
@@ -62,10 +61,8 @@ class OrchProtocol(H11Protocol):
 
 
 def _peer(sock: socket.socket | None) -> Peer | None:
-    if sock is None or sock.family != socket.AF_UNIX:
-        return None
-    pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return Peer(pid=pid, uid=uid, gid=gid)
+    known = None if sock is None else credentials(sock)
+    return None if known is None else Peer(pid=known[0], uid=known[1], gid=known[2])
 
 
 class _Server(uvicorn.Server):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.api.errors import (
     BadRequestError,
+    DaemonFrozenError,
     DaemonUnreachableError,
     DeadlineError,
     NotPermittedError,
@@ -32,6 +33,12 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 RECEIVE_BYTES = 64 * 1024
 BUSY_RETRY_SECONDS = 0.02
+CONNECT_SECONDS = 30.0
+"""A listener that takes no connection for so long serves none."""
+
+SILENCE_SECONDS = 10.0
+"""After so long without a byte, however late the deadline, the daemon's process is looked at: one that is stopped ends
+the wait."""
 
 
 class ConnectionLostError(DaemonUnreachableError):
@@ -58,18 +65,20 @@ class _Stream:
         self.deadline = 0.0
 
     def _receive(self) -> bool:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise DeadlineError(f"the daemon at {self._label} did not answer in time")
-        self._socket.settimeout(left)
-        try:
-            data = self._socket.recv(RECEIVE_BYTES)
-        except TimeoutError as error:
-            raise DeadlineError(f"the daemon at {self._label} did not answer in time") from error
-        except OSError as error:
-            raise ConnectionLostError(f"the daemon at {self._label} broke the connection: {error}") from error
-        self._buffer += data
-        return bool(data)
+        while True:
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                raise DeadlineError(f"the daemon at {self._label} did not answer in time")
+            self._socket.settimeout(min(left, SILENCE_SECONDS))
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except TimeoutError:
+                check_running(self._socket, self._label)
+                continue
+            except OSError as error:
+                raise ConnectionLostError(f"the daemon at {self._label} broke the connection: {error}") from error
+            self._buffer += data
+            return bool(data)
 
     def line(self) -> bytes:
         while (end := self._buffer.find(b"\n")) < 0:
@@ -114,6 +123,15 @@ class _Stream:
             pass
 
 
+def check_running(sock: socket.socket, label: str) -> None:
+    """Raise DaemonFrozenError when the process at the other end of a Unix socket is stopped."""
+    from orchestrator.api.peer import credentials, is_stopped
+
+    peer = credentials(sock)
+    if peer is not None and is_stopped(peer[0]):
+        raise DaemonFrozenError.of(label, peer[0])
+
+
 def _length(text: str, base: int, label: str) -> int:
     try:
         size = int(text, base)
@@ -126,6 +144,7 @@ def _length(text: str, base: int, label: str) -> int:
 
 def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
     """A connected socket; ``deadline`` is monotonic time. Raises DaemonUnreachableError, NotPermittedError."""
+    deadline = min(deadline, time.monotonic() + CONNECT_SECONDS)
     left = max(0.001, deadline - time.monotonic())
     try:
         if not endpoint.socket_path:
@@ -184,9 +203,10 @@ def _open(
     sock = connect(endpoint, deadline)
     try:
         try:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            sock.settimeout(max(0.001, min(deadline - time.monotonic(), CONNECT_SECONDS)))
             sock.sendall(_request(endpoint, method, path, body))
         except TimeoutError as error:
+            check_running(sock, endpoint.label)
             raise DeadlineError(f"the daemon at {endpoint.label} did not take the request in time") from error
         except (BrokenPipeError, ConnectionResetError):
             pass  # a server that refuses an oversized body answers and closes; its answer may still be read

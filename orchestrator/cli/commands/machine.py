@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 from typing import Annotated
 
 import typer
 
-from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableError, DeadlineError
+from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableError
 from orchestrator.api.launch import DemoOptions, Level, ServeOptions
 from orchestrator.cli import local
 from orchestrator.cli.commands.shared import Json, Quiet
 from orchestrator.cli.console import clean
+from orchestrator.cli.daemon_process import DaemonProcess
 from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import print_json
 from orchestrator.cli.units import parse_span, size, span
 
 DOWN_SECONDS = 60.0
-DOWN_POLL_SECONDS = 0.05
+STOP_JOBS_SECONDS = 3600.0
+"""Each job may take its stop_duration to save."""
+
 LEVEL_STYLES = {Level.OK: ("green",), Level.WARNING: ("yellow", "bold"), Level.ERROR: ("red", "bold")}
 
 SimulateGpus = Annotated[
@@ -116,11 +119,13 @@ def down(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Stop the daemon and return when it is gone; jobs run on without it unless --stop-jobs."""
+    """Stop the daemon and return when its process has ended; jobs run on without it unless --stop-jobs.
+
+    Ray ends with it where no job needs it any more.
+    """
     session = Session(quiet=quiet)
-    client = session.client()
     try:
-        reply = client.shutdown(stop_jobs=stop_jobs)
+        daemon = DaemonProcess(session.endpoint)
     except DaemonUnreachableError as error:
         if type(error) is not DaemonUnreachableError:
             raise
@@ -129,7 +134,9 @@ def down(
         else:
             session.console.print("no daemon is running")
         return EXIT_OK
-    _wait_until_gone(session)
+    with contextlib.closing(daemon):
+        reply = session.client().shutdown(stop_jobs=stop_jobs)
+        daemon.wait_until_gone(STOP_JOBS_SECONDS if stop_jobs else DOWN_SECONDS)
     if json:
         print_json(session, {**reply.to_json(), "was_running": True})
         return EXIT_OK
@@ -139,22 +146,6 @@ def down(
     if reply.running:
         session.console.note(f"running on without it: {', '.join(reply.running)}; `orch up` looks after them again")
     return EXIT_OK
-
-
-def _wait_until_gone(session: Session) -> None:
-    from orchestrator.api import wire
-
-    deadline = time.monotonic() + DOWN_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            wire.connect(session.endpoint, deadline).close()
-        except DaemonUnreachableError:
-            return
-        time.sleep(DOWN_POLL_SECONDS)
-    raise DeadlineError(
-        f"the daemon still answers {DOWN_SECONDS:.0f} s after it was asked to stop",
-        hint="look at the end of its log; `orch doctor` says where it is",
-    )
 
 
 def doctor(json: Json = False) -> int:

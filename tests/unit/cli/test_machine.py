@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,11 +16,14 @@ from hypothesis import strategies as st
 
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.launch import DemoOptions, Finding, Level, ServeOptions, UpReply, serve_arguments
+from orchestrator.api.endpoint import endpoint_from
+from orchestrator.cli import daemon_process
 from orchestrator.cli.commands import machine
+from orchestrator.cli.daemon_process import DaemonProcess
 from tests.unit.cli.test_submit import module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from orchestrator.api.testing import ServedFake
     from tests.unit.cli.conftest import Outcome
@@ -174,8 +181,80 @@ def test_a_daemon_that_will_not_go(orch: Orch, served: ServedFake, monkeypatch: 
     monkeypatch.setattr(machine, "DOWN_SECONDS", 0.2)
     done = orch("down")
     assert done.code == 4
-    assert "still answers" in done.err
+    assert "has not ended" in done.err
     assert "orch doctor" in done.err
+
+
+SLOW_TO_END = """
+import json, socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen(16)
+print("listening", flush=True)
+listener.accept()[0].close()  # the look at who listens
+connection, _ = listener.accept()
+connection.recv(65536)
+body = json.dumps({"running": [], "stopped": []}).encode()
+head = f"HTTP/1.1 200 OK\\r\\nX-Orch-Protocol: 1\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
+connection.sendall(head.encode() + body)
+connection.close()
+listener.close()
+print("deaf", flush=True)
+sys.stdin.readline()
+"""
+"""Takes the request to stop and listens no more, as a daemon that closes its store; ends when its input does."""
+
+
+@pytest.fixture
+def slow_to_end(home: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that was asked to stop, answers nothing any more, and goes on."""
+    path = endpoint_from(os.environ).socket_path
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_TO_END, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_down_returns_when_the_process_has_ended(
+    orch: Orch, slow_to_end: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int | None] = []
+    wait = DaemonProcess.wait_until_gone
+
+    def ends_only_while_it_is_waited_for(process: DaemonProcess, seconds: float) -> None:
+        assert slow_to_end.stdout is not None
+        assert slow_to_end.stdin is not None
+        slow_to_end.stdout.readline()  # it listens no more
+        seen.append(slow_to_end.poll())
+        threading.Timer(0.3, slow_to_end.stdin.close).start()
+        wait(process, seconds)
+        with open(f"/proc/{slow_to_end.pid}/stat") as file:
+            assert file.read().rpartition(")")[2].split()[0] == "Z", "it has ended, and its parent has not asked yet"
+
+    monkeypatch.setattr(DaemonProcess, "wait_until_gone", ends_only_while_it_is_waited_for)
+    done = orch("down")
+    assert (done.code, done.out) == (0, "the daemon has stopped\n"), done.err
+    assert seen == [None]
+
+
+def test_down_beside_a_daemon_that_is_stopped_meanwhile(
+    orch: Orch, slow_to_end: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_process, "LOOK_SECONDS", 0.1)
+    wait = DaemonProcess.wait_until_gone
+
+    def stopped(process: DaemonProcess, seconds: float) -> None:
+        os.kill(slow_to_end.pid, signal.SIGSTOP)
+        wait(process, seconds)
+
+    monkeypatch.setattr(DaemonProcess, "wait_until_gone", stopped)
+    done = orch("down")
+    assert done.code == 4
+    assert f"kill -CONT {slow_to_end.pid}" in done.err
 
 
 def test_doctor(orch: Orch, daemon: dict[str, Any], home: object) -> None:

@@ -1,0 +1,65 @@
+"""The daemon's process as `orch down` sees it: held by a descriptor, and waited for until it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from typing import TYPE_CHECKING
+
+from orchestrator.api import wire
+from orchestrator.api.errors import DaemonFrozenError, DaemonUnreachableError, DeadlineError
+from orchestrator.api.peer import credentials, is_stopped
+
+if TYPE_CHECKING:
+    from orchestrator.api.endpoint import Endpoint
+
+LOOK_SECONDS = 5.0
+CONNECT_SECONDS = 10.0
+POLL_SECONDS = 0.05
+
+
+class DaemonProcess:
+    """The daemon's process, held from before it is asked to stop: its id cannot come to mean another one."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Raises DaemonUnreachableError where none listens."""
+        self._endpoint = endpoint
+        self._handle: int | None = None
+        self.pid = 0
+        with wire.connect(self._endpoint, time.monotonic() + CONNECT_SECONDS) as sock:
+            peer = credentials(sock)
+        if peer is None or peer[0] in {0, os.getpid()}:
+            return  # on another machine or in another container: only its address can be watched
+        self.pid = peer[0]
+        with contextlib.suppress(ProcessLookupError):
+            self._handle = os.pidfd_open(self.pid)
+
+    def close(self) -> None:
+        """Let go of the process."""
+        if self._handle is not None:
+            os.close(self._handle)
+
+    def wait_until_gone(self, seconds: float) -> None:
+        """Return when the process has ended. Raises DeadlineError, and DaemonFrozenError for one that is stopped."""
+        deadline = time.monotonic() + seconds
+        while not self._has_ended(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+            if self.pid and is_stopped(self.pid):
+                raise DaemonFrozenError.of(self._endpoint.label, self.pid)
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"the daemon has not ended {seconds:.0f} s after it was asked to stop"
+                    + (f" (process {self.pid})" if self.pid else ""),
+                    hint="look at the end of its log; `orch doctor` says where it is",
+                )
+
+    def _has_ended(self, seconds: float) -> bool:
+        if self._handle is not None:
+            return bool(select.select([self._handle], [], [], seconds)[0])
+        try:
+            wire.connect(self._endpoint, time.monotonic() + CONNECT_SECONDS).close()
+        except DaemonUnreachableError:
+            return True
+        time.sleep(POLL_SECONDS)
+        return False
