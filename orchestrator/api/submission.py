@@ -144,7 +144,8 @@ def _deliver(endpoint: Endpoint, body: dict[str, Any], deadline: float) -> dict[
                 deadline_seconds=max(0.01, left),
             )
         except DaemonFrozenError as error:
-            raise _unknown_outcome(error) from error
+            hint = f"{error.hint}; the job may be accepted then: look with `orch status` before you submit it again"
+            raise DaemonFrozenError(error.message, hint=hint) from error
         except (wire.ConnectionLostError, DeadlineError) as error:
             sent, failure = True, error
         except DaemonUnreachableError as error:
@@ -162,11 +163,6 @@ def _deliver(endpoint: Endpoint, body: dict[str, Any], deadline: float) -> dict[
 
 
 def _unknown_outcome(failure: DaemonUnreachableError | DeadlineError) -> DaemonUnreachableError:
-    if isinstance(failure, DaemonFrozenError):
-        return DaemonUnreachableError(
-            f"the submission was sent but not answered: {failure.message}",
-            hint=f"{failure.hint}; look with `orch status` before you submit it again",
-        )
     return DaemonUnreachableError(
         f"the submission was sent but its answer was lost ({failure.message})",
         hint="the job may have been accepted: look with `orch status` before you submit it again",

@@ -94,6 +94,7 @@ class Daemon:
         self._head_gone = asyncio.Event()
         self._stopping = asyncio.Event()
         self._stop_jobs = False
+        self._deciding = self.abandoned = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self.deaf_tasks: set[asyncio.Task[Any]] = set()  # those that did not end when they were told to
         self._failure: BaseException | None = None
@@ -166,6 +167,7 @@ class Daemon:
         self.log.info("daemon.loaded", live_jobs=len(self.loop.jobs), home=str(self.settings.home))
         await self.cluster.start()
         await self._refresh()
+        self._deciding = True
         self._supervise(self.loop.run(), "loop")
         self._supervise(self.notifier.run(), "notify")
         self._supervise(self._keep_refreshing(), "nodes")
@@ -304,8 +306,41 @@ class Daemon:
             self._failure = error
             self._stopping.set()
 
+    async def start_unless_stopped(self) -> None:
+        """Like ``start``, but cut short by a request to stop. Nothing that a start which did not come up began is left.
+
+        Raises ClusterError.
+        """
+        starting = asyncio.create_task(self.start(), name="start")
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done() and (self._deciding or self._stop_jobs):
+                await asyncio.wait({starting})  # gangs may be placed already: it stops as one that is ready does
+            if not starting.done():
+                self.log.info("daemon.start_cut_short")
+                starting.cancel()
+                await asyncio.wait({starting})
+            if starting.cancelled() or starting.exception() is not None:
+                await self._abandon()
+            if not starting.cancelled():
+                await starting
+        finally:
+            stopping.cancel()
+
+    async def _abandon(self) -> None:
+        if self._deciding:
+            await self._stop()
+            return
+        await self.gangs.close()
+        await self.cluster.abandon()
+        self.store.close()
+        self.abandoned = True
+
     async def run(self) -> None:
         """Until told to stop. Raises what a background task died of."""
+        if self.abandoned:
+            return
         await self._stopping.wait()
         if self._failure is None and self._stop_jobs:
             await self._drain_all()

@@ -12,17 +12,19 @@ import traceback
 from typing import TYPE_CHECKING
 
 from orchestrator.api.app import create_control_app
-from orchestrator.api.errors import OrchError, RefusedError
+from orchestrator.api.errors import DaemonFrozenError, InternalError, OrchError, RefusedError
 from orchestrator.api.gate import GatePolicy
+from orchestrator.api.peer import is_stopped
 from orchestrator.api.read_app import create_read_app, read_policy
 from orchestrator.api.serve import ApiServer, address_of, bind_control_socket, bind_tcp
+from orchestrator.daemon import failure
 from orchestrator.daemon.daemon import Daemon
 from orchestrator.daemon.local_prometheus import LocalPrometheus
 from orchestrator.daemon.reading import Reading
 from orchestrator.daemon.service import Service
 from orchestrator.gpu.metrics_http import is_loopback
-from orchestrator.runtime.cluster import ClusterError
-from orchestrator.store.errors import StoreError
+from orchestrator.runtime.head_start import ClusterError
+from orchestrator.store.errors import StoreError, StoreInUseError
 from orchestrator.telemetry.local_prometheus import LocalPrometheusError
 from orchestrator.telemetry.logging import configure_logging
 
@@ -36,6 +38,18 @@ def serve(settings: Settings, options: ServeOptions) -> int:
     """Run until told to stop; the exit code. Raises OrchError for what keeps the daemon from starting."""
     as_json = {"json": True, "console": False}.get(settings.log_format)
     configure_logging(json=as_json, level=settings.log_level, stream=sys.stderr)
+    try:
+        _run(settings, options)
+    except OrchError as error:
+        failure.write(settings.paths, error)
+        raise
+    except Exception as error:
+        failure.write(settings.paths, InternalError(f"{type(error).__name__}: {error}"))
+        raise
+    return 0
+
+
+def _run(settings: Settings, options: ServeOptions) -> None:
     _check_exporters(settings, options)
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     settings.paths.run.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -44,9 +58,12 @@ def serve(settings: Settings, options: ServeOptions) -> int:
         asyncio.run(_serve(settings, options, environ))
     except LocalPrometheusError as error:
         raise RefusedError(error.message, hint=error.hint) from error
+    except StoreInUseError as error:
+        if error.pid is not None and is_stopped(error.pid):
+            raise DaemonFrozenError.of(str(settings.socket), error.pid) from error
+        raise RefusedError(str(error), hint="`orch doctor` looks for the reason") from error
     except (StoreError, ClusterError) as error:
         raise RefusedError(str(error), hint="`orch doctor` looks for the reason") from error
-    return 0
 
 
 def _check_exporters(settings: Settings, options: ServeOptions) -> None:
@@ -99,7 +116,7 @@ async def _serve_on(daemon: Daemon, control: ControlSocket, settings: Settings, 
             stack = await prometheus.start(daemon.read_address, options.token_file)
             daemon.prometheus_url, daemon.alertmanager_url = stack.prometheus_url, stack.alertmanager_url or ""
             daemon.log.info("prometheus.started", url=stack.prometheus_url, alertmanager=stack.alertmanager_url)
-        await daemon.start()
+        await daemon.start_unless_stopped()
         await daemon.run()
     finally:
         await prometheus.stop()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import os
 import secrets
@@ -17,13 +16,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
-
 from orchestrator.core.cluster import Node
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.forkclient import StartedServer, start_fork_server
 from orchestrator.runtime.gpu_holds import GpuHolds, still_there
-from orchestrator.runtime.head_processes import Head, clear_sessions, is_alive, kill_session, ray_environment
+from orchestrator.runtime.head_processes import Head, end_fork_server, is_alive, kill_session, ray_environment
+from orchestrator.runtime.head_start import ClusterError, launch_head, start_seconds
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
 from orchestrator.runtime.node_dir import fork_socket, make_private, node_directory, page_directory
 from orchestrator.runtime.own_thread import in_own_thread
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ray_nodes import RayNode
     from orchestrator.spec.paths import Paths
 
-HEAD_SECONDS: Final = 60.0
 CALL_SECONDS: Final = 30.0
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's minimum is 75 MB; nothing large travels through it
 MEET_SECONDS: Final = 10.0  # how long a round waits for the agents of new nodes; those that take longer are met later
@@ -75,10 +72,6 @@ SYSTEM_CONFIG: Final = {
     "gcs_pull_resource_loads_period_milliseconds": 10_000,
     "memory_monitor_refresh_ms": 1_000,
 }
-
-
-class ClusterError(Exception):
-    """Ray could not be started or reached; the message says what it answered and what to do next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +106,8 @@ class Cluster:
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
         self._token: str | None = None
         self._head: Head | None = None
+        self._beginning: asyncio.Task[StartedServer] | None = None  # of the fork server beside a new head
+        self._began_head = False  # by this process: what a start that fails has to take back
         self._watch: list[int] = []
         self.agents: dict[str, Any] = {}
         self.reports: dict[str, NodeReport] = {}
@@ -148,18 +143,50 @@ class Cluster:
             # Ray ends a driver that was asking a head that has died, a minute later. Here the head is started again.
             os.environ[RECONNECT_SECONDS] = str(FOR_EVER_SECONDS)
             self._prepare_environment()
-            self._head = await self._find_head() or await self._start_head()
+            self._head = await self._find_head()
+            if self._head is None:
+                self._began_head = True
+                self._head = await self._start_head()
             address = self._head.gcs_address
             self._watch_head(self._head)
         else:
             self._token = token_from(os.environ)
-        try:
-            await self.call(self._connect, address, seconds=HEAD_SECONDS)
-        except Exception as error:
-            raise ClusterError(f"Ray at {address} did not let us in: {error}; see {self._paths.ray}") from error
+        await self._enter(address)
         await self.refresh()
         self._connection.set()
         await self.warm()
+
+    async def _enter(self, address: str) -> None:
+        seconds = start_seconds()
+        try:
+            await self.call(self._connect, address, seconds=seconds)
+        except Exception as error:
+            reason = f"no answer within {seconds:.0f} s" if isinstance(error, TimeoutError) else str(error)
+            where = f"; its logs are below {self._paths.ray}" if self.embedded else ""
+            raise ClusterError(f"cannot connect to Ray at {address}: {reason}{where}") from error
+
+    async def abandon(self) -> None:
+        """Take back what a start that failed has begun: the head of this process, and what was forked from beside it.
+
+        A head that was there before is left alone: jobs may run on it.
+        """
+        self._unwatch_head()
+        for task in self._meetings.values():
+            task.cancel()
+        await asyncio.gather(*self._meetings.values(), return_exceptions=True)
+        self._meetings.clear()
+        self._connection.clear()
+        began, self._began_head = self._began_head, False
+        if not began or not self.embedded:
+            await self._leave(AGAIN_SECONDS)
+            return
+        head, self._head = self._noted_head(), None
+        if head is not None:
+            await asyncio.to_thread(kill_session, head)
+        (self._paths.ray / "head.json").unlink(missing_ok=True)
+        await self._leave(AGAIN_SECONDS)
+        await self._end_fork_server()
+        await asyncio.to_thread(self._remove_node_state)
 
     def _keep_home_token(self) -> str:
         """What a node reads here if it shares the home; kept, because agents outlive the daemon that told them of it."""
@@ -196,30 +223,45 @@ class Cluster:
         )
 
     async def _find_head(self) -> Head | None:
-        try:
-            data = json.loads((self._paths.ray / "head.json").read_text())
-        except (OSError, ValueError):
-            return None
-        head = Head(
-            gcs_address=data["gcs_address"],
-            session_dir=data["session_dir"],
-            pids={name: (pid, created) for name, (pid, created) in data["pids"].items()},
-        )
-        if all(is_alive(pid, created) for pid, created in head.pids.values()):
+        head = self._noted_head()
+        if head is None or all(is_alive(pid, created) for pid, created in head.pids.values()):
             return head
         await asyncio.to_thread(kill_session, head)
         return None
 
+    def _noted_head(self) -> Head | None:
+        try:
+            data = json.loads((self._paths.ray / "head.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return Head(
+            gcs_address=data["gcs_address"],
+            session_dir=data["session_dir"],
+            pids={name: (pid, created) for name, (pid, created) in data["pids"].items()},
+        )
+
     async def _start_head(self) -> Head:
         """A new head. What its first jobs are forked from becomes warm meanwhile, and the node's agent finds it."""
-        server, head = await asyncio.gather(
-            asyncio.to_thread(self._begin_fork_server), self._launch_head(), return_exceptions=True
-        )
-        if isinstance(head, BaseException):
-            if isinstance(server, StartedServer) and not server.already_running:
-                self._own_fork_socket().unlink(missing_ok=True)  # it ends when it sees that
-            raise head
+        self._beginning = asyncio.create_task(asyncio.to_thread(self._begin_fork_server))
+        try:
+            head = await self._launch_head()
+        except BaseException:
+            await self._end_fork_server()
+            raise
+        await asyncio.wait({self._beginning})
+        self._beginning.exception()  # taken note of: the agent tries again, and tells
         return head
+
+    async def _end_fork_server(self) -> None:
+        """End the fork server that was begun with the head; one that was there before is left alone."""
+        begun, self._beginning = self._beginning, None
+        if begun is None:
+            return
+        await asyncio.wait({begun})  # a thread: it cannot be told to stop, and what it starts has to be known
+        server = None if begun.exception() is not None else begun.result()
+        if server is not None and not server.already_running:
+            self._own_fork_socket().unlink(missing_ok=True)
+            await asyncio.to_thread(end_fork_server, server.pid)
 
     def _own_fork_socket(self) -> Path:
         return fork_socket(self.node_dir("local"), sys.executable)
@@ -246,43 +288,11 @@ class Cluster:
             "temp_dir": str(self._short_temp_dir()),
             "system_config": SYSTEM_CONFIG,
         }
-        await asyncio.to_thread(clear_sessions, self._short_temp_dir())
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "orchestrator.runtime.head",
-            json.dumps(options),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            cwd="/",
-            env={name: value for name, value in os.environ.items() if name not in OF_THE_DRIVER},
-        )
-        try:
-            async with asyncio.timeout(HEAD_SECONDS):
-                # The head mostly waits for its own processes: this one imports Ray meanwhile, which takes it a second.
-                (stdout, stderr), _ = await asyncio.gather(
-                    process.communicate(), asyncio.to_thread(importlib.import_module, "ray")
-                )
-        except TimeoutError as error:
-            process.kill()
-            raise ClusterError(
-                f"Ray's head did not start within {HEAD_SECONDS:g} s; see {options['temp_dir']}"
-            ) from error
-        lines = stdout.decode(errors="replace").strip().splitlines()
-        if process.returncode != 0 or not lines:
-            said = stderr.decode(errors="replace").strip().splitlines()[-3:]
-            raise ClusterError(f"Ray's head did not start: {' | '.join(said)}; `orch doctor` looks for the reason")
-        told = json.loads(lines[-1])
-        try:
-            pids = {name: (group[0], psutil.Process(group[0]).create_time()) for name, group in told["pids"].items()}
-        except psutil.NoSuchProcess as error:
-            raise ClusterError(f"Ray's head died at once; see {told['session_dir']}/logs") from error
-        head = Head(gcs_address=told["gcs_address"], pids=pids, session_dir=told["session_dir"])
+        environ = {name: value for name, value in os.environ.items() if name not in OF_THE_DRIVER}
+        head = await launch_head(options, self._short_temp_dir(), environ)
         _write(
             self._paths.ray / "head.json",
-            {"gcs_address": head.gcs_address, "session_dir": head.session_dir, "pids": pids},
+            {"gcs_address": head.gcs_address, "session_dir": head.session_dir, "pids": dict(head.pids)},
         )
         return head
 

@@ -56,6 +56,13 @@ def kill_session(head: Head) -> None:
     _kill([*victims, *_mentioning(head.session_dir)])
 
 
+def end_fork_server(pid: int) -> None:
+    """End a fork server that has forked no rank, and the processes that it keeps ahead; return when they are gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        server = psutil.Process(pid)
+        _kill([*server.children(recursive=True), server])
+
+
 def clear_sessions(temp_dir: Path) -> None:
     """End heads that nobody knows of, because their daemon died before it could note them; keep the newest one's logs."""
     starter, member = json.dumps(str(temp_dir)), f"{temp_dir}/session_"

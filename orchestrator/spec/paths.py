@@ -3,7 +3,7 @@
     home/store.sqlite3          the record
     home/reserve                space kept free for the record of running jobs when the disk is full
     home/blobs/sha256/ab/abcd…  snapshots of working directories, by digest
-    home/run/                   orch.sock, daemon.lock, daemon.json, daemon.log, token
+    home/run/                   orch.sock, daemon.lock, daemon.json, daemon.log, failure.json, token
     home/ray/                   the embedded Ray's own files
     home/jobs/ID/               work/ modules/ logs/ checkpoints/ exits/ outputs/ metrics.jsonl secrets
 
@@ -70,6 +70,11 @@ class Paths:
     def daemon_state(self) -> Path:
         """What the daemon says of itself: process id, version, ports, Ray's address."""
         return self.run / "daemon.json"
+
+    @property
+    def daemon_failure(self) -> Path:
+        """Why the newest daemon ended by an error: its process id and a problem document."""
+        return self.run / "failure.json"
 
     @property
     def daemon_log(self) -> Path:

@@ -58,9 +58,22 @@ class StoreLock:
             os.close(handle)
         return False
 
+    @staticmethod
+    def holder(store_path: Path) -> int | None:
+        """The process that holds the store at ``store_path``, as it noted itself; None where none does."""
+        if not StoreLock.is_held(store_path):
+            return None
+        try:
+            handle = os.open(store_path.with_name(store_path.name + ".lock"), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            return _noted(handle)
+        finally:
+            os.close(handle)
+
     def _holder(self) -> int | None:
-        text = os.pread(self._fd, 32, 0).split(b"\n", 1)[0].strip()
-        return int(text) if text.isdigit() else None
+        return _noted(self._fd)
 
     def _sign(self) -> None:
         # In place and padded, so that a full disk does not keep a daemon from starting: the block is there already
@@ -69,3 +82,8 @@ class StoreLock:
             os.pwrite(self._fd, f"{os.getpid()}\n".encode().ljust(32), 0)
         except OSError:
             return
+
+
+def _noted(handle: int) -> int | None:
+    text = os.pread(handle, 32, 0).split(b"\n", 1)[0].strip()
+    return int(text) if text.isdigit() else None

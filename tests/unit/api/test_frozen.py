@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -90,9 +91,14 @@ def test_a_submission_to_a_stopped_daemon_is_not_sent_again(silent: Silent, monk
     monkeypatch.setattr(wire, "SILENCE_SECONDS", 0.2)
     pid = silent.stop()
     body = submission.request_body("name: x", "job.yaml", environ={}, cwd="/")
-    with pytest.raises(DaemonUnreachableError, match=f"process {pid}") as caught:
+    with pytest.raises(DaemonFrozenError, match=f"process {pid}") as caught:
         submission.submit(silent.endpoint, body, environ={}, deadline_seconds=3600.0)
     assert "orch status" in caught.value.hint
+
+
+def fill_queue(endpoint: Endpoint, kept: contextlib.ExitStack) -> None:
+    for _ in range(100):
+        kept.enter_context(wire.connect(endpoint, time.monotonic() + 3600.0))
 
 
 def test_a_full_queue_of_connections_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,13 +106,9 @@ def test_a_full_queue_of_connections_has_an_end(tmp_path: Path, monkeypatch: pyt
     silent = Silent(tmp_path, backlog=1)
     try:
         silent.stop()
-        kept = []
-        with pytest.raises(DaemonUnreachableError) as caught:
-            for _ in range(100):
-                kept.append(wire.connect(silent.endpoint, time.monotonic() + 3600.0))
+        with contextlib.ExitStack() as kept, pytest.raises(DaemonUnreachableError) as caught:
+            fill_queue(silent.endpoint, kept)
         assert caught.value.exit_code == EXIT_UNREACHABLE
-        for sock in kept:
-            sock.close()
     finally:
         silent.close()
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.api.endpoint import endpoint_from
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.launch import DemoOptions, Finding, Level, ServeOptions, UpReply, serve_arguments
-from orchestrator.api.endpoint import endpoint_from
 from orchestrator.cli import daemon_process
 from orchestrator.cli.commands import machine
 from orchestrator.cli.daemon_process import DaemonProcess

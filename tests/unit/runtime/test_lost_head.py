@@ -48,7 +48,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def failed_start(made: Standing) -> Standing:
     async def start() -> None:
-        with pytest.raises(module.ClusterError, match="did not let us in"):
+        with pytest.raises(module.ClusterError, match="cannot connect to Ray"):
             await made.start()
         made._unwatch_head()
 
