@@ -12,27 +12,44 @@ import contextlib
 import fcntl
 import grp
 import os
+import resource
 import socket
 import stat
 import time
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import h11
+import structlog
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.gate import LOOPBACK_NAMES, Peer
 from orchestrator.api.peer import credentials
+from orchestrator.api.protocol import BODY_SECONDS
+from orchestrator.gpu.acceptor import Acceptor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from starlette.types import ASGIApp
 
-FIRST_REQUEST_SECONDS = 10.0
-"""A connection that has not sent a whole request head by then is closed."""
+log = structlog.get_logger("orch.api")
+
+HEAD_SECONDS = 10.0
+"""A connection is closed that has not sent a whole request head by then: from its begin, or from the head's first byte."""
+
+LATE_BODY_SECONDS = BODY_SECONDS + 5.0
+"""The same for a body. The gate answers a body that is late; this is for bodies that no route reads."""
+
+MAX_CONNECTIONS = 4096
+"""What a listener serves at once at most, and never more than a quarter of the process's descriptors."""
+
+MAX_READERS = 128
+MANY_FILES = 65536
 
 KEEP_ALIVE_SECONDS = 5
 STOP_SECONDS = 2
@@ -41,23 +58,61 @@ PREDECESSOR_POLL_SECONDS = 0.05
 
 
 class OrchProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, which also learns from the kernel who is at the other end of a Unix socket."""
+    """uvicorn's HTTP/1.1, with the peer of a Unix socket, and with a deadline for every request's head and body.
+
+    uvicorn forgets its own deadline, that between two requests, at the first byte of the next one.
+    """
+
+    release: Callable[[], None]
+    _receiving: _Receiving | None = None
+    _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's declaration
         """Note the peer before the first request, for the gate."""
         super().connection_made(transport)
         peer = _peer(transport.get_extra_info("socket"))
         self.app_state = {**self.app_state, "peer": peer}
-        self._first_request = self.loop.call_later(FIRST_REQUEST_SECONDS, self._close_if_silent, transport)
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the timer."""
-        self._first_request.cancel()
+        """Let go of the timer, and make room for another connection."""
+        self._set_deadline(None)
         super().connection_lost(exc)
+        self.release()
 
-    def _close_if_silent(self, transport: asyncio.Transport) -> None:
-        if self.scope is None:
-            transport.close()  # type: ignore[unreachable]  # uvicorn declares it set from the start
+    def data_received(self, data: bytes) -> None:
+        """Have a deadline for as long as a request has begun and is not complete."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """The next request may have begun already."""
+        super().on_response_complete()
+        self._watch()
+
+    def _watch(self) -> None:
+        state, receiving = self.conn.their_state, None
+        if state is h11.SEND_BODY:
+            receiving = _Receiving.BODY
+        elif state is h11.IDLE and (self.scope is None or self.conn.trailing_data[0]):
+            receiving = _Receiving.HEAD
+        if receiving is not self._receiving:
+            self._set_deadline(receiving)
+
+    def _set_deadline(self, receiving: _Receiving | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        seconds = {_Receiving.HEAD: HEAD_SECONDS, _Receiving.BODY: LATE_BODY_SECONDS}
+        self._receiving = receiving
+        self._deadline = None if receiving is None else self.loop.call_later(seconds[receiving], self._give_up)
+
+    def _give_up(self) -> None:
+        self.transport.abort()
+
+
+class _Receiving(Enum):
+    HEAD = "head"
+    BODY = "body"
 
 
 def _peer(sock: socket.socket | None) -> Peer | None:
@@ -66,26 +121,71 @@ def _peer(sock: socket.socket | None) -> Peer | None:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server without signal handlers and without its ten wake-ups a second."""
+    """A uvicorn server without signal handlers and without its ten wake-ups a second, with a cap of connections."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, cap: int) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
         self.stop = asyncio.Event()
+        self._cap = cap
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers = [
+            Acceptor(sock, self._protocol, cap=self._cap, on_pause=_Pauses(sock))  # type: ignore[misc]  # as asyncio's
+            for sock in sockets or ()
+        ]
+        self.started = True
+
+    def _protocol(self, release: Callable[[], None]) -> OrchProtocol:
+        made = OrchProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        made.release = release
+        return made
 
     async def main_loop(self) -> None:
         self.ready.set()
         await self.stop.wait()
 
 
-class ApiServer:
-    """Serves one application on sockets that are bound already, and closes them at the end."""
+class _Pauses:
+    """Logs the pauses of one listener, a line a minute at most."""
 
-    def __init__(self, app: ASGIApp, sockets: Sequence[socket.socket]) -> None:
+    def __init__(self, sock: socket.socket) -> None:
+        self._name = str(sock.getsockname())
+        self._again_at = 0.0
+
+    def __call__(self, error: OSError | None) -> None:
+        if time.monotonic() < self._again_at:
+            return
+        self._again_at = time.monotonic() + 60.0
+        reason = "as many connections as it may have" if error is None else error.strerror
+        log.warning("api.accept_paused", listener=self._name, reason=reason)
+
+
+def connection_cap() -> int:
+    """How many connections a listener may have, by what descriptors this process has."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(16, min(MAX_CONNECTIONS, soft // 4))
+
+
+def raise_file_limit() -> None:
+    """Have as many descriptors as the hard limit allows, MANY_FILES at most; a higher limit is left alone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class ApiServer:
+    """Serves one application on sockets that are bound already, and closes them at the end.
+
+    ``cap`` bounds the connections of each socket; by default it follows from the process's descriptors.
+    """
+
+    def __init__(self, app: ASGIApp, sockets: Sequence[socket.socket], *, cap: int | None = None) -> None:
         self._sockets = list(sockets)
         self._server = _Server(
             uvicorn.Config(
@@ -101,7 +201,8 @@ class ApiServer:
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=STOP_SECONDS,
-            )
+            ),
+            connection_cap() if cap is None else cap,
         )
         self._task: asyncio.Task[None] | None = None
 

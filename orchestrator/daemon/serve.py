@@ -16,7 +16,15 @@ from orchestrator.api.errors import DaemonFrozenError, InternalError, OrchError,
 from orchestrator.api.gate import GatePolicy
 from orchestrator.api.peer import is_stopped
 from orchestrator.api.read_app import create_read_app, read_policy
-from orchestrator.api.serve import ApiServer, address_of, bind_control_socket, bind_tcp
+from orchestrator.api.serve import (
+    MAX_READERS,
+    ApiServer,
+    address_of,
+    bind_control_socket,
+    bind_tcp,
+    connection_cap,
+    raise_file_limit,
+)
 from orchestrator.daemon import failure
 from orchestrator.daemon.daemon import Daemon
 from orchestrator.daemon.local_prometheus import LocalPrometheus
@@ -51,6 +59,7 @@ def serve(settings: Settings, options: ServeOptions) -> int:
 
 def _run(settings: Settings, options: ServeOptions) -> None:
     _check_exporters(settings, options)
+    raise_file_limit()
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     settings.paths.run.mkdir(parents=True, exist_ok=True, mode=0o700)
     environ = dict(os.environ)
@@ -131,7 +140,8 @@ def _reading_server(daemon: Daemon, service: Service, listen: str, token: str) -
     host, _, port = listen.rpartition(":")
     sock = bind_tcp(host, int(port))
     daemon.read_address = address_of(sock)
-    return ApiServer(create_read_app(Reading(daemon, service), read_policy(host, token, os.getuid())), [sock])
+    app = create_read_app(Reading(daemon, service), read_policy(host, token, os.getuid()))
+    return ApiServer(app, [sock], cap=min(MAX_READERS, connection_cap()))
 
 
 def _tcp_server(service: Service, listen: str, token: str, closing: asyncio.Event) -> ApiServer:

@@ -11,10 +11,12 @@ import asyncio
 import errno
 import hmac
 import ipaddress
+import socket
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.gpu.acceptor import Acceptor
 from orchestrator.gpu.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_REQUEST_BYTES: Final = 16 * 1024
+HEAD_SECONDS: Final = 10.0
+"""From the first byte of a request, or from the begin of a connection, to the end of the request's head."""
+
+MAX_UNSENT_BYTES: Final = 4 * 1024 * 1024
+"""A client that asks on and reads nothing is dropped when so much waits for it."""
+
 IDLE_SECONDS: Final = 75.0
 """Longer than Prometheus' usual minute between two scrapes on one kept connection."""
 MAX_CONNECTIONS: Final = 128
@@ -78,14 +86,14 @@ class MetricsServer:
         self._body = body
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
-        self._server: asyncio.Server | None = None
+        self._server: Acceptor | None = None
         self._connections: set[_Connection] = set()
 
     @property
     def url(self) -> str:
         """Where the page is, once started."""
         assert self._server is not None
-        host, port = self._server.sockets[0].getsockname()[:2]
+        host, port = self._server.sock.getsockname()[:2]
         scheme = "https" if self._settings.tls_certificate else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
@@ -99,17 +107,11 @@ class MetricsServer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="orch-metrics-http", daemon=True)
         self._thread.start()
 
-    async def _listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
+    async def _listen(self, tls: ssl.SSLContext | None) -> Acceptor:
         settings = self._settings
         for port in (settings.port, *range(settings.port + 1, (settings.last_port or 0) + 1)):
             try:
-                return await self._loop.create_server(
-                    lambda: _Connection(self._connections, self._body, settings.token),
-                    settings.host,
-                    port,
-                    ssl=tls,
-                    backlog=MAX_CONNECTIONS,
-                )
+                return Acceptor(await self._bound(port), self._connection, cap=MAX_CONNECTIONS, tls=tls)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or settings.last_port is None:
                     raise
@@ -118,6 +120,24 @@ class MetricsServer:
             f"every port from {settings.port} to {settings.last_port} of {settings.host} is taken; widen the range"
             " (ORCH_EXPORTER_PORTS)",
         )
+
+    async def _bound(self, port: int) -> socket.socket:
+        host = self._settings.host
+        family, kind, proto, _, address = (
+            await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        )[0]
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(MAX_CONNECTIONS)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _connection(self, release: Callable[[], None]) -> _Connection:
+        return _Connection(self._connections, self._body, self._settings.token, release)
 
     def _tls(self) -> ssl.SSLContext | None:
         if self._settings.tls_certificate is None:
@@ -161,7 +181,14 @@ class MetricsServer:
 class _Connection(asyncio.Protocol):
     """One client."""
 
-    def __init__(self, connections: set[_Connection], body: Callable[[], bytes], token: str | None) -> None:
+    def __init__(
+        self,
+        connections: set[_Connection],
+        body: Callable[[], bytes],
+        token: str | None,
+        release: Callable[[], None],
+    ) -> None:
+        self._release = release
         self._connections = connections
         self._body = body
         self._expected = f"Bearer {token}".encode() if token is not None else None
@@ -172,39 +199,43 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if len(self._connections) >= MAX_CONNECTIONS:
-            transport.abort()
-            return
         self._connections.add(self)
-        self._rearm()
+        self._rearm(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+        self._release()
 
     def drop(self) -> None:
         """Close without waiting for the client."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _rearm(self) -> None:
+    def _rearm(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self.drop)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.drop)
 
     def data_received(self, data: bytes) -> None:
+        begins = not self._buffer
         self._buffer += data
         while True:
             head, found, rest = self._buffer.partition(b"\r\n\r\n")
             if not found:
                 if len(self._buffer) > MAX_REQUEST_BYTES:
                     self._answer(431, b"request too large\n", close=True)
+                elif begins and self._buffer:
+                    self._rearm(HEAD_SECONDS)
                 return
-            self._buffer = rest
-            self._rearm()
+            self._buffer, begins = rest, True
+            self._rearm(IDLE_SECONDS)
             if not self._handle(head):
+                return
+            if self._transport is not None and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+                self.drop()
                 return
 
     def _handle(self, head: bytes) -> bool:

@@ -220,7 +220,7 @@ def wait_until(condition: object) -> None:
 def test_a_connection_that_never_finishes_its_head_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(serve, "FIRST_REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(serve, "HEAD_SECONDS", 0.1)
     with serve_fake(tmp_path, owner_uid=os.getuid()) as served, socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(5)
         sock.connect(served.endpoint.socket_path)
