@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from orchestrator.api.views import HealthView, TargetGroup
+    from orchestrator.api.views import TargetGroup
 
 METHODS = ("GET", "HEAD")
 
@@ -46,8 +46,8 @@ class ReadSource(Protocol):
         """The exporters to scrape, for Prometheus's HTTP service discovery."""
         ...
 
-    async def health(self) -> HealthView:
-        """The daemon's own state."""
+    async def not_ready(self) -> Sequence[str]:
+        """Why no job can be taken and placed now, asked of each part; nothing where one can."""
         ...
 
 
@@ -80,9 +80,9 @@ def create_read_app(source: ReadSource, policy: GatePolicy) -> Gate:
         return Response("ok\n", media_type="text/plain")
 
     async def readyz(_: Request) -> Response:
-        health = await source.health()
-        text = "ready\n" if health.ready else "\n".join(["not ready", *health.problems]) + "\n"
-        return Response(text, status_code=200 if health.ready else 503, media_type="text/plain")
+        problems = await source.not_ready()
+        text = "\n".join(["not ready", *problems]) + "\n" if problems else "ready\n"
+        return Response(text, status_code=503 if problems else 200, media_type="text/plain")
 
     async def targets(_: Request) -> Response:
         return JSONResponse([group.to_json() for group in await source.targets()])

@@ -352,6 +352,10 @@ class FakeService:
             problems=() if self.ready else ("Ray is starting",),
         )
 
+    async def not_ready(self) -> Sequence[str]:
+        """See ReadSource."""
+        return () if self.ready else ("Ray is starting",)
+
     async def shutdown(self, *, stop_jobs: bool, caller: Caller) -> ShutdownReply:
         """See JobService."""
         self.calls.append(("shutdown", (stop_jobs, caller.user)))

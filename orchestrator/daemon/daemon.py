@@ -25,6 +25,7 @@ from orchestrator.daemon.node_trust import NodeTrust
 from orchestrator.daemon.node_views import node_view
 from orchestrator.daemon.notifier import Notifier
 from orchestrator.daemon.progress import ProgressBook
+from orchestrator.daemon.readiness import Readiness
 from orchestrator.daemon.submission import read_secrets
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.cluster import Cluster, ClusterOptions
@@ -124,6 +125,14 @@ class Daemon:
             self.log,
         )
         self.gangs, self.calls = self._make_gangs(environ)
+        self.readiness = Readiness(
+            self._not_ready,
+            {
+                "the store": self.store.answers,
+                "the loop that decides": self._loop_turns,
+                "the pool of threads": lambda: asyncio.to_thread(time.monotonic),
+            },
+        )
         self.hangs = HangWatch(jobs=self._jobs, looker=self.calls, command=self.loop.command, log=self.log)
 
     def _jobs(self) -> Collection[Job]:
@@ -480,6 +489,16 @@ class Daemon:
     def simulated_gpus(self) -> int:
         """How many of the cluster's GPUs are simulated."""
         return sum(len(r.gpus) for r in self.cluster.reports.values() if any(g.simulated for g in r.gpus))
+
+    async def _loop_turns(self) -> None:
+        if self.ready.is_set():
+            await self.loop.command(list)
+
+    def _not_ready(self) -> list[str]:
+        """What is known to be in the way of jobs, without asking."""
+        if self.ready.is_set():
+            return self.problems()
+        return [*self.problems(), "the daemon still starts"]
 
     def problems(self) -> list[str]:
         """What is wrong with the daemon, for people."""

@@ -12,7 +12,6 @@ from orchestrator.telemetry.collectors import registry, render
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.api.views import HealthView
     from orchestrator.daemon.daemon import Daemon
     from orchestrator.daemon.service import Service
 
@@ -41,6 +40,6 @@ class Reading:
             for uuid, place in sorted(exporters.places.items())
         ]
 
-    async def health(self) -> HealthView:
-        """The daemon's own state."""
-        return await self._service.health()
+    async def not_ready(self) -> Sequence[str]:
+        """Why no job can be taken and placed now."""
+        return await self._daemon.readiness.problems()

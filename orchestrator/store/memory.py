@@ -184,6 +184,10 @@ class MemoryStore:
         wrong = {i: difference(j, replay(self._events[i], j.sequence)) for i, j in self._jobs.items()}
         return [f"job {i}: its row differs from the fold of its events in {text}" for i, text in wrong.items() if text]
 
+    async def answers(self) -> None:
+        """Memory answers as long as it is open."""
+        self._check_open()
+
     def disk(self) -> DiskStatus:
         """Memory is never short here."""
         return DiskStatus(free_bytes=2**62, reserve_present=True, accepts_submissions=True)

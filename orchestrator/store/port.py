@@ -175,6 +175,10 @@ class Store(Protocol):
         """What is wrong with the record, one sentence each: damage, or rows that differ from the fold of their events."""
         ...
 
+    async def answers(self) -> None:
+        """Return when reading and writing have each had a turn; nothing is changed."""
+        ...
+
     def disk(self) -> DiskStatus:
         """How the disk stands; makes the reserve again when there is space for it."""
         ...

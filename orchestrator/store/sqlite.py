@@ -25,7 +25,7 @@ from orchestrator.store.faults import is_damage, is_disk_full
 from orchestrator.store.lock import StoreLock
 from orchestrator.store.reading import Reader
 from orchestrator.store.schema import Migration, connect, known_migrations, prepare
-from orchestrator.store.work import PRUNE_BATCH, Append, Prune, PutPlaces, Records, SettleNotice, Submit
+from orchestrator.store.work import PRUNE_BATCH, Append, Nothing, Prune, PutPlaces, Records, SettleNotice, Submit
 from orchestrator.store.writer import Writer
 
 if TYPE_CHECKING:
@@ -177,6 +177,10 @@ class SqliteStore:
     async def backup(self, target: Path) -> None:
         """Write a copy of the store as it is now to ``target``. Raises BackupExistsError."""
         await self._aside(lambda c: backup.write(c, target))
+
+    async def answers(self) -> None:
+        """Return when the reading and the writing thread have each had a turn."""
+        await asyncio.gather(self._read(self._reader.state_counts), self._writer.do(Nothing()))
 
     def disk(self) -> DiskStatus:
         """How the disk stands; makes the reserve again when there is space for it."""

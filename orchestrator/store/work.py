@@ -103,6 +103,22 @@ class _Recording:
         self._put.setdefault(job.id, previous)
 
 
+class Nothing:
+    """A turn of the writing thread that changes nothing."""
+
+    essential = True
+    shrinks = False
+
+    def __call__(self, connection: sqlite3.Connection) -> None:
+        """Nothing."""
+
+    def committed(self) -> None:
+        """Nothing was to be kept."""
+
+    def undone(self) -> None:
+        """Nothing was done."""
+
+
 class Submit(_Recording):
     """Accept a job, or find the one that its key stands for. ``admit`` raises when there is no room for a new one."""
 

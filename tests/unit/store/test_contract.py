@@ -46,6 +46,13 @@ if TYPE_CHECKING:
 NOWHERE = "nothing-222222"
 
 
+def test_it_answers_until_it_is_closed(store: Store, run: Run) -> None:
+    assert run(store.answers()) is None
+    store.close()
+    with pytest.raises(StoreClosedError):
+        run(store.answers())
+
+
 class TestSubmit:
     """A job is accepted once."""
 

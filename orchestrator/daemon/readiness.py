@@ -1,0 +1,46 @@
+"""Whether the daemon can do its work now: each part is asked for a turn, and one that gives none in time is named."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.runtime.deadline import within
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+PART_SECONDS: Final = 2.0
+FRESH_SECONDS: Final = 1.0
+"""So long an answer holds: any process of the machine may ask, as often as it likes."""
+
+
+class Readiness:
+    """``known`` are problems that are known without asking; ``parts`` are named calls that return when the part works."""
+
+    def __init__(self, known: Callable[[], Sequence[str]], parts: Mapping[str, Callable[[], Awaitable[Any]]]) -> None:
+        self._known = known
+        self._parts = parts
+        self._asking: asyncio.Task[list[str]] | None = None
+        self._asked_at = float("-inf")
+
+    async def problems(self) -> list[str]:
+        """Why no job can be taken and placed now; nothing where one can."""
+        if self._asking is None or (self._asking.done() and time.monotonic() - self._asked_at > FRESH_SECONDS):
+            self._asked_at = time.monotonic()
+            self._asking = asyncio.create_task(self._ask(), name="readiness")
+        return [*self._known(), *await asyncio.shield(self._asking)]
+
+    async def _ask(self) -> list[str]:
+        found = await asyncio.gather(*(self._one(name, part) for name, part in self._parts.items()))
+        return [problem for problem in found if problem]
+
+    async def _one(self, name: str, part: Callable[[], Awaitable[Any]]) -> str:
+        try:
+            await within(PART_SECONDS, part())
+        except TimeoutError:
+            return f"{name} gives no answer within {PART_SECONDS:g} s"
+        except Exception as error:
+            return f"{name} does not work: {error}"
+        return ""

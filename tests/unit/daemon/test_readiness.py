@@ -1,0 +1,113 @@
+"""Readiness names the part that gives no turn, and no part that does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.daemon import readiness
+from orchestrator.daemon.readiness import Readiness
+from orchestrator.store.disk import MIN_FREE_BYTES
+from orchestrator.store.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+    from typing import Any
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that is stuck is told at once."""
+    monkeypatch.setattr(readiness, "PART_SECONDS", 0.5)
+
+
+def asked(**parts: Callable[[], Awaitable[Any]]) -> list[str]:
+    async def ask() -> list[str]:
+        return await Readiness(lambda: ["known"], parts).problems()
+
+    return asyncio.run(ask())
+
+
+async def works() -> None:
+    pass
+
+
+async def hangs() -> None:
+    await asyncio.Event().wait()
+
+
+async def fails() -> None:
+    raise OSError("the disk is gone")
+
+
+def test_parts_that_answer_are_not_named() -> None:
+    assert asked(store=works, loop=works) == ["known"]
+
+
+def test_a_part_that_hangs_and_one_that_fails_are_named() -> None:
+    problems = asked(store=works, loop=hangs, pool=fails)
+    assert problems == ["known", "loop gives no answer within 0.5 s", "pool does not work: the disk is gone"]
+
+
+def test_a_pool_without_a_free_thread_is_not_ready() -> None:
+    async def ask() -> list[str]:
+        loop, free = asyncio.get_running_loop(), threading.Event()
+        for _ in range(100):
+            loop.run_in_executor(None, free.wait)
+        try:
+            return await Readiness(list, {"the pool": lambda: asyncio.to_thread(int)}).problems()
+        finally:
+            free.set()
+
+    assert asyncio.run(ask()) == ["the pool gives no answer within 0.5 s"]
+
+
+@pytest.mark.parametrize("pool", ["_readers", "writer"])
+def test_a_store_whose_thread_is_stuck_is_not_ready(tmp_path: Path, pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteStore.open(tmp_path / "s", reserve=None, reserve_bytes=0, min_free_bytes=min(MIN_FREE_BYTES, 1))
+    stuck = threading.Event()
+
+    class Stuck:
+        essential, shrinks = True, False
+
+        def __call__(self, _connection: object) -> None:
+            stuck.wait(60)
+
+        committed = undone = lambda _: None
+
+    async def ask() -> list[str]:
+        readiness = Readiness(list, {"the store": store.answers})
+        assert await readiness.problems() == []
+        monkeypatch.setattr("orchestrator.daemon.readiness.FRESH_SECONDS", -1.0)
+        if pool == "writer":
+            held = asyncio.ensure_future(store._writer.do(Stuck()))
+        else:
+            held = asyncio.ensure_future(asyncio.wrap_future(store._readers.submit(stuck.wait, 60)))
+        await asyncio.sleep(0)
+        problems = await readiness.problems()
+        stuck.set()
+        await held
+        return problems
+
+    with contextlib.closing(store):
+        assert asyncio.run(ask()) == ["the store gives no answer within 0.5 s"]
+
+
+def test_many_who_ask_at_once_cost_one_look() -> None:
+    looks = 0
+
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    async def ask() -> None:
+        ready = Readiness(list, {"part": look})
+        await asyncio.gather(*(ready.problems() for _ in range(100)))
+
+    asyncio.run(ask())
+    assert looks == 1
