@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_REQUEST_BYTES: Final = 16 * 1024
-IDLE_SECONDS: Final = 75.0
-"""Longer than Prometheus' usual minute between two scrapes on one kept connection."""
-MAX_CONNECTIONS: Final = 128
 _REASONS: Final = {
     200: "OK",
     400: "Bad Request",
@@ -38,7 +35,11 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Where to listen and whom to answer. Port 0 takes a free one; with `last_port`, the first free one from `port` on."""
+    """Where to listen and whom to answer. Port 0 takes a free one; with `last_port`, the first free one from `port` on.
+
+    A connection is dropped after `idle_seconds` without a whole request: longer than Prometheus' usual minute between
+    two scrapes on one kept connection. So are connections beyond `max_connections`.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -46,6 +47,8 @@ class HttpSettings:
     token: str | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    idle_seconds: float = 75.0
+    max_connections: int = 128
 
     def validate(self) -> None:
         """Raises ValueError for an address that would be open to anyone, and for half of a TLS pair."""
@@ -104,11 +107,11 @@ class MetricsServer:
         for port in (settings.port, *range(settings.port + 1, (settings.last_port or 0) + 1)):
             try:
                 return await self._loop.create_server(
-                    lambda: _Connection(self._connections, self._body, settings.token),
+                    lambda: _Connection(self._connections, self._body, settings),
                     settings.host,
                     port,
                     ssl=tls,
-                    backlog=MAX_CONNECTIONS,
+                    backlog=settings.max_connections,
                 )
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or settings.last_port is None:
@@ -161,10 +164,11 @@ class MetricsServer:
 class _Connection(asyncio.Protocol):
     """One client."""
 
-    def __init__(self, connections: set[_Connection], body: Callable[[], bytes], token: str | None) -> None:
+    def __init__(self, connections: set[_Connection], body: Callable[[], bytes], settings: HttpSettings) -> None:
         self._connections = connections
         self._body = body
-        self._expected = f"Bearer {token}".encode() if token is not None else None
+        self._settings = settings
+        self._expected = f"Bearer {settings.token}".encode() if settings.token is not None else None
         self._buffer = b""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -172,7 +176,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self._connections) >= self._settings.max_connections:
             transport.abort()
             return
         self._connections.add(self)
@@ -192,7 +196,7 @@ class _Connection(asyncio.Protocol):
     def _rearm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self.drop)
+        self._timer = asyncio.get_running_loop().call_later(self._settings.idle_seconds, self.drop)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

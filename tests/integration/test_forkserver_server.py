@@ -93,7 +93,7 @@ def test_hello_says_what_it_is(server: RunningServer) -> None:
     assert (hello.pid, hello.protocol) == (server.started.pid, wire.PROTOCOL)
     assert (hello.executable, hello.python) == (sys.executable, platform.python_version())
     assert (hello.torch, hello.keepers) == (torch.__version__, 0)
-    assert 0 < hello.warm_seconds < 60
+    assert hello.warm_seconds > 0
     assert (hello.nice, hello.oom_score_adj) == (0, 0)
 
 

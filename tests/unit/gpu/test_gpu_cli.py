@@ -431,14 +431,13 @@ def entries(out: Path) -> list[dict[str, Any]]:
 
 
 def record_job(session: OneJob, out: Path, **changes: Any) -> int:
-    request = recording.RecordRequest(job="digits-k3f9q2", rate=50.0, output=out, columns=("power_w",), **changes)
+    request = recording.RecordRequest(
+        job="digits-k3f9q2", rate=50.0, output=out, columns=("power_w",), job_poll_seconds=0.05, **changes
+    )
     return recording.run_recording(session, request, as_json=False)  # type: ignore[arg-type]  # a fake
 
 
-def test_a_jobs_gpus_are_recorded_until_it_ends(
-    nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recording, "JOB_POLL_SECONDS", 0.05)
+def test_a_jobs_gpus_are_recorded_until_it_ends(nvml: FakeNvml, tmp_path: Path) -> None:
     out = tmp_path / "out"
     session = OneJob(
         RankView(rank=0, node="n", gpu_uuids=(nvml.uuid(1),)),
@@ -452,10 +451,7 @@ def test_a_jobs_gpus_are_recorded_until_it_ends(
     assert found[-1]["training_metadata"] == {"epoch": 2, "batch": 70, "phase": "training"}
 
 
-def test_a_job_on_simulated_gpus_is_recorded_with_its_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recording, "JOB_POLL_SECONDS", 0.05)
+def test_a_job_on_simulated_gpus_is_recorded_with_its_processes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     session = OneJob(
         RankView(rank=0, node="n", gpu_uuids=("simulated-abc-1",), pid=os.getpid()),
