@@ -20,11 +20,13 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def run(pattern: str, story: Callable[[LogProgress], Awaitable[None]], previous: int = 0) -> list[str]:
+def run(
+    pattern: str, story: Callable[[LogProgress], Awaitable[None]], previous: int = 0, **changes: float
+) -> list[str]:
     said: list[str] = []
 
     async def all_of_it() -> None:
-        found = LogProgress(pattern, previous, said.append)
+        found = LogProgress(pattern, previous, said.append, **changes)
         try:
             await story(found)
         finally:
@@ -81,16 +83,14 @@ def test_what_the_script_reports_itself_comes_first() -> None:
     run(r"step (\d+)", story)
 
 
-def test_a_pattern_that_never_ends_is_given_up_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_progress, "DEADLINE_SECONDS", 0.5)
-
+def test_a_pattern_that_never_ends_is_given_up_and_told() -> None:
     async def story(found: LogProgress) -> None:
         found.feed("a" * 60 + "!")
         await found.close()
         found.feed("a step")
         assert found.over(BLANK) is BLANK
 
-    (said,) = run(r"((?:a+)+)$", story)
+    (said,) = run(r"((?:a+)+)$", story, deadline_seconds=0.5)
     assert "simplify it" in said
 
 
