@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from orchestrator.api.errors import OrchError
+from tests.support import leftovers
 from tests.support.stack import Stack
 
 # Property tests search at random where people work, and try the same cases again where a finding would block somebody else's change.
@@ -33,6 +35,41 @@ LONG = (
     "test_trainer_processes.py",
     "test_torchrun_parity.py",
 )
+
+
+SESSION = pytest.StashKey[Path]()
+LEFT = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the session, and the processes of pytest-xdist with it, a temporary directory of its own.
+
+    A shell that starts pytest in the background has it ignore SIGINT, and every script that a test starts with it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        config.stash[SESSION] = leftovers.begin(os.environ)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A session that leaves a process or a file of orch's behind has failed."""
+    config = session.config
+    if SESSION in config.stash:
+        config.stash[LEFT] = leftovers.end(config.stash[SESSION])
+        if config.stash[LEFT] and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was left behind, and, of a session that failed, how to have the same order again."""
+    for what in config.stash.get(LEFT, []):
+        terminalreporter.write_line(f"LEFT BEHIND {what}", red=True)
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        seed = config.getoption("randomly_seed", None)
+        terminalreporter.write_line(f"the same order again: -p randomly -p 'randomly_seed={seed}'")
 
 
 @functools.cache

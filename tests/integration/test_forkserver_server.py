@@ -50,7 +50,7 @@ def server() -> Iterator[RunningServer]:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """With a name short enough for a socket."""
-    path = Path(tempfile.mkdtemp(prefix="orch-fs-", dir="/tmp"))
+    path = Path(tempfile.mkdtemp(prefix="orch-fs-"))
     yield path
     shutil.rmtree(path)
 
