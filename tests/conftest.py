@@ -5,6 +5,7 @@ Files that use the same of them go to the same process of pytest-xdist, so that 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import os
@@ -29,8 +30,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "people")
 
 ROOT = Path(__file__).parents[1]
 LONG = (
-    "test_prometheus_stack.py",
     "test_ray_cluster.py",
+    "test_prometheus_stack.py",
+    "test_rules_promtool.py",
     "test_wheel.py",
     "test_trainer_processes.py",
     "test_torchrun_parity.py",
@@ -74,9 +76,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @functools.cache
 def shared_daemon(file: str) -> str:
-    """Which of the shared daemons the tests of a file ask for: "breakable", "stack" or ""."""
-    text = (ROOT / file).read_text()
-    return next((name for name in ("breakable", "stack") if f"{name}: Stack" in text), "")
+    """Which of the shared daemons the tests and fixtures of a file ask for: "breakable", "stack" or ""."""
+    functions = [node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef)]
+    asking = [one for one in functions if one.name.startswith("test_") or "fixture" in map(_name, one.decorator_list)]
+    asked = {argument.arg for one in asking for argument in one.args.args}
+    return next((name for name in ("breakable", "stack") if name in asked), "")
+
+
+def _name(decorator: ast.expr) -> str:
+    """``fixture``, of ``@pytest.fixture`` and ``@pytest.fixture(...)``."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return called.attr if isinstance(called, ast.Attribute) else ""
 
 
 class OneOfEach(LoadScopeScheduling):
@@ -94,11 +104,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes a minute or more comes first, so that nothing long is last."""
+    """What takes minutes comes first, so that nothing long is last: the files of a shared daemon are one thing."""
 
     def order(item: pytest.Item) -> int:
         shared = shared_daemon(item.nodeid.split("::", 1)[0])
-        return 0 if shared == "breakable" else 1 if item.path.name in LONG else 2 if shared else 3
+        return ("breakable", "stack").index(shared) if shared else 2 if item.path.name in LONG else 3
 
     items.sort(key=order)
 

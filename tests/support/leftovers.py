@@ -29,6 +29,7 @@ def begin(environ: MutableMapping[str, str]) -> Path:
     """
     environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+    directory.chmod(0o711)  # some tests become another user, who has to come through
     environ["TMPDIR"] = str(directory)
     tempfile.tempdir = None
     return directory
