@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
+PARTS := lint types layers unit integration
+
 .PHONY: setup demo test check lint types layers unit integration faults soak dashboards format clean
 
 setup: $(STAMP)
@@ -20,9 +22,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/orch demo
 
-test: $(STAMP) check
+# Every part runs, whatever fails before it; what failed is listed at the end.
+test: $(STAMP)
+	@MAKE='$(MAKE)' .ci/parts $(PARTS)
 
-check: lint types layers unit integration
+check: test
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -40,7 +44,7 @@ unit: $(STAMP)
 
 integration: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/acceptance tests/faults
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests/integration tests/acceptance tests/faults
 
 # Real kills of everything, alone; part of integration too.
 faults: $(STAMP)

@@ -5,9 +5,11 @@ Files that use the same of them go to the same process of pytest-xdist, so that 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from orchestrator.api.errors import OrchError
+from tests.support import leftovers
 from tests.support.stack import Stack
 
 # Property tests search at random where people work, and try the same cases again where a finding would block somebody else's change.
@@ -27,19 +30,63 @@ settings.load_profile("ci" if os.environ.get("CI") else "people")
 
 ROOT = Path(__file__).parents[1]
 LONG = (
-    "test_prometheus_stack.py",
     "test_ray_cluster.py",
+    "test_prometheus_stack.py",
+    "test_rules_promtool.py",
     "test_wheel.py",
     "test_trainer_processes.py",
     "test_torchrun_parity.py",
 )
 
 
+SESSION = pytest.StashKey[Path]()
+LEFT = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the session, and the processes of pytest-xdist with it, a temporary directory of its own.
+
+    A shell that starts pytest in the background has it ignore SIGINT, and every script that a test starts with it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        config.stash[SESSION] = leftovers.begin(os.environ)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A session that leaves a process or a file of orch's behind has failed."""
+    config = session.config
+    if SESSION in config.stash:
+        config.stash[LEFT] = leftovers.end(config.stash[SESSION])
+        if config.stash[LEFT] and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was left behind, and, of a session that failed, how to have the same order again."""
+    for what in config.stash.get(LEFT, []):
+        terminalreporter.write_line(f"LEFT BEHIND {what}", red=True)
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        seed = config.getoption("randomly_seed", None)
+        terminalreporter.write_line(f"the same order again: -p randomly -p 'randomly_seed={seed}'")
+
+
 @functools.cache
 def shared_daemon(file: str) -> str:
-    """Which of the shared daemons the tests of a file ask for: "breakable", "stack" or ""."""
-    text = (ROOT / file).read_text()
-    return next((name for name in ("breakable", "stack") if f"{name}: Stack" in text), "")
+    """Which of the shared daemons the tests and fixtures of a file ask for: "breakable", "stack" or ""."""
+    functions = [node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef)]
+    asking = [one for one in functions if one.name.startswith("test_") or "fixture" in map(_name, one.decorator_list)]
+    asked = {argument.arg for one in asking for argument in one.args.args}
+    return next((name for name in ("breakable", "stack") if name in asked), "")
+
+
+def _name(decorator: ast.expr) -> str:
+    """``fixture``, of ``@pytest.fixture`` and ``@pytest.fixture(...)``."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return called.attr if isinstance(called, ast.Attribute) else ""
 
 
 class OneOfEach(LoadScopeScheduling):
@@ -57,11 +104,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes a minute or more comes first, so that nothing long is last."""
+    """What takes minutes comes first, so that nothing long is last: the files of a shared daemon are one thing."""
 
     def order(item: pytest.Item) -> int:
         shared = shared_daemon(item.nodeid.split("::", 1)[0])
-        return 0 if shared == "breakable" else 1 if item.path.name in LONG else 2 if shared else 3
+        return ("breakable", "stack").index(shared) if shared else 2 if item.path.name in LONG else 3
 
     items.sort(key=order)
 

@@ -7,7 +7,7 @@ All of it is long polls and streams; nothing is asked while nothing happens. Wha
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from orchestrator.api.errors import DaemonUnreachableError, DeadlineError
 
@@ -29,6 +29,26 @@ LONGEST_PAUSE_SECONDS = 1.0
 Absence = (DaemonUnreachableError, DeadlineError)
 
 
+class Clock(Protocol):
+    """What pauses are measured and made by."""
+
+    def now(self) -> float:
+        """Seconds, from any beginning."""
+        ...
+
+    def pause(self, seconds: float) -> None:
+        """Return after ``seconds``."""
+        ...
+
+
+class _Monotonic:
+    def now(self) -> float:
+        return time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
 class Patience:
     """How long an absent daemon is waited for. ``notice`` hears once of each absence."""
 
@@ -36,7 +56,9 @@ class Patience:
         self,
         reconnect_seconds: float = RECONNECT_SECONDS,
         notice: Callable[[DaemonUnreachableError | DeadlineError], None] | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock = clock or _Monotonic()
         self._reconnect_seconds = reconnect_seconds
         self._notice = notice
         self._until: float | None = None
@@ -49,14 +71,14 @@ class Patience:
 
     def absent(self, error: DaemonUnreachableError | DeadlineError) -> None:
         """The daemon is away: return after a pause, or raise ``error`` when the patience is spent."""
-        now = time.monotonic()
+        now = self.clock.now()
         if self._until is None:
             self._until = now + self._reconnect_seconds
             if self._notice is not None and self._reconnect_seconds > 0:
                 self._notice(error)
         if now + self._pause > self._until:
             raise error
-        time.sleep(self._pause)
+        self.clock.pause(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
 
 
@@ -76,9 +98,11 @@ def watch(
     """
     patience = patience or Patience()
     version: int | None = None
-    rested = 0.0
+    clock = patience.clock
+    rested: float | None = None
     while True:
-        time.sleep(max(0.0, rested - time.monotonic()))
+        if rested is not None:
+            clock.pause(max(0.0, rested - clock.now()))
         held = POLL_SECONDS if deadline is None else min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))
         try:
             version = client.wait_change(version, job_ids=job_ids, timeout_seconds=held)
@@ -88,7 +112,7 @@ def watch(
             patience.absent(error)
             continue
         patience.present()
-        rested = time.monotonic() + rest_seconds
+        rested = clock.now() + rest_seconds
         yield value
 
 

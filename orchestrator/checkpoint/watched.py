@@ -29,7 +29,7 @@ from orchestrator.checkpoint.info import CheckpointInfo, CheckpointStatus
 from orchestrator.checkpoint.storage import LocalStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 SETTLE_SECONDS = 2.0  # without a change before something counts as written
 _FEWER_FILES_SECONDS = 20.0  # before one that lacks files of the one before counts all the same
@@ -53,7 +53,8 @@ class WatchSettings:
 class WatchedFiles:
     """The checkpoints under one glob. Blocking; several processes may have one each, and the last to write wins."""
 
-    def __init__(self, settings: WatchSettings) -> None:
+    def __init__(self, settings: WatchSettings, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._settings = settings
         self._storage = LocalStorage(settings.registry)
         self._seen: dict[str, Facts] = {}
@@ -185,12 +186,12 @@ class WatchedFiles:
             return changed_at <= gone_at - SETTLE_SECONDS
         before = self._seen.get(path)
         self._seen[path] = facts
-        return before == facts and time.time() - changed_at >= SETTLE_SECONDS
+        return before == facts and self._clock() - changed_at >= SETTLE_SECONDS
 
     def _lacks_files(self, path: str, facts: Facts, registry: Mapping[str, Any]) -> bool:
         """Whether files are missing that the newest registered one has, and may still come."""
         others = [info for info in self._infos(registry) if info.status is CheckpointStatus.COMPLETE]
-        if not others or time.time() - _changed_at(path, facts) >= _FEWER_FILES_SECONDS:
+        if not others or self._clock() - _changed_at(path, facts) >= _FEWER_FILES_SECONDS:
             return False
         kinds = {_kind(name) for name in facts}
         return any(_kind(name) not in kinds for name in registry["known"][others[0].path]["files"])

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from orchestrator.gpu.inventory import Survey
     from orchestrator.gpu.recording import Recording
 
-JOB_POLL_SECONDS = 2.0
 SPREAD_SECONDS = 0.5
 SIMULATED = "simulated-"
 
@@ -55,6 +54,7 @@ class RecordRequest:
     simulate: int = 0
     report: bool = False
     compare_with: Path | None = None
+    job_poll_seconds: float = 2.0
 
 
 def run_recording(session: Session, request: RecordRequest, *, as_json: bool) -> int:
@@ -187,7 +187,7 @@ class _Watched:
 
     def _job_over(self) -> bool:
         """Whether the job has ended; asked now and then. A daemon that is away does not end a recording."""
-        if time.monotonic() - self._job_asked < JOB_POLL_SECONDS:
+        if time.monotonic() - self._job_asked < self._request.job_poll_seconds:
             return False
         self._job_asked = time.monotonic()
         with contextlib.suppress(OrchError):

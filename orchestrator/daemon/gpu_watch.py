@@ -54,7 +54,10 @@ class GpuWatch:
         jobs: Callable[[], Collection[Job]],
         progress: Callable[[JobId], JobProgress | None],
         log: FilteringBoundLogger,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._cluster = cluster
         self._exporters = exporters
         self._recording = GpuRecording(exporters, paths)
@@ -96,7 +99,7 @@ class GpuWatch:
         reports = await self._exporters.ask(uuids | self._recording.to_ask(), since=self._seen)
         self._take(reports)
         await self._recording.settle(holding, reports)
-        now = time.monotonic()
+        now = self._clock()
         for job in holding:
             self._judge(job, now)
         for job_id in self.balances.keys() - {job.id for job in holding}:
@@ -106,7 +109,7 @@ class GpuWatch:
 
     def _take(self, reports: Mapping[str, ExporterReport]) -> None:
         """Add what each GPU did since it was asked last; after a restart of the daemon, its whole last minute."""
-        now = time.monotonic()
+        now = self._clock()
         for uuid, report in reports.items():
             if report.loads:
                 self._seen[uuid] = report.loads[-1].timestamp

@@ -23,7 +23,7 @@ from orchestrator.telemetry.marks import mark_of
 from orchestrator.telemetry.snapshot import DaemonFacts, Disk, JobSeries, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
@@ -92,12 +92,16 @@ class Metering:
         """The store could not commit a transaction."""
         self.commit_failures += 1
 
-    async def watch_lag(self) -> None:
+    async def watch_lag(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         """Measure, for as long as the daemon lives, how late its event loop wakes up."""
-        clock = asyncio.get_running_loop().time
         while True:
             due = clock() + LAG_SECONDS
-            await asyncio.sleep(LAG_SECONDS)
+            await sleep(LAG_SECONDS)
             self._lags.append(max(0.0, clock() - due))
 
     def submitted(self, seconds: float) -> None:

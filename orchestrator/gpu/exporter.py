@@ -18,7 +18,7 @@ from orchestrator.gpu.exposition import Block, ExporterStatus, Renderer, compose
 from orchestrator.gpu.job_record import JobRecorder
 from orchestrator.gpu.metrics_http import HttpSettings, MetricsServer
 from orchestrator.gpu.reader import Detail
-from orchestrator.gpu.sampler import Health, Reading, Sampler, SamplerGroup
+from orchestrator.gpu.sampler import Health, Pace, Reading, Sampler, SamplerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +40,7 @@ class ExporterSettings:
     rate: float = 1.0
     stale_after: float | None = None
     processes: bool = False
+    pace: Pace = field(default_factory=Pace)
     http: HttpSettings = field(default_factory=HttpSettings)
 
 
@@ -173,6 +174,7 @@ class _Lane:
             stale_after=settings.stale_after,
             on_reading=self._read,
             on_change=lambda: self._news(changed),
+            pace=settings.pace,
         )
         self._renderer = Renderer(reader.info, node, processes=settings.processes)
         self._rate = settings.rate

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_REQUEST_BYTES: Final = 16 * 1024
-HEAD_SECONDS: Final = 10.0
-"""From the first byte of a request, or from the begin of a connection, to the end of the request's head."""
-
-MAX_UNSENT_BYTES: Final = 4 * 1024 * 1024
-"""A client that asks on and reads nothing is dropped when so much waits for it."""
-
-IDLE_SECONDS: Final = 75.0
-"""Longer than Prometheus' usual minute between two scrapes on one kept connection."""
-MAX_CONNECTIONS: Final = 128
 _REASONS: Final = {
     200: "OK",
     400: "Bad Request",
@@ -46,7 +37,13 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Where to listen and whom to answer. Port 0 takes a free one; with `last_port`, the first free one from `port` on."""
+    """Where to listen and whom to answer. Port 0 takes a free one; with `last_port`, the first free one from `port` on.
+
+    A connection is dropped after `idle_seconds` without a request: longer than Prometheus' usual minute between two scrapes
+    on one kept connection. `head_seconds` bounds a request's head, from its first byte or from the begin of the connection.
+    Connections beyond `max_connections` wait until there is room. A client that sends requests and reads nothing is dropped
+    when `max_unsent_bytes` wait for it.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -54,6 +51,10 @@ class HttpSettings:
     token: str | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    idle_seconds: float = 75.0
+    head_seconds: float = 10.0
+    max_unsent_bytes: int = 4 * 1024 * 1024
+    max_connections: int = 128
 
     def validate(self) -> None:
         """Raises ValueError for an address that would be open to anyone, and for half of a TLS pair."""
@@ -111,7 +112,7 @@ class MetricsServer:
         settings = self._settings
         for port in (settings.port, *range(settings.port + 1, (settings.last_port or 0) + 1)):
             try:
-                return Acceptor(await self._bound(port), self._connection, cap=MAX_CONNECTIONS, tls=tls)
+                return Acceptor(await self._bound(port), self._connection, cap=settings.max_connections, tls=tls)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or settings.last_port is None:
                     raise
@@ -130,14 +131,14 @@ class MetricsServer:
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
-            sock.listen(MAX_CONNECTIONS)
+            sock.listen(self._settings.max_connections)
         except BaseException:
             sock.close()
             raise
         return sock
 
     def _connection(self, release: Callable[[], None]) -> _Connection:
-        return _Connection(self._connections, self._body, self._settings.token, release)
+        return _Connection(self._connections, self._body, self._settings, release)
 
     def _tls(self) -> ssl.SSLContext | None:
         if self._settings.tls_certificate is None:
@@ -185,13 +186,14 @@ class _Connection(asyncio.Protocol):
         self,
         connections: set[_Connection],
         body: Callable[[], bytes],
-        token: str | None,
+        settings: HttpSettings,
         release: Callable[[], None],
     ) -> None:
         self._release = release
         self._connections = connections
         self._body = body
-        self._expected = f"Bearer {token}".encode() if token is not None else None
+        self._settings = settings
+        self._expected = f"Bearer {settings.token}".encode() if settings.token is not None else None
         self._buffer = b""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -200,7 +202,7 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._connections.add(self)
-        self._rearm(HEAD_SECONDS)
+        self._rearm(self._settings.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -228,13 +230,16 @@ class _Connection(asyncio.Protocol):
                 if len(self._buffer) > MAX_REQUEST_BYTES:
                     self._answer(431, b"request too large\n", close=True)
                 elif begins and self._buffer:
-                    self._rearm(HEAD_SECONDS)
+                    self._rearm(self._settings.head_seconds)
                 return
             self._buffer, begins = rest, True
-            self._rearm(IDLE_SECONDS)
+            self._rearm(self._settings.idle_seconds)
             if not self._handle(head):
                 return
-            if self._transport is not None and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            if (
+                self._transport is not None
+                and self._transport.get_write_buffer_size() > self._settings.max_unsent_bytes
+            ):
                 self.drop()
                 return
 

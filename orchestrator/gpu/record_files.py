@@ -5,7 +5,7 @@ element before it such that a reader who comes at the wrong moment, or a crash, 
 of the array, one behind the visible name and one hidden: new elements are appended to the hidden one, which then takes
 over the name by an atomic rename, and the other one catches up next time. A copy that was visible a moment ago may still
 be open in someone's hands, so it is written to only once nobody has it open (a file lease tells); until then elements
-wait in memory, for `PATIENCE_SECONDS` at most. A process killed at any point leaves a whole array behind. The price is
+wait in memory, for a while at most. A process killed at any point leaves a whole array behind. The price is
 writing each element twice. Where the filesystem has no hard links, there is one copy, and a kill in the middle of a write
 can tear it.
 """
@@ -21,16 +21,12 @@ import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 _EMPTY: Final = b"[\n]\n"
 _END: Final = b"\n]\n"
 _TWIN: Final = ".twin"
-PATIENCE_SECONDS: Final = 10.0
-"""Someone who keeps a copy open for longer than this may see it change."""
-CLOSE_SECONDS: Final = 2.0
-"""At the end of a recording a reader is waited for no longer than this."""
 
 
 class LineFile:
@@ -64,9 +60,21 @@ class LineFile:
 class JsonArrayFile:
     """A file that holds a JSON array, one element a line."""
 
-    def __init__(self, path: Path) -> None:
-        """Create `path` with an empty array. Raises FileExistsError rather than write into another recording."""
+    def __init__(
+        self,
+        path: Path,
+        *,
+        patience_seconds: float = 10.0,
+        close_seconds: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Create `path` with an empty array. Raises FileExistsError rather than write into another recording.
+
+        A reader that keeps a copy open for longer than `patience_seconds` may see it change; at the end it is waited for
+        no longer than `close_seconds`.
+        """
         self.path = path
+        self._patience_seconds, self._close_seconds, self._clock = patience_seconds, close_seconds, clock
         _sweep(path.parent)
         self._visible = _Copy(path)
         self._twin_path = path.with_name(f".{path.name}{_TWIN}")
@@ -74,7 +82,7 @@ class JsonArrayFile:
         fcntl.flock(self._hidden.file, fcntl.LOCK_EX)
         fcntl.flock(self._visible.file, fcntl.LOCK_EX)
         self._waiting: list[str] = []
-        self._written = time.monotonic()
+        self._written = clock()
         if not _hard_links(path, self._twin_path.with_suffix(".probe")):
             self._hidden.close()
             self._twin_path.unlink()
@@ -90,7 +98,7 @@ class JsonArrayFile:
                 self._visible.append(elements)
             return
         self._waiting.extend(elements)
-        if self._waiting and (self._hidden.unread() or time.monotonic() - self._written > PATIENCE_SECONDS):
+        if self._waiting and (self._hidden.unread() or self._clock() - self._written > self._patience_seconds):
             self._write(self._hidden)
 
     def _write(self, hidden: _Copy) -> None:
@@ -102,7 +110,7 @@ class JsonArrayFile:
         _sync(hidden.file)
         self._swap()
         shown.behind.extend(waiting)
-        self._written = time.monotonic()
+        self._written = self._clock()
 
     def _swap(self) -> None:
         """Let the hidden copy take over the visible name."""
@@ -117,7 +125,7 @@ class JsonArrayFile:
     def close(self) -> None:
         """Write what waits, leave the visible copy alone behind; a second call does nothing."""
         if self._hidden is not None:
-            deadline = time.monotonic() + CLOSE_SECONDS
+            deadline = time.monotonic() + self._close_seconds
             while self._waiting and not self._hidden.unread() and time.monotonic() < deadline:
                 time.sleep(0.01)
             if self._waiting:

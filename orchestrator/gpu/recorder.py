@@ -34,12 +34,9 @@ FORMAT_ROWS: Final = 5
 """Rows are formatted about so many at a time: waking up costs, and formatting many in one go holds up the samplers."""
 FORMAT_SECONDS: Final = (0.02, 0.25)
 """The shortest and the longest pause between."""
-FLUSH_SECONDS: Final = 1.0
 TRAINING_VARIABLE: Final = "ORCH_TRAINING_METADATA"
 """Names a file for the recorded command: a JSON object of epoch, batch and phase, replaced by a rename."""
 LEAD_SECONDS: Final = 0.1
-GRACE_SECONDS: Final = 0.5
-"""A row waits this long for a GPU that is late before it is written without it."""
 
 
 def no_training() -> Mapping[str, Any]:
@@ -52,7 +49,8 @@ class RecordOptions:
     """What to record and where: into `directory`, at `rate` hertz, as CSV with these columns, or as JSON.
 
     `training` is asked for what the run reports of itself (epoch, batch, phase) and must be quick; `started` (local time)
-    is in the files' names.
+    is in the files' names. What waits is written every `flush_seconds`; a row waits for `grace_seconds` for a GPU that is
+    late before it is written without it.
     """
 
     directory: Path = field(default_factory=Path)
@@ -62,6 +60,8 @@ class RecordOptions:
     columns: tuple[str, ...] = rows.BASE_COLUMNS
     training: Callable[[], Mapping[str, Any]] = no_training
     started: dt.datetime = field(default_factory=dt.datetime.now)  # local time, as in the names
+    flush_seconds: float = 1.0
+    grace_seconds: float = 0.5
 
     def validate(self) -> None:
         """Raises ValueError naming what cannot be recorded."""
@@ -134,8 +134,8 @@ class Recorder:
         least, most = FORMAT_SECONDS
         pause = min(most, max(least, FORMAT_ROWS / self._options.rate))
         while not self._stop.wait(pause):
-            self._take(time.monotonic() - GRACE_SECONDS)
-            if time.monotonic() - flushed >= FLUSH_SECONDS:
+            self._take(time.monotonic() - self._options.grace_seconds)
+            if time.monotonic() - flushed >= self._options.flush_seconds:
                 self._flush()
                 flushed = time.monotonic()
         self._take(float("inf"))

@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 
     from orchestrator.gpu.sample import GpuInfo, Sample
 
-LOAD_SECONDS: Final = 0.1
-"""Utilization, memory, clocks and temperatures are asked for at most this often: no driver renews them faster."""
-FULL_SECONDS: Final = 1.0
-"""Everything else is asked for at most this often."""
-RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Pauses before a failed GPU is tried again; the last one repeats."""
 SPREAD_SECONDS: Final = 0.0003
 """Between the ticks of one GPU and the next of a group: about what a reading takes."""
 _SHORT_SLEEP: Final = 0.05
@@ -48,6 +42,40 @@ class Health(enum.StrEnum):
     """Its driver says that it is gone."""
     STARTING = "starting"
     """It has not answered yet, and has not had the time to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often a GPU is asked for what.
+
+    Utilization, memory, clocks and temperatures at most every `load_seconds`: no driver renews them faster. Everything
+    else at most every `full_seconds`. A GPU that failed is tried again after `retry_seconds`; the last one repeats.
+    """
+
+    load_seconds: float = 0.1
+    full_seconds: float = 1.0
+    retry_seconds: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0)
+
+    def retry(self, failures: int) -> float:
+        """The pause after so many failures in a row before this one."""
+        return self.retry_seconds[min(failures, len(self.retry_seconds) - 1)]
+
+
+class Details:
+    """What the tick of each deadline asks for, by the pace; half a period early counts as due."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._next_load = self._next_full = -math.inf
+
+    def at(self, deadline: float, period: float) -> Detail:
+        """The detail of the tick at `deadline`, one in each `period`."""
+        detail = Detail.POWER
+        if deadline >= self._next_load:
+            detail, self._next_load = Detail.LOAD, deadline + self._pace.load_seconds - period / 2
+        if deadline >= self._next_full:
+            detail, self._next_full = Detail.FULL, deadline + self._pace.full_seconds - period / 2
+        return detail
 
 
 class Ticker:
@@ -93,6 +121,7 @@ class Sampler:
         stale_after: float | None = None,
         on_reading: Callable[[Reading], None] | None = None,
         on_change: Callable[[], None] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """Sample `reader` at `rate` hertz; the reader is used, and closed in the end, by the thread alone.
 
@@ -110,6 +139,7 @@ class Sampler:
         self._reader = reader
         self._on_reading = on_reading
         self._on_change = on_change
+        self._pace = pace or Pace()
         self._lost = False
         self._started = math.inf
         self._stopping = False
@@ -167,7 +197,7 @@ class Sampler:
     def _run(self) -> None:
         ticker = Ticker(1.0 / self.rate, self._started)
         missed_before = 0
-        next_load = next_full = -math.inf
+        details = Details(self._pace)
         try:
             # Opening takes tens of milliseconds, which the first tick should not; if it fails, that tick says so.
             with contextlib.suppress(Exception):
@@ -181,12 +211,7 @@ class Sampler:
                 if not self._sleep_until(deadline):
                     return
                 lateness = time.monotonic() - deadline
-                detail = Detail.POWER
-                if deadline >= next_load:
-                    detail, next_load = Detail.LOAD, deadline + LOAD_SECONDS - ticker.period / 2
-                if deadline >= next_full:
-                    detail, next_full = Detail.FULL, deadline + FULL_SECONDS - ticker.period / 2
-                self._read(tick, lateness, detail)
+                self._read(tick, lateness, details.at(deadline, ticker.period))
         finally:
             self._reader.close()
 
@@ -222,7 +247,7 @@ class Sampler:
 
     def _fail(self, error: Exception) -> None:
         """Note a failure, tell whoever listens, and pause before the next try."""
-        pause = RETRY_SECONDS[min(self.failures, len(RETRY_SECONDS) - 1)]
+        pause = self._pace.retry(self.failures)
         self.failures += 1
         self._lost = isinstance(error, GpuLostError)
         known = isinstance(error, GpuReadError)

@@ -12,7 +12,7 @@ from orchestrator.runtime.deadline import within
 from orchestrator.runtime.names import exporter_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from orchestrator.runtime.cluster import Cluster
     from orchestrator.runtime.exporter_actor import ExporterAccess, ExporterReport
@@ -38,7 +38,15 @@ class Exporters:
     # A GPU that falls off the bus is missing from its node's inventory too, and an exporter that hangs from the reports.
     # Both are what alerts are for, so neither ends an exporter, nor its place in ``places``.
 
-    def __init__(self, cluster: Cluster, access: ExporterAccess) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        access: ExporterAccess,
+        *,
+        report_seconds: float = REPORT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._report_seconds, self._clock = report_seconds, clock
         self._cluster = cluster
         self._access = access
         self._actors: dict[str, Any] = {}
@@ -68,7 +76,7 @@ class Exporters:
             await self._ask(uuid, FIRST_REPORT_SECONDS)
 
     def _drop_gone(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for uuid, report in list(self.nodes.items()):
             if report.node_id in self._cluster.reports:
                 self._gone_since.pop(uuid, None)
@@ -97,7 +105,7 @@ class Exporters:
         """
         known = list(self._actors if uuids is None else (u for u in uuids if u in self._actors))
         after = {uuid: None if since is None else since.get(uuid, 0.0) for uuid in known}
-        found = await asyncio.gather(*(self._ask(uuid, REPORT_SECONDS, after[uuid]) for uuid in known))
+        found = await asyncio.gather(*(self._ask(uuid, self._report_seconds, after[uuid]) for uuid in known))
         return {uuid: report for uuid, report in zip(known, found, strict=True) if report is not None}
 
     async def _ask(self, uuid: str, seconds: float, since: float | None = None) -> ExporterReport | None:
@@ -125,14 +133,14 @@ class Exporters:
         if actor is None:
             return
         with contextlib.suppress(Exception):  # recording is asked for again as long as the job holds the GPU
-            await within(REPORT_SECONDS, actor.record.remote(job_id, directory, rate))
+            await within(self._report_seconds, actor.record.remote(job_id, directory, rate))
 
     async def stop_recording(self, uuid: str, job_ids: Iterable[str]) -> None:
         """End the telemetry of these jobs on a GPU; asking again changes nothing."""
         actor = self._actors.get(uuid)
         if actor is not None:
             with contextlib.suppress(Exception):  # the next report names them again
-                await within(REPORT_SECONDS, actor.stop_recording.remote(list(job_ids)))
+                await within(self._report_seconds, actor.stop_recording.remote(list(job_ids)))
 
     def _ensure(self, node_id: str, gpu: NodeGpu, report: NodeReport) -> Any:
         import ray

@@ -45,7 +45,15 @@ for batch in sys.stdin:
 class LogProgress:
     """See the module. ``feed`` takes lines; ``over`` adds what was found to a snapshot; ``warn`` is told why it ended."""
 
-    def __init__(self, pattern: str, previous_step: int, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        pattern: str,
+        previous_step: int,
+        warn: Callable[[str], None],
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._deadline_seconds = deadline_seconds
         self._pattern = pattern
         self._previous = previous_step
         self._warn = warn
@@ -90,10 +98,12 @@ class LogProgress:
             batch = list(self._lines)
             self._lines.clear()
             try:
-                async with asyncio.timeout(DEADLINE_SECONDS):
+                async with asyncio.timeout(self._deadline_seconds):
                     found = await self._ask(batch)
             except TimeoutError:
-                await self._give_up(f"took longer than {DEADLINE_SECONDS:g} s for {len(batch)} lines: simplify it")
+                await self._give_up(
+                    f"took longer than {self._deadline_seconds:g} s for {len(batch)} lines: simplify it"
+                )
             except (OSError, ValueError) as error:
                 await self._give_up(f"could not be searched for: {error}")
             else:

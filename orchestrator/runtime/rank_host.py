@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 PROGRESS_SECONDS: Final = 1.0
 _OLD_STORE_SECONDS: Final = 1.0
-_TOLD_WITH_END_SECONDS: Final = 0.05
+TOLD_WITH_END_SECONDS: Final = 0.05
 
 
 class StaleAttemptError(Exception):
@@ -70,7 +70,10 @@ class RankHost:
         rank: int,
         node_dir: Path,
         start_fork_server: Callable[[RankPlan], Awaitable[None]],
+        progress_seconds: float = PROGRESS_SECONDS,
+        told_with_end_seconds: float = TOLD_WITH_END_SECONDS,
     ) -> None:
+        self._progress_seconds, self._told_with_end_seconds = progress_seconds, told_with_end_seconds
         self.job_id, self.gang, self.rank = job_id, gang, rank
         self._node_dir = node_dir
         self._start_fork_server = start_fork_server
@@ -188,7 +191,7 @@ class RankHost:
                 return reply
             self._news.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, PROGRESS_SECONDS)):
+                async with asyncio.timeout(min(left, self._progress_seconds)):
                     await self._news.wait()
 
     def _reply(self, cursor: PollCursor) -> PollReply:
@@ -331,7 +334,7 @@ class RankHost:
                 self._persisted_number += 1
                 break  # the other one's news is next
         now = time.monotonic()
-        if self._page is None or (not final and now - self._read_at < PROGRESS_SECONDS * 0.9):
+        if self._page is None or (not final and now - self._read_at < self._progress_seconds * 0.9):
             return
         if self._oom is not None and not final:
             self._oom.mark()
@@ -399,6 +402,6 @@ class RankHost:
         self._events.append(event)
         if event.kind == "exited" and self._called_off >= self.attempt:
             # Ordered, so no surprise: told with the end of its tree, which nearly always follows at once.
-            asyncio.get_running_loop().call_later(_TOLD_WITH_END_SECONDS, self._news.set)
+            asyncio.get_running_loop().call_later(self._told_with_end_seconds, self._news.set)
         else:
             self._news.set()

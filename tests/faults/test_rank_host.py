@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.runtime import rank_host
 from orchestrator.runtime.forkclient import ForkServerRefusedError
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.rank_host import RankHost
@@ -42,9 +41,14 @@ async def nobody_starts_one(_plan: RankPlan) -> None:
     await asyncio.sleep(0.01)
 
 
-def make_host(tmp_path: Path) -> RankHost:
+def make_host(tmp_path: Path, **changes: float) -> RankHost:
     return RankHost(
-        job_id="job-aaaaaa", gang=1, rank=0, node_dir=tmp_path / "node", start_fork_server=nobody_starts_one
+        job_id="job-aaaaaa",
+        gang=1,
+        rank=0,
+        node_dir=tmp_path / "node",
+        start_fork_server=nobody_starts_one,
+        **changes,
     )
 
 
@@ -145,7 +149,7 @@ def test_an_end_that_comes_in_the_middle_of_a_launch_wins(server: RunningServer,
         blocking = os.open(path, os.O_RDWR | os.O_CREAT)
         fcntl.flock(blocking, fcntl.LOCK_EX)
         launch = asyncio.create_task(host.launch(make_plan(server, tmp_path)))
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(wait_until, "its own handle of the lock", lambda: openings(path) == 2)
         assert not launch.done(), "it waits for the tree before it"
         await host.kill(1)
         await launch
@@ -359,23 +363,30 @@ def test_each_attempt_has_a_store_of_its_own_and_the_old_one_ends(server: Runnin
     run(case)
 
 
+NEVER = 3600.0
+
+
+def openings(path: Path) -> int:
+    """How often this process has the file open."""
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += link.readlink() == path
+    return found
+
+
 async def told_of(host: RankHost) -> asyncio.Task[PollReply]:
     """Somebody who waits for what is new of attempt 1, and has come to waiting."""
-    waiting = asyncio.create_task(host.poll(1, PollCursor(), 20))
+    waiting = asyncio.create_task(host.poll(1, PollCursor(), NEVER))
     await asyncio.sleep(0)
     assert not host._news.is_set()
     return waiting
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_an_ordered_exit_is_told_together_with_the_end_of_the_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
-) -> None:
-    monkeypatch.setattr(rank_host, "_TOLD_WITH_END_SECONDS", 20.0)
-    monkeypatch.setattr(rank_host, "PROGRESS_SECONDS", 20.0)  # nothing else makes a reply meanwhile
-
+def test_an_ordered_exit_is_told_together_with_the_end_of_the_tree(tmp_path: Path, ordered: bool) -> None:
     async def case() -> None:
-        host = make_host(tmp_path)
+        host = make_host(tmp_path, told_with_end_seconds=NEVER, progress_seconds=NEVER)  # nothing else makes a reply
         await host.prepare(1, None)
         host._called_off = 1 if ordered else 0
         waiting = await told_of(host)
@@ -390,17 +401,15 @@ def test_an_ordered_exit_is_told_together_with_the_end_of_the_tree(
 
 
 def test_an_ordered_exit_is_told_before_long_while_something_of_the_tree_lives_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(rank_host, "PROGRESS_SECONDS", 20.0)  # or that would make a reply of it
-
     async def case() -> None:
-        host = make_host(tmp_path)
+        host = make_host(tmp_path, progress_seconds=NEVER)  # or that would make a reply of it
         await host.prepare(1, None)
         host._called_off = 1
         waiting = await told_of(host)
         host._add(kind="exited", at=time.time(), exit_code=0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert [e.kind for e in (await waiting).events] == ["exited"]
 
     run(case)

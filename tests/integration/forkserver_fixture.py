@@ -43,7 +43,7 @@ class RunningServer:
 @contextmanager
 def running_server(python: str = sys.executable, preload: tuple[str, ...] = ()) -> Iterator[RunningServer]:
     """A server in a directory of its own with a short name (a socket's path has at most 107 bytes)."""
-    directory = Path(tempfile.mkdtemp(prefix="orch-fs-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="orch-fs-"))
     try:
         started = start_fork_server(python, directory / "fork.sock", directory / "fork.log", preload, env=ENVIRONMENT)
         client = ForkServerClient(directory / "fork.sock")

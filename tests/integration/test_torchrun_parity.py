@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from orchestrator.runtime.forkclient import SpawnRequest, Started
+from orchestrator.runtime.forkserver.linux import restore_priorities
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server, wait_until
 from tests.integration.forkserver_ranks import Rank, environment, holding_spares, run_ranks, start_rank
 
@@ -68,6 +69,7 @@ def under_torchrun(workplace: Path, *arguments: str) -> tuple[Path, subprocess.C
         text=True,
         timeout=120,
         check=False,
+        preexec_fn=restore_priorities,  # as orch's fork server does: the suite itself may run at a lower one
     )
     return _put_aside(workplace, "torchrun"), outcome
 

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +37,8 @@ def test_stopped_and_killed_and_gone_on_to_the_bit(tmp_path: Path, undisturbed: 
     """SIGTERM to one rank: both save the same step and end with 143. SIGKILL later. The same command goes on each time."""
     with start("resumable.py", tmp_path / "out.pt", "--pause", 0.003, cwd=tmp_path) as ranks:
         wait_until(lambda: checkpoints(tmp_path), "the first checkpoint")
-        began = time.monotonic()
         ranks.signal(signal.SIGTERM, 1)
         ended = ranks.wait()
-        assert time.monotonic() - began < 10
     assert [status for status, _, _ in ended] == [143, 143]
     stopped = json.loads(ended[0][1].splitlines()[-1])
     assert (stopped["event"], stopped["saved"]) == ("train.stop", True)

@@ -24,6 +24,7 @@ from orchestrator.api.views import JobView
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.node_dir import node_directory, page_directory
 from orchestrator.spec.settings import Settings
+from tests.support.leftovers import note_home
 
 PYTHON = sys.executable
 ORCH = [PYTHON, "-m", "orchestrator.cli.main"]
@@ -54,6 +55,7 @@ class Stack:
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self.home = home or Path(tempfile.mkdtemp(prefix="orch-t-"))
+        note_home(self.home)
         self.environ = {
             **{
                 k: v

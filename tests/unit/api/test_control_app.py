@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -238,13 +237,11 @@ def test_a_long_poll_returns_at_the_change(served: ServedFake, client: Client) -
     other = served.do(lambda service: service.add())
     version = client.wait_change(None)
     assert client.wait_change(version - 1) == version, "what changed before is told at once"
-    begin = time.monotonic()
     assert client.wait_change(version, timeout_seconds=0.05) == version
-    assert client.wait_change(version + 1000) == version, "a counter of another life returns at once"
+    assert client.wait_change(version + 1000) == version, "a counter of another life is not waited for"
     served.do(lambda service: service.set(other.id, state="RUNNING"))
     assert client.wait_change(version, job_ids=[job.id], timeout_seconds=0.05) == version + 1
     assert client.wait_change(version, job_ids=[other.id]) == version + 1
-    assert time.monotonic() - begin < 5
 
 
 # -- the OpenAPI document

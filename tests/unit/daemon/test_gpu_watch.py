@@ -14,8 +14,7 @@ import pytest
 import structlog
 
 from orchestrator.core.ids import JobId
-from orchestrator.daemon import gpu_watch
-from orchestrator.daemon.gpu_watch import GpuWatch
+from orchestrator.daemon.gpu_watch import POOR_SECONDS, GpuWatch
 from orchestrator.daemon.progress import JobProgress
 from orchestrator.gpu.balance import GpuLoad, LoadPoint
 from orchestrator.gpu.exporter import GpuStatus
@@ -90,6 +89,7 @@ class World:
         self.exporters = RecordingExporters(home)
         self.jobs: list[Any] = []
         self.progress = JobProgress(attempt=1)
+        self.now = 1000.0
         cluster: Any = SimpleNamespace(reports={}, agents={})
         exporters: Any = self.exporters
         self.watch = GpuWatch(
@@ -99,6 +99,7 @@ class World:
             lambda: self.jobs,
             lambda _job_id: self.progress,
             structlog.get_logger(),
+            clock=lambda: self.now,
         )
 
     def round(self) -> None:
@@ -159,9 +160,11 @@ def test_a_job_may_go_without_telemetry(world: World) -> None:
     assert world.exporters.recorded["GPU-a"] == {}
 
 
-def poor(world: World, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def poor(world: World) -> list[dict[str, Any]]:
     """The causes, once the balance has been poor for long."""
-    monkeypatch.setattr(gpu_watch, "POOR_SECONDS", 0.0)
+    world.round()
+    world.exporters.points.clear()
+    world.now += POOR_SECONDS
     world.round()
     found: list[dict[str, Any]] = world.watch.balances[JOB]["findings"]
     return found
@@ -177,50 +180,50 @@ def ranks(*metrics: Mapping[str, float]) -> JobProgress:
     )
 
 
-def test_the_straggler_is_named_by_what_the_ranks_report(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_straggler_is_named_by_what_the_ranks_report(world: World) -> None:
     world.jobs = [job(("GPU-a",), ("GPU-b",))]
     world.loads(a=300.0, b=100.0)
     quick = {"step_seconds": 0.5, "data_seconds": 0.01, "forward_seconds": 0.05}
     world.progress = ranks({**quick, "forward_seconds": 0.29}, quick)
-    (found,) = poor(world, monkeypatch)
+    (found,) = poor(world)
     assert (found["cause"], found["rank"]) == ("straggler", 0)
     assert found["factor"] == pytest.approx(5.0)
 
 
-def test_simulated_gpus_tell_who_works_and_who_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulated_gpus_tell_who_works_and_who_waits(world: World) -> None:
     world.jobs = [job(("GPU-a",), ("GPU-b",))]
     world.loads(a=300.0, b=100.0)
     for uuid, work in (("GPU-a", 0.9), ("GPU-b", 0.3)):
         points = world.exporters.points[uuid]
         world.exporters.points[uuid] = [replace(one, load=replace(one.load, work=work)) for one in points]
     world.progress = ranks({}, {})
-    (found,) = poor(world, monkeypatch)
+    (found,) = poor(world)
     assert (found["cause"], found["rank"]) == ("straggler", 0)
     assert found["factor"] == pytest.approx(3.0)
     assert "0.45 s against 0.15 s" in found["text"]
 
 
-def test_a_starved_rank_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_starved_rank_is_named(world: World) -> None:
     world.jobs = [job(("GPU-a",), ("GPU-b",))]
     world.loads(a=100.0, b=300.0)
     world.progress = ranks({"data_seconds": 0.3}, {"data_seconds": 0.01})
-    first = poor(world, monkeypatch)[0]
+    first = poor(world)[0]
     assert (first["cause"], first["rank"]) == ("starved_input", 0)
 
 
-def test_what_an_earlier_attempt_reported_says_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_earlier_attempt_reported_says_nothing(world: World) -> None:
     world.jobs = [job(("GPU-a",), ("GPU-b",))]
     world.loads(a=300.0, b=100.0)
     world.progress = ranks({"step_seconds": 0.5}, {"step_seconds": 0.1})
     world.progress.attempt = 0
-    assert [one["cause"] for one in poor(world, monkeypatch)] == ["waiting"]
+    assert [one["cause"] for one in poor(world)] == ["waiting"]
 
 
-def test_only_a_process_of_nobody_who_holds_the_gpu_is_foreign(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_process_of_nobody_who_holds_the_gpu_is_foreign(world: World) -> None:
     sharer = job(("GPU-a",), job_id=JobId("other-abcdef"), pids=(30,))
     world.jobs = [job(("GPU-a",), ("GPU-b",), pids=(10, 20)), sharer]
     world.loads(a=300.0, b=100.0)
     world.exporters.lineages = {"GPU-a": ((11, 10, 1), (30, 1)), "GPU-b": ((666, 1),)}
-    found = {one["cause"]: one for one in poor(world, monkeypatch)}
+    found = {one["cause"]: one for one in poor(world)}
     assert found["foreign_process"]["rank"] == 1
     assert "666" in found["foreign_process"]["text"]

@@ -16,7 +16,7 @@ from orchestrator.core.cluster import Node
 from orchestrator.core.events import Seat
 from orchestrator.core.job import Job
 from orchestrator.core.states import JobState
-from orchestrator.daemon.metering import Metering
+from orchestrator.daemon.metering import LAGS_KEPT, Metering
 from orchestrator.daemon.progress import JobProgress
 from orchestrator.spec.job import CheckpointSpec
 from orchestrator.spec.settings import Settings
@@ -108,18 +108,20 @@ def test_commits_that_fail_are_counted(metering: Metering) -> None:
     assert picture(metering).daemon.commit_failures == 1
 
 
-def test_a_blocked_loop_shows_as_lag_for_a_while(metering: Metering, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.daemon.metering.LAG_SECONDS", 0.01)
+def test_a_blocked_loop_shows_as_lag_for_a_while(metering: Metering) -> None:
     assert picture(metering).daemon.loop_lag_seconds is None
+    now, shown = 100.0, []
 
-    async def block() -> None:
-        watch = asyncio.create_task(metering.watch_lag())
-        await asyncio.sleep(0.02)
-        time.sleep(0.2)  # noqa: ASYNC251 - what must not happen
-        await asyncio.sleep(0.03)
-        watch.cancel()
+    def lag() -> float | None:
+        return picture(metering).daemon.loop_lag_seconds
 
-    asyncio.run(block())
-    lag = picture(metering).daemon.loop_lag_seconds
-    assert lag is not None
-    assert lag > 0.1
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        if len(shown) == LAGS_KEPT + 2:
+            raise asyncio.CancelledError
+        now += seconds + (0.25 if not shown else 0.0)  # blocked once
+        shown.append(lag())
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(metering.watch_lag(clock=lambda: now, sleep=sleep))
+    assert shown == [None, *[pytest.approx(0.25)] * LAGS_KEPT, 0.0]

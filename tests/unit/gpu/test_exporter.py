@@ -11,37 +11,31 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from orchestrator.gpu import metrics_http
-from orchestrator.gpu import sampler as sampling
 from orchestrator.gpu.exporter import ExporterSettings, GpuExporter
 from orchestrator.gpu.job_record import read_job_telemetry
 from orchestrator.gpu.metrics_http import HttpSettings
 from orchestrator.gpu.nvml import open_nvidia
 from orchestrator.gpu.reader import GpuLostError
-from orchestrator.gpu.sampler import Health
+from orchestrator.gpu.sampler import Health, Pace
 from tests.support import fake_nvml
 from tests.support.fake_nvml import FakeNvml
 from tests.unit.gpu.support import ScriptedReader, wait_for
 
 MakeReader = Callable[[str], ScriptedReader]
-FAST = ExporterSettings(rate=50.0)
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "RETRY_SECONDS", (0.02,))
-    monkeypatch.setattr(sampling, "FULL_SECONDS", 0.05)
+QUICK = Pace(full_seconds=0.05, retry_seconds=(0.02,))
+FAST = ExporterSettings(rate=50.0, pace=QUICK)
 
 
 @pytest.fixture
 def exporter(make_reader: MakeReader) -> Iterator[tuple[GpuExporter, ScriptedReader, ScriptedReader]]:
     first, second = make_reader("GPU-a"), make_reader("GPU-b")
-    settings = ExporterSettings(rate=50.0, stale_after=0.5)
+    settings = ExporterSettings(rate=50.0, pace=QUICK, stale_after=0.5)
     with GpuExporter([first, second], "node1", settings) as running:
         yield running, first, second
         first.release()
@@ -306,27 +300,24 @@ def test_a_body_ends_the_connection(connection: http.client.HTTPConnection) -> N
     assert answer.count(b"HTTP/1.1") == 1, "what follows is not taken for a request"
 
 
-def test_idle_and_surplus_connections_are_dropped(make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_http, "HEAD_SECONDS", 0.2)
-    monkeypatch.setattr(metrics_http, "MAX_CONNECTIONS", 2)
-    with GpuExporter([make_reader("GPU-a")], "n", FAST) as running:
+def test_idle_and_surplus_connections_are_dropped(make_reader: MakeReader) -> None:
+    http_settings = HttpSettings(head_seconds=0.2, max_connections=2)
+    with GpuExporter([make_reader("GPU-a")], "n", replace(FAST, http=http_settings)) as running:
         address = urlsplit(running.url)
-        sockets = [socket.create_connection((address.hostname or "", address.port or 0), timeout=10) for _ in range(3)]
+        sockets = [socket.create_connection((address.hostname or "", address.port or 0), timeout=60) for _ in range(3)]
         for plain in sockets:  # the third one is taken when there is room for it
             with plain, contextlib.suppress(ConnectionResetError):
                 assert plain.recv(1) == b""
         wait_for(lambda: "orch_exporter_up" in scrape(running.url), "room for a scrape again")
 
 
-@pytest.mark.parametrize("seconds", ["HEAD_SECONDS", "IDLE_SECONDS"])
-def test_a_kept_connection_has_a_deadline_for_the_next_request(
-    make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch, seconds: str
-) -> None:
-    monkeypatch.setattr(metrics_http, seconds, 0.5)
-    with GpuExporter([make_reader("GPU-a")], "n", FAST) as running:
+@pytest.mark.parametrize("settings", [HttpSettings(head_seconds=0.5), HttpSettings(idle_seconds=0.5)])
+def test_a_kept_connection_has_a_deadline_for_the_next_request(make_reader: MakeReader, settings: HttpSettings) -> None:
+    begun = b"GET /slow" if settings.head_seconds < 1 else b""
+    with GpuExporter([make_reader("GPU-a")], "n", replace(FAST, http=settings)) as running:
         address = urlsplit(running.url)
         with socket.create_connection((address.hostname or "", address.port or 0), timeout=60) as plain:
-            plain.sendall(b"GET /healthz HTTP/1.1\r\n\r\n" + (b"GET /slow" if seconds == "HEAD_SECONDS" else b""))
+            plain.sendall(b"GET /healthz HTTP/1.1\r\n\r\n" + begun)
             with contextlib.suppress(ConnectionResetError):
                 while plain.recv(65536):
                     pass
@@ -337,9 +328,9 @@ def ask_for_ever(plain: socket.socket) -> None:
         plain.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 100)
 
 
-def test_a_client_that_reads_nothing_is_dropped(make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_http, "MAX_UNSENT_BYTES", 64 * 1024)
-    with GpuExporter([make_reader("GPU-a")], "n", FAST) as running:
+def test_a_client_that_reads_nothing_is_dropped(make_reader: MakeReader) -> None:
+    settings = HttpSettings(max_unsent_bytes=64 * 1024)
+    with GpuExporter([make_reader("GPU-a")], "n", replace(FAST, http=settings)) as running:
         address = urlsplit(running.url)
         with (
             socket.create_connection((address.hostname or "", address.port or 0), timeout=60) as plain,
@@ -355,7 +346,7 @@ def test_who_asks_later_is_told_what_he_missed(
     wait_for(lambda: len(running.loads_since(0.0)) >= 6, "three samples of both")
     points = running.loads_since(0.0)
     assert all(point.load.power == first.power and point.load.utilization == 0.5 for point in points)
-    assert all(0.0 <= point.age_seconds < 30.0 for point in points)
+    assert all(point.age_seconds >= 0.0 for point in points)
     newest = max(point.timestamp for point in points)
     later = wait_for(lambda: running.loads_since(newest), "a newer sample")
     assert all(point.timestamp > newest for point in later)

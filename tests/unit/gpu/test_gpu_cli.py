@@ -227,7 +227,11 @@ def test_gpus_prints_the_jobs_balance_and_its_causes(orch: Orch, monkeypatch: py
 
 def test_record_runs_a_command_and_ends_with_its_code(orch: Orch, nvml: FakeNvml, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    code = "import time; time.sleep(0.3); raise SystemExit(3)"
+    code = (
+        f"import pathlib, time; out = pathlib.Path({str(out)!r})\n"
+        "while sum(len(path.read_text().splitlines()) for path in out.glob('*.csv')) <= 16: time.sleep(0.01)\n"
+        "raise SystemExit(3)"
+    )
     outcome = orch("record", "--rate", "100", "--csv", "-o", str(out), "--", sys.executable, "-c", code)
     assert outcome.code == 3
     (path,) = out.iterdir()
@@ -274,12 +278,13 @@ def test_record_compares_with_an_earlier_recording(orch: Orch, nvml: FakeNvml, t
 
 
 def test_a_recorded_command_tells_its_epoch(orch: Orch, nvml: FakeNvml, tmp_path: Path) -> None:
+    out = tmp_path / "out"
     code = (
         "import os, json, time\npath = os.environ['ORCH_TRAINING_METADATA']\n"
         "open(path + '.new', 'w').write(json.dumps({'epoch': 4, 'phase': 'training'}))\nos.replace(path + '.new', path)\n"
-        "time.sleep(2)"
+        f"import pathlib; out = pathlib.Path({str(out)!r})\n"
+        "while not any('\"epoch\": 4' in path.read_text() for path in out.glob('*.json')): time.sleep(0.01)"
     )
-    out = tmp_path / "out"
     assert orch("record", "--rate", "50", "-o", str(out), "--", sys.executable, "-c", code).code == 0
     rows = json.loads(min(out.iterdir(), key=lambda path: len(path.name)).read_bytes())
     assert rows[-1]["training_metadata"] == {"epoch": 4, "phase": "training"}
@@ -431,14 +436,13 @@ def entries(out: Path) -> list[dict[str, Any]]:
 
 
 def record_job(session: OneJob, out: Path, **changes: Any) -> int:
-    request = recording.RecordRequest(job="digits-k3f9q2", rate=50.0, output=out, columns=("power_w",), **changes)
+    request = recording.RecordRequest(
+        job="digits-k3f9q2", rate=50.0, output=out, columns=("power_w",), job_poll_seconds=0.05, **changes
+    )
     return recording.run_recording(session, request, as_json=False)  # type: ignore[arg-type]  # a fake
 
 
-def test_a_jobs_gpus_are_recorded_until_it_ends(
-    nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recording, "JOB_POLL_SECONDS", 0.05)
+def test_a_jobs_gpus_are_recorded_until_it_ends(nvml: FakeNvml, tmp_path: Path) -> None:
     out = tmp_path / "out"
     session = OneJob(
         RankView(rank=0, node="n", gpu_uuids=(nvml.uuid(1),)),
@@ -452,10 +456,7 @@ def test_a_jobs_gpus_are_recorded_until_it_ends(
     assert found[-1]["training_metadata"] == {"epoch": 2, "batch": 70, "phase": "training"}
 
 
-def test_a_job_on_simulated_gpus_is_recorded_with_its_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recording, "JOB_POLL_SECONDS", 0.05)
+def test_a_job_on_simulated_gpus_is_recorded_with_its_processes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     session = OneJob(
         RankView(rank=0, node="n", gpu_uuids=("simulated-abc-1",), pid=os.getpid()),

@@ -50,18 +50,17 @@ def test_a_file_that_someone_has_open_stays_as_it_is(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_reader_who_never_closes_is_waited_for_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = JsonArrayFile(tmp_path / "a.json")
+def test_a_reader_who_never_closes_is_waited_for_only_so_long(tmp_path: Path) -> None:
+    now = [0.0]
+    file = JsonArrayFile(tmp_path / "a.json", patience_seconds=10.0, close_seconds=0.05, clock=lambda: now[0])
     file.append(["1"])
     with file.path.open("rb"):
         file.append(["2"])
         file.append(["3"])
         assert numbers(file.path) == [1, 2]
-        monkeypatch.setattr(record_files, "PATIENCE_SECONDS", -1.0)
+        now[0] += 10.5
         file.append(["4"])
         assert numbers(file.path) == [1, 2, 3, 4]
-        monkeypatch.setattr(record_files, "PATIENCE_SECONDS", 10.0)
-        monkeypatch.setattr(record_files, "CLOSE_SECONDS", 0.05)
         with file.path.open("rb"):
             file.append(["5"])
             file.append(["6"])

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtime import exporters as module
 from orchestrator.runtime.exporter_actor import ExporterAccess
-from orchestrator.runtime.exporters import Exporters
+from orchestrator.runtime.exporters import GONE_SECONDS, Exporters
 
 
 @dataclass
@@ -55,8 +54,8 @@ def cluster() -> FakeCluster:
     return made
 
 
-def made(cluster: FakeCluster) -> Exporters:
-    exporters = Exporters(cluster, ExporterAccess())  # type: ignore[arg-type]  # what of Cluster it needs
+def made(cluster: FakeCluster, **changes: Any) -> Exporters:
+    exporters = Exporters(cluster, ExporterAccess(), **changes)  # type: ignore[arg-type]  # what of Cluster it needs
     asyncio.run(exporters.refresh())
     return exporters
 
@@ -80,9 +79,8 @@ def test_a_gpu_that_fell_out_of_the_inventory_is_missing_and_still_asked(cluster
     assert "GPU-b" in asyncio.run(exporters.ask())
 
 
-def test_an_exporter_that_hangs_keeps_its_place(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    exporters = made(cluster)
-    monkeypatch.setattr(module, "REPORT_SECONDS", 0.01)
+def test_an_exporter_that_hangs_keeps_its_place(cluster: FakeCluster) -> None:
+    exporters = made(cluster, report_seconds=0.01)
     cluster.actors["GPU-a"].hangs = True
     assert "GPU-a" not in asyncio.run(exporters.ask())
     assert "GPU-a" in exporters.places
@@ -95,14 +93,15 @@ def test_an_exporter_that_moved_is_found_when_it_is_asked(cluster: FakeCluster) 
     assert exporters.places["GPU-a"].url.endswith(":9555/metrics")
 
 
-def test_a_node_that_is_gone_is_named_for_a_while(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    exporters = made(cluster)
+def test_a_node_that_is_gone_is_named_for_a_while(cluster: FakeCluster) -> None:
+    now = [0.0]
+    exporters = made(cluster, clock=lambda: now[0])
     del cluster.reports["n2"]
     asyncio.run(exporters.refresh())
     assert "GPU-c" in exporters.places
     assert exporters.missing() == [], "its node is gone with it"
     assert "GPU-c" not in asyncio.run(exporters.ask())
-    monkeypatch.setattr(module, "GONE_SECONDS", -1.0)
+    now[0] = GONE_SECONDS + 1.0
     asyncio.run(exporters.refresh())
     assert "GPU-c" not in exporters.places
 

@@ -15,16 +15,18 @@ BLANK = ProgressSnapshot(writer_pid=7, checkpoint=CheckpointFacts(saved_step=3))
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  (another process answers)
             await asyncio.sleep(0.01)
 
 
-def run(pattern: str, story: Callable[[LogProgress], Awaitable[None]], previous: int = 0) -> list[str]:
+def run(
+    pattern: str, story: Callable[[LogProgress], Awaitable[None]], previous: int = 0, **changes: float
+) -> list[str]:
     said: list[str] = []
 
     async def all_of_it() -> None:
-        found = LogProgress(pattern, previous, said.append)
+        found = LogProgress(pattern, previous, said.append, **changes)
         try:
             await story(found)
         finally:
@@ -48,7 +50,7 @@ def test_the_newest_step_of_what_was_printed_is_shown_with_its_pace() -> None:
         await until(lambda: found.over(BLANK).step == 4)
         now = found.over(BLANK)
         assert now.step_seconds is not None
-        assert 0 < now.step_seconds < 10
+        assert now.step_seconds > 0
         assert now.recent_step_seconds
         found.feed("step 2/1,000")  # a counter that begins anew
         await until(lambda: found.over(BLANK).step == 2)
@@ -81,16 +83,14 @@ def test_what_the_script_reports_itself_comes_first() -> None:
     run(r"step (\d+)", story)
 
 
-def test_a_pattern_that_never_ends_is_given_up_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_progress, "DEADLINE_SECONDS", 0.5)
-
+def test_a_pattern_that_never_ends_is_given_up_and_told() -> None:
     async def story(found: LogProgress) -> None:
         found.feed("a" * 60 + "!")
         await found.close()
         found.feed("a step")
         assert found.over(BLANK) is BLANK
 
-    (said,) = run(r"((?:a+)+)$", story)
+    (said,) = run(r"((?:a+)+)$", story, deadline_seconds=0.5)
     assert "simplify it" in said
 
 

@@ -1,0 +1,94 @@
+"""What a test session has left behind: processes, and files of theirs in the temporary directory and shared memory.
+
+A session has a temporary directory of its own, which all that it starts inherits. Several sessions may run on a machine at
+once, and only what carries the session's own directory, in its environment, command line or working directory, is its.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import MutableMapping
+from pathlib import Path
+
+import psutil
+
+from orchestrator.runtime.names import namespace
+from orchestrator.runtime.node_dir import page_directory
+
+PREFIX = "o-"  # short: paths of Unix sockets are
+NAMES = "namespaces"  # homes' namespaces, one a line: of which home a name in shared memory is, it does not say itself
+
+
+def begin(environ: MutableMapping[str, str]) -> Path:
+    """Give this process, and all that it starts, a temporary directory of the session's own.
+
+    pytest's own temporary directories stay where they were, for whoever looks at them afterwards.
+    """
+    environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+    directory.chmod(0o711)  # some tests become another user, who has to come through
+    environ["TMPDIR"] = str(directory)
+    tempfile.tempdir = None
+    return directory
+
+
+def note_home(home: Path) -> None:
+    """A daemon of the session has this home."""
+    directory = Path(tempfile.gettempdir())
+    if directory.name.startswith(PREFIX):
+        with (directory / NAMES).open("a") as names:
+            names.write(f"{namespace(home)}\n")
+
+
+def processes(directory: Path) -> list[psutil.Process]:
+    """What carries the directory, but for this process and those above it."""
+    mark = str(directory)
+    above = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid in above or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            carried = [*process.cmdline(), *process.environ().values(), process.cwd()]
+            if any(part == mark or part.startswith(f"{mark}/") or f"{mark}/" in part for part in carried):
+                found.append(process)
+    return found
+
+
+def files(directory: Path) -> list[Path]:
+    """What orch has left in the directory, and in shared memory for homes of the session."""
+    homes = set(_lines(directory / NAMES)) | {
+        f"orch-{node.name}" for node in (directory / f"orch-{os.getuid()}").glob("*")
+    }
+    here = [path for path in directory.glob("orch-*") if path.name != f"orch-{os.getuid()}"]
+    nodes = list((directory / f"orch-{os.getuid()}").glob("*"))
+    return sorted([*here, *nodes, *(page for name in homes if (page := page_directory(name)).exists())])
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def describe(process: psutil.Process) -> str:
+    """Its id and the beginning of its command line."""
+    with contextlib.suppress(psutil.Error):
+        return f"process {process.pid}: {' '.join(process.cmdline())[:160]}"
+    return f"process {process.pid}"
+
+
+def end(directory: Path, seconds: float = 20.0) -> list[str]:
+    """Name what was left behind, and clear it away; processes have ``seconds`` to come to their end."""
+    psutil.wait_procs(processes(directory), timeout=seconds)
+    living = processes(directory)
+    left = [*map(describe, living), *map(str, files(directory))]
+    for process in living:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(living, timeout=10)
+    for path in files(directory):
+        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
+    return left
