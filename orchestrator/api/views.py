@@ -295,7 +295,8 @@ class LogLine(View):
 class CheckpointView(View):
     """A checkpoint. ``valid`` is None unless it was asked to verify; ``problem`` says what is broken.
 
-    ``location`` is ``disk``, or ``incomplete`` for one that is being written. ``score`` is the metric that the job's
+    ``location`` is ``disk``, ``incomplete`` for one that is being written, or ``memory`` for the newest save of a live job that
+    is not on storage yet: it has no path, and goes with the node. ``score`` is the metric that the job's
     ``checkpoint.score_attribute`` names; ``is_best`` says that no other has a better one. ``at`` is 0 where unknown.
     """
 

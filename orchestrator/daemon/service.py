@@ -264,7 +264,10 @@ class Service:
     async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[v.CheckpointView]:
         """The job's checkpoints, newest first."""
         job = await self._record(job_id)
-        return await asyncio.to_thread(saved.list_checkpoints, job, self._daemon.settings.paths, verify=verify)
+        book = self._daemon.progress_of(job_id)
+        newest = book.ranks.get(0) if book is not None and book.attempt == job.attempt_number else None
+        paths = self._daemon.settings.paths
+        return await asyncio.to_thread(saved.list_checkpoints, job, paths, verify=verify, newest=newest)
 
     async def nodes(self) -> Sequence[v.NodeView]:
         """Every node of the cluster."""

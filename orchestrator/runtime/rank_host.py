@@ -272,10 +272,13 @@ class RankHost:
             self._output.note(lines)
 
     def _keep_snapshots(self, plan: RankPlan) -> None:
+        if self._persister is not None:
+            self._persister.hold_lease(plan.attempt)
         if plan.snapshots is None or self._persister is not None:
             return
         make_private(Path(plan.snapshots.directory))
         self._persister = SnapshotPersister(plan.snapshots.directory, rank=plan.rank, settings=plan.snapshots.settings)
+        self._persister.hold_lease(plan.attempt)
         self._persister.start()
 
     def _watch_kernel(self) -> None:
