@@ -64,12 +64,22 @@ def test_every_save_of_the_trainers_own_frequency_is_on_storage(stack: Stack, tm
 
 
 HELD = """
-import time, torch
+import os, time, torch
+from pathlib import Path
 from orchestrator.train import context
 ctx = context()
-for step in (1, 2):
-    ctx.report(step=step, total_steps=2)
-    ctx.save({"weights": torch.zeros(10)}, step=step, durable=step == 1)
+folder = Path(os.environ["ORCH_CHECKPOINT_DIR"])
+ctx.save({"weights": torch.zeros(10)}, step=1, durable=True)
+while not list(folder.glob("step-*")):
+    time.sleep(0.05)
+folder.rename("aside")
+folder.write_text("storage is away")
+ctx.save({"weights": torch.zeros(10)}, step=2)
+ctx.report(step=2)
+while not Path("back").exists():
+    time.sleep(0.05)
+folder.unlink()
+Path("aside").rename(folder)
 while not ctx.should_stop():
     time.sleep(0.05)
 """
@@ -81,9 +91,9 @@ def test_what_is_only_in_memory_is_told_apart(stack: Stack, tmp_path: Path) -> N
     def places() -> list[tuple[int, str]]:
         return [(item["step"], item["location"]) for item in listed(stack, job_id)]
 
-    stack.wait_state(job_id, "RUNNING", seconds=60)
-    wait_until("step 2 is in memory and step 1 on storage", lambda: places() == [(2, "memory"), (1, "disk")])
+    wait_until("step 2 is in memory only", lambda: places() == [(2, "memory")], 60)
     assert "memory" in stack.orch("checkpoints", job_id).stdout
-    wait_until("step 2 is on storage", lambda: places() == [(2, "disk"), (1, "disk")], 60)
+    (Path(stack.job(job_id).working_dir) / "back").touch()
+    wait_until("both are on storage", lambda: places() == [(2, "disk"), (1, "disk")], 60)
     stack.orch("cancel", job_id)
     stack.wait_state(job_id, "CANCELLED", seconds=60)
