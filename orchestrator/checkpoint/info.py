@@ -37,6 +37,7 @@ class CheckpointInfo:
     created_at: float | None = None
     world_size: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    digest: str = ""  # of the content, where names do not tell versions apart
 
     @property
     def order(self) -> tuple[int, int]:

@@ -83,6 +83,7 @@ class PersisterStatus:
     failures: int = 0
     failure: str = ""
     watched: bool = False  # a checkpoint that the script wrote by itself (watcher.py)
+    digest: str = ""  # of its content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,12 +218,17 @@ class JobFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved(Event):
-    """A checkpoint is complete on storage (or, with an empty path, in the memory of its rank actor)."""
+    """A checkpoint is complete on storage (or, with an empty path, in the memory of its rank actor).
+
+    ``digest`` is given for files that the script writes by itself: their content and ``at``, when they were written, tell which
+    is newer, not their names.
+    """
 
     kind: ClassVar[str] = "checkpoint_saved"
     attempt: int
     step: int
     path: str
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,7 +182,7 @@ def decide_retry(job: Job, failure: Failure, now: float) -> Retry:
     if policy != "restart" and budget is not None and used >= budget:
         refusal = f"{used} of {budget} {failure.failure_class} restarts used" if budget else ""
         return Retry(retry=False, keep_gang=False, not_before=now, refusal=refusal)
-    progressed = job.checkpoint_step > job.attempts[-1].start_step
+    progressed = job.attempts[-1].progressed or job.checkpoint_step > job.attempts[-1].start_step
     without_progress = 0 if progressed else job.no_progress
     if without_progress >= job.spec.retry.max_no_progress:
         return Retry(

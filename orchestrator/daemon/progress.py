@@ -147,7 +147,9 @@ def _first_step(job: Job, attempt: int, book: JobProgress, snapshot: ProgressSna
         return []
     if snapshot.new_step is None or snapshot.new_step_at is None:
         return []
-    resumed = snapshot.checkpoint.resumed_step or 0
+    resumed = snapshot.checkpoint.resumed_step
+    if resumed is None:  # a script that loads by itself begins with what it was given
+        resumed = current.start_step if job.spec.checkpoint.watch is not None else 0
     lost = max(0, book.previous_step - resumed) if attempt > 1 else 0
     return [
         ev.FirstStep(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.forkclient import ExitRecord
     from orchestrator.runtime.node_agent import NodeReport
     from orchestrator.runtime.rank_actor import RankGreeting
+    from orchestrator.runtime.resuming import Resumption
     from orchestrator.runtime.rank_story import RankEvent
     from orchestrator.spec.paths import Paths
     from orchestrator.train.progress import ProgressSnapshot
@@ -79,11 +80,40 @@ def saved(job_id: JobId, status: PersisterStatus | None) -> list[ev.Event]:
     if status.step is not None and status.attempt is not None and (status.watched or _is_of(status.path, status.step)):
         at = status.at or time.time()
         facts.append(
-            ev.CheckpointSaved(job_id=job_id, at=at, attempt=status.attempt, step=status.step, path=status.path)
+            ev.CheckpointSaved(
+                job_id=job_id,
+                at=at,
+                attempt=status.attempt,
+                step=status.step,
+                path=status.path,
+                digest=getattr(status, "digest", ""),  # an actor of an older version does not tell
+            )
         )
     if status.failure:
         facts.append(ev.JobNoted(job_id=job_id, at=time.time(), code="save_failed", message=status.failure))
     return facts
+
+
+def resumed(job_id: JobId, resumption: Resumption) -> list[ev.Event]:
+    """What was found when a checkpoint was looked for that the attempt begins with."""
+    now = time.time()
+    told: list[ev.Event] = [
+        ev.JobNoted(job_id=job_id, at=now, code="quarantined", message=message) for message in resumption.problems
+    ]
+    told += [ev.JobNoted(job_id=job_id, at=now, code=note.code, message=note.message) for note in resumption.notes]
+    found = resumption.found
+    if found is not None:
+        told.append(
+            ev.CheckpointSaved(
+                job_id=job_id,
+                at=found.created_at or now,
+                attempt=found.attempt,
+                step=found.step,
+                path=found.path,
+                digest=found.digest,
+            )
+        )
+    return told
 
 
 def in_memory(job_id: JobId, attempt: int, newest: ProgressSnapshot | None) -> list[ev.Event]:
