@@ -396,6 +396,20 @@ class GpuList(View):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutView(View):
+    """What ``.gitignore`` and ``.orchignore`` keep out of the job's copy of its working directory; ``by`` names them.
+
+    ``largest`` names a few of the files. ``more``: there are more than were counted.
+    """
+
+    files: int
+    size_bytes: int
+    by: tuple[str, ...]
+    largest: tuple[str, ...] = ()
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitReply(View):
     """An accepted job; ``created`` is false where the idempotency key was known already.
 
@@ -407,6 +421,7 @@ class SubmitReply(View):
     state: str | None
     notes: tuple[str, ...] = ()
     needs_secrets: tuple[str, ...] = ()
+    left_out: LeftOutView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,6 +449,7 @@ class PlanReply(View):
     working_dir: str = ""
     snapshot_files: int = 0
     snapshot_bytes: int = 0
+    left_out: LeftOutView | None = None
     notes: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
 
@@ -504,5 +520,6 @@ _NESTED: Mapping[type[View], Mapping[str, type[View]]] = {
     CheckpointList: {"checkpoints": CheckpointView},
     NodeList: {"nodes": NodeView},
     NodeView: {"gpus": GpuView},
-    PlanReply: {"seats": SeatPlan},
+    PlanReply: {"seats": SeatPlan, "left_out": LeftOutView},
+    SubmitReply: {"left_out": LeftOutView},
 }

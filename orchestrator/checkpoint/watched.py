@@ -391,6 +391,8 @@ class WatchedFiles:
             return False
         entry["facts"] = file_facts.text(facts_of(path))
         registry["foreign"].pop(path, None)
+        with contextlib.suppress(OSError):  # this new file is not the script's doing, and says nothing of how it writes
+            registry["inodes"][path] = [os.lstat(path).st_ino, 0]
         return True
 
     def _is_torn(self, path: str) -> bool:

@@ -109,7 +109,7 @@ class FileWatcher:
         """The step that had been reported at ``at``: between two samples, as if steps took equally long."""
         index = bisect_right(self._samples, (at, sys.maxsize))
         if index == 0:
-            return None if not self._samples else 0 if len(self._samples) > 1 else self._samples[0][1]
+            return self._samples[0][1] if self._samples else None  # it was not looked at before
         before = self._samples[index - 1]
         if index == len(self._samples):
             return before[1]

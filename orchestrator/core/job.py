@@ -38,6 +38,8 @@ class Exit:
     evidence: tuple[str, ...] = ()
     policy: str = ""
     policy_note: str = ""
+    missing_file: str = ""
+    left_out_by: str = ""
 
     @property
     def ok(self) -> bool:

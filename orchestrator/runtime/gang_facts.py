@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint import layout
 from orchestrator.core import events as ev
 from orchestrator.runtime.forkclient import read_exit_record
+from orchestrator.runtime.ignore_rules import left_out_by
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,8 +44,9 @@ def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport
     return tuple(seats)
 
 
-def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent) -> ev.RankExited:
-    """The end of a rank's process, as its host tells it."""
+def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "") -> ev.RankExited:
+    """The end of a rank's process, as its host tells it. ``work_dir`` is the job's copy of its working directory."""
+    missing = getattr(event, "missing_file", "")  # an actor of an older version does not tell
     return ev.RankExited(
         job_id=job_id,
         at=event.at,
@@ -58,7 +61,18 @@ def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent) -> ev.RankE
         evidence=event.evidence,
         policy=event.policy,
         policy_note=event.policy_note,
+        missing_file=missing,
+        left_out_by=_left_out_by(work_dir, missing),
     )
+
+
+def _left_out_by(work_dir: str, missing: str) -> str:
+    if not (work_dir and missing):
+        return ""
+    try:
+        return left_out_by(Path(work_dir), missing)
+    except (OSError, ValueError):
+        return ""  # the copy is out of reach, or the name is none that a file can have: the exception tells enough
 
 
 def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:

@@ -413,6 +413,7 @@ class RankHost:
             evidence=self._evidence() if failed else (),
             policy=policy,
             policy_note=note,
+            missing_file=error.missing_file if error else "",
         )
 
     def _evidence(self) -> tuple[str, ...]:

@@ -341,6 +341,20 @@ def test_a_script_that_always_puts_a_new_file_in_place_costs_no_copies(job: Path
     assert copy.stat().st_ino != path.stat().st_ino
 
 
+def test_a_file_that_was_put_back_says_nothing_of_how_the_script_writes(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    for step in range(1, 6):
+        files = watch(job, pattern="out/ckpt.pt")
+        overwrite(path, step, age=20 - step)
+        files.scan(attempt=step)
+        (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
+        assert copy.stat().st_ino != path.stat().st_ino
+        tear(path)
+        files.scan(attempt=step, writer_gone_at=time.time())
+        assert files.newest_good(attempt=step + 1) == str(path)
+        assert step_in(path) == step
+
+
 def test_the_old_copy_stays_until_the_next_is_whole(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = job / "out" / "ckpt.pt"
     files = watch(job, pattern="out/ckpt.pt")
