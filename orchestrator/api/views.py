@@ -295,7 +295,8 @@ class LogLine(View):
 class CheckpointView(View):
     """A checkpoint. ``valid`` is None unless it was asked to verify; ``problem`` says what is broken.
 
-    ``location`` is ``disk``, or ``incomplete`` for one that is being written. ``score`` is the metric that the job's
+    ``location`` is ``disk``, ``incomplete`` for one that is being written, or ``memory`` for the newest save of a live job that
+    is not on storage yet: it has no path, and goes with the node. ``score`` is the metric that the job's
     ``checkpoint.score_attribute`` names; ``is_best`` says that no other has a better one. ``at`` is 0 where unknown.
     """
 
@@ -395,6 +396,20 @@ class GpuList(View):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutView(View):
+    """What ``.gitignore`` and ``.orchignore`` keep out of the job's copy of its working directory; ``by`` names them.
+
+    ``largest`` names a few of the files. ``more``: there are more than were counted.
+    """
+
+    files: int
+    size_bytes: int
+    by: tuple[str, ...]
+    largest: tuple[str, ...] = ()
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitReply(View):
     """An accepted job; ``created`` is false where the idempotency key was known already.
 
@@ -406,6 +421,7 @@ class SubmitReply(View):
     state: str | None
     notes: tuple[str, ...] = ()
     needs_secrets: tuple[str, ...] = ()
+    left_out: LeftOutView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,6 +449,7 @@ class PlanReply(View):
     working_dir: str = ""
     snapshot_files: int = 0
     snapshot_bytes: int = 0
+    left_out: LeftOutView | None = None
     notes: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
 
@@ -503,5 +520,6 @@ _NESTED: Mapping[type[View], Mapping[str, type[View]]] = {
     CheckpointList: {"checkpoints": CheckpointView},
     NodeList: {"nodes": NodeView},
     NodeView: {"gpus": GpuView},
-    PlanReply: {"seats": SeatPlan},
+    PlanReply: {"seats": SeatPlan, "left_out": LeftOutView},
+    SubmitReply: {"left_out": LeftOutView},
 }

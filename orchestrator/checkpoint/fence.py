@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 
 
 class Fence:
-    """The fence of one directory, held for ``attempt``; None adopts the newest attempt seen."""
+    """The fence of one directory, held for ``attempt``; None adopts the newest attempt seen.
 
-    def __init__(self, storage: Storage, attempt: int | None) -> None:
+    ``lease``: this process supervises the ranks of that newer attempt. It may still commit what the ranks of ``attempt``,
+    which have ended, left in memory.
+    """
+
+    def __init__(self, storage: Storage, attempt: int | None, lease: int = 0) -> None:
         self._storage = storage
         self.attempt = max(self.newest_seen(), 1) if attempt is None else attempt
+        self.lease = max(lease, self.attempt)
         self._held = False
 
     def hold(self, *, announce: bool) -> bool:
@@ -37,7 +42,7 @@ class Fence:
     def check(self, *, thorough: bool = False) -> None:
         """Raise StaleAttemptError when a newer attempt was here; ``thorough`` looks at the directory's names as well."""
         newest = self.newest_seen() if thorough else self._value()
-        if newest > self.attempt:
+        if newest > self.lease:
             raise StaleAttemptError(
                 f"attempt {newest} has taken over {self._storage.location()}; this process belongs to attempt"
                 f" {self.attempt} and must end"

@@ -26,7 +26,7 @@ from orchestrator.checkpoint import layout
 from orchestrator.checkpoint.layout import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Iterable, Mapping
 
 HEADER_BYTES = 16 * 1024
 SLOTS = 3  # the newest, the one being written, and one that is being persisted
@@ -38,6 +38,8 @@ _FORMAT = 1
 _HEAD = struct.Struct("<8sII")
 _IDENTITY = struct.Struct("<Q")
 _IDENTITY_AT = 64  # on a cache line of its own
+_WANTED_AT = 72  # the identity of a snapshot that has to reach storage
+_STORED_AT = 80  # the identity of the snapshot that has reached it, or that storage will never take
 _META = struct.Struct("<II")  # length and CRC-32 of the JSON that follows
 _META_AT = 128
 _MADV_POPULATE_READ = 22  # Linux 5.14; Python has no name for it yet
@@ -160,6 +162,26 @@ class SnapshotSlot:
     def begin(self) -> None:
         """What is in here no longer counts."""
         _IDENTITY.pack_into(self.memory, _IDENTITY_AT, 0)
+        _IDENTITY.pack_into(self.memory, _WANTED_AT, 0)
+
+    def want(self, word: int) -> None:
+        """The snapshot of this identity has to reach storage before the slot is used again; 0: none has to."""
+        _IDENTITY.pack_into(self.memory, _WANTED_AT, word)
+
+    def mark_stored(self, word: int) -> None:
+        """The rank's part of the snapshot of this identity is on storage, or storage will never take it."""
+        _IDENTITY.pack_into(self.memory, _STORED_AT, word)
+
+    def pending(self, wanted: Container[int] = ()) -> int:
+        """The identity of the snapshot in here if it still has to reach storage, else 0.
+
+        ``wanted`` holds identities that have to reach storage because rank 0 says so.
+        """
+        word = self.identity()
+        if word == 0 or _IDENTITY.unpack_from(self.memory, _STORED_AT)[0] == word:
+            return 0
+        own = _IDENTITY.unpack_from(self.memory, _WANTED_AT)[0] == word
+        return word if own or word in wanted else 0
 
     def describe(self, meta: SnapshotMeta) -> None:
         """Say of what this is to be a snapshot. Raises SnapshotUnavailableError when that takes too much room."""
@@ -253,6 +275,10 @@ class SnapshotDirectory:
         """The lock of the process that writes a rank's slots."""
         return WriterLock(self.path / f"{layout.rank_part(rank)}.lock")
 
+    def store_state(self, rank: int) -> StoreState:
+        """The words by which a rank and its persister tell each other how storage keeps up."""
+        return StoreState(self.path / f"{layout.rank_part(rank)}.store")
+
     def hold(self) -> HoldWord:
         """The word by which the persisters ask that a snapshot be left alone."""
         return HoldWord(self.path / "hold")
@@ -297,13 +323,7 @@ class HoldWord:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(handle, 0, mmap.PAGESIZE)
-            self._memory = mmap.mmap(handle, mmap.PAGESIZE)
-        finally:
-            os.close(handle)
+        self._memory = _shared_page(path)
 
     def get(self) -> int:
         """The identity held, 0 for none."""
@@ -316,6 +336,57 @@ class HoldWord:
     def close(self) -> None:
         """Unmap."""
         self._memory.close()
+
+
+class StoreState:
+    """What a rank's persister tells the rank, and rank 0 the persisters of all ranks. A page of 64-bit words.
+
+    A rank waits for storage only while its persister says that it brings all wanted snapshots there, and that storage
+    takes them.
+    """
+
+    _SERVED, _FAILING, _WANTED, _WANTED_WORDS = 0, 1, 8, 64
+
+    def __init__(self, path: Path) -> None:
+        self._words = memoryview(_shared_page(path)).cast("Q")
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether a persister stores every wanted snapshot, and its last write did not fail."""
+        return self.serves and self._words[self._FAILING] == 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether a persister looks after this rank's snapshots."""
+        return self._words[self._SERVED] == 1
+
+    def serve(self, *, serving: bool) -> None:
+        """Say that a persister looks after this rank's snapshots, or no longer does."""
+        self._words[self._SERVED] = int(serving)
+
+    def fail(self, *, failing: bool) -> None:
+        """Say whether the last write to storage failed."""
+        self._words[self._FAILING] = int(failing)
+
+    def wanted(self) -> frozenset[int]:
+        """The identities that this rank, rank 0 of a gang, wants on storage; the newest 64."""
+        return frozenset(self._words[self._WANTED : self._WANTED + self._WANTED_WORDS]) - {0}
+
+    def publish_wanted(self, words: Iterable[int]) -> None:
+        """Say which identities every rank of the gang has to bring to storage."""
+        newest = sorted(words)[-self._WANTED_WORDS :]
+        for index in range(self._WANTED_WORDS):
+            self._words[self._WANTED + index] = newest[index] if index < len(newest) else 0
+
+
+def _shared_page(path: Path) -> mmap.mmap:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(handle, 0, mmap.PAGESIZE)
+        return mmap.mmap(handle, mmap.PAGESIZE)
+    finally:
+        os.close(handle)
 
 
 def held(identities: list[int], word: int) -> int:

@@ -2,7 +2,11 @@
 
 Runs in the training process. After the first snapshot of a structure nothing is allocated and nothing is planned: the
 state is walked once, and its tensors are copied to where they lie in the tensor file's image. The snapshot that is
-newest, and the one that a persister works on, are never overwritten, so this waits for nobody.
+newest, and the one that a persister works on, are never overwritten, so this waits for nothing.
+
+A snapshot that is *wanted* on storage (an explicit interval, one of the best scores) is not overwritten before it is there:
+a save waits when all slots hold such snapshots, for as long as storage takes them. Where storage fails, training goes on and
+what was left out is told.
 
 In a window in which nobody changes certain tensors (overlap.py), a thread copies them while training goes on, and the snapshot
 counts when they are copied: a process that dies before leaves the snapshot before.
@@ -30,14 +34,18 @@ from orchestrator.checkpoint.snapshot_file import (
     SnapshotSlot,
     held,
     identity,
+    version_of,
 )
 from orchestrator.checkpoint.tensor_copy import TensorCopy
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from orchestrator.checkpoint.top_scores import TopScores
 
 _PAGE = 4096
+_STORE_POLL_SECONDS = 0.002
 _TREE_SLACK = 1024  # room for plain values that get longer
 
 
@@ -153,8 +161,11 @@ class SnapshotWriter:
         token: str = "",
         threads: int = 1,
         later: Executor | None = None,
+        best: TopScores | None = None,
     ) -> None:
         """Copy with up to ``threads`` threads; what may wait, on ``later`` (a thread of its own).
+
+        ``best``: the saves with the best scores are wanted on storage.
 
         Raises SnapshotUnavailableError when shared memory cannot be used.
         """
@@ -171,6 +182,14 @@ class SnapshotWriter:
         self.rehearsed: Late | None = None
         """Of the last save, what might have been copied later, when it is to be seen whether that is safe."""
         self._hold = self._directory.hold()
+        self._best = best if rank == 0 else None
+        self._store_state = self._directory.store_state(rank)
+        self._leader = self._store_state if rank == 0 else self._directory.store_state(0)
+        self._late_word = 0
+        self.waited_seconds = 0.0
+        """Of the last save: how long it waited for storage to take an earlier one."""
+        self.left_out: list[int] = []
+        """Steps that were wanted on storage and were given up because storage failed."""
         self._slots: dict[int, SnapshotSlot] = {}
         for index in range(SLOTS):
             slot = SnapshotSlot.open(self._directory.slot_path(rank, index))
@@ -189,8 +208,12 @@ class SnapshotWriter:
         gang: bool,
         metrics: Mapping[str, float] | None = None,
         window: Window | None = None,
+        wanted: bool = False,
+        on_wait: Callable[[], None] | None = None,
     ) -> int:
         """Snapshot ``parts`` (name to state) as of ``step``; the bytes taken, 0 when this step is there already.
+
+        ``wanted``: it has to reach storage. ``on_wait`` is called when the save has to wait for storage first.
 
         Large tensors of the ``window`` may be copied afterwards, until ``rest`` is done; if one is changed before, the
         snapshot does not count. Raises SnapshotUnavailableError when shared memory cannot take it, UnsupportedStateError
@@ -198,12 +221,15 @@ class SnapshotWriter:
         """
         self._finish()
         self.rehearsed = None
+        self.waited_seconds = 0.0
         word = identity(Version(attempt=self._attempt, step=step))
         if any(slot.identity() == word for slot in self._slots.values()):
             return 0
         self._plan(parts)
         try:
-            return self._write(word, step, gang, metrics or {}, window)
+            index = self._choose(on_wait)
+            wanted = self._is_best(word, metrics or {}) or wanted
+            return self._write(index, word, step, gang, metrics or {}, window, wanted)
         finally:
             for plan in self._plans.values():
                 plan.forget()
@@ -238,6 +264,8 @@ class SnapshotWriter:
     def _finish(self) -> None:
         if self.rest is not None:
             wait([self.rest])
+            if self._best is not None and self.rest.result().failure:
+                self._best.forget(self._late_word)
             self.rest = None
 
     def _plan(self, parts: Mapping[str, Any]) -> None:
@@ -256,18 +284,33 @@ class SnapshotWriter:
             self._plans, self._copiers = plans, {}
             self._regions = _lay_out(plans)
 
+    def _is_best(self, word: int, metrics: Mapping[str, float]) -> bool:
+        """Whether this save is one of the best so far; the one that it replaces need not reach storage any more."""
+        if self._best is None:
+            return False
+        member, replaced = self._best.offer(word, metrics.get(self._best.attribute))
+        if member:
+            self._store_state.publish_wanted((self._store_state.wanted() | {word}) - {replaced})
+        for slot in self._slots.values() if replaced else ():
+            if slot.identity() == replaced:
+                slot.want(0)
+        return member
+
     def _write(
         self,
+        index: int,
         word: int,
         step: int,
         gang: bool,  # noqa: FBT001 - a field of the page, private
         metrics: Mapping[str, float],
         window: Window | None,
+        wanted: bool,  # noqa: FBT001 - private
     ) -> int:
         size = max((region.image_at + region.image_bytes for region in self._regions.values()), default=HEADER_BYTES)
-        copier = self._copier(self._choose(), size)
+        copier = self._copier(index, size)
         began = time.perf_counter()
         copier.slot.begin()
+        copier.slot.want(word if wanted else 0)
         late = copier.copy(window)
         regions = tuple(
             PartRegion(
@@ -297,19 +340,47 @@ class SnapshotWriter:
             copier.slot.commit(word)
             self.rehearsed = late
         else:
-            self.rest = self._later(copier.slot, late, word)
+            self.rest, self._late_word = self._later(copier.slot, late, word), word
         self.copy_seconds = time.perf_counter() - began
         return sum(region.tree_bytes + region.image_bytes for region in regions)
 
-    def _choose(self) -> int:
-        """A slot that may be overwritten: not the newest, not one that is held; rather a used one than a new one."""
+    def _choose(self, on_wait: Callable[[], None] | None) -> int:
+        """A slot that may be overwritten: not the newest, not one that is held or has yet to reach storage.
+
+        Rather a used one than a new one. Waits where there is none and storage keeps up.
+        """
+        began = time.perf_counter()
+        while (index := self._free()) is None:
+            if not self._store_state.takes_all:
+                return self._given_up()
+            if on_wait is not None:
+                on_wait()
+                on_wait = None
+            time.sleep(_STORE_POLL_SECONDS)
+            self.waited_seconds = time.perf_counter() - began
+        return index
+
+    def _free(self) -> int | None:
         identities = {index: slot.identity() for index, slot in self._slots.items()}
-        newest = max(identities.values(), default=0)
-        keep = {newest, held(list(identities.values()), self._hold.get())} - {0}
-        free = [index for index, found in identities.items() if found not in keep]
+        wanted = self._leader.wanted()
+        keep = self._in_use(identities) | {slot.pending(wanted) for slot in self._slots.values()}
+        free = [index for index, found in identities.items() if found == 0 or found not in keep]
         if free:
             return min(free, key=lambda index: identities[index])
-        return next(index for index in range(SLOTS) if index not in identities)
+        return next((index for index in range(SLOTS) if index not in identities), None)
+
+    def _in_use(self, identities: Mapping[int, int]) -> set[int]:
+        return {max(identities.values(), default=0), held(list(identities.values()), self._hold.get())} - {0}
+
+    def _given_up(self) -> int:
+        """The slot of the oldest snapshot that has to reach storage and cannot."""
+        identities = {index: slot.identity() for index, slot in self._slots.items()}
+        keep = self._in_use(identities)
+        index = min((i for i, found in identities.items() if found not in keep), key=lambda i: identities[i])
+        lost = version_of(identities[index])
+        if self._store_state.serves and lost is not None:
+            self.left_out.append(lost.step)
+        return index
 
     def _copier(self, index: int, size: int) -> _Copier:
         copier = self._copiers.get(index)

@@ -36,7 +36,7 @@ class CheckpointStore:
     ``root`` is a directory that every rank sees, a URL (``s3://...``), or a Storage. ``attempt`` fences; None adopts the newest seen, for
     runs that nobody numbers. ``token`` tells the runs of one attempt apart: equal on all ranks of a run, and None
     where nothing can promise that (then each rank verifies everything and decides alone what to load).
-    ``snapshots`` are looked at as well when loading. ``environ``: see open_storage.
+    ``snapshots`` are looked at as well when loading. ``environ``: see open_storage; ``lease``: see Fence.
     Not thread-safe; the caller serialises.
     """
 
@@ -48,21 +48,25 @@ class CheckpointStore:
         rank: int = 0,
         world_size: int = 1,
         keep: int | None = 3,
+        keep_best: int | None = None,
         score_attribute: str | None = None,
         score_order: str = "max",
         job_id: str = "",
         token: str | None = None,
         snapshots: SnapshotReader | None = None,
         environ: Mapping[str, str] | None = None,
+        lease: int = 0,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size}; check RANK and WORLD_SIZE")
         self.storage: Storage = open_storage(root, environ) if isinstance(root, str | os.PathLike) else root
         self.rank, self.world_size = rank, world_size
-        self.retention = Retention(keep=keep, score_attribute=score_attribute, score_order=score_order)
+        self.retention = Retention(
+            keep=keep, keep_best=keep_best, score_attribute=score_attribute, score_order=score_order
+        )
         self._run = token or _SHARED_TOKEN
         self._directory = CheckpointDirectory(self.storage)
-        self._fence = Fence(self.storage, attempt)
+        self._fence = Fence(self.storage, attempt, lease)
         self._writer = CheckpointWriter(
             self._directory, self._fence, rank=rank, world_size=world_size, job_id=job_id, token=self._run
         )
@@ -128,12 +132,15 @@ class CheckpointStore:
         if info is not None:
             with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
                 self._directory.retain(self.retention)
-                self._directory.clean(version, self._run)
+                if (
+                    self._fence.lease == self.attempt
+                ):  # a newer attempt's work in progress is not this one's to clear away
+                    self._directory.clean(version, self._run)
         return info
 
     def hold_fence(self) -> None:
         """Announce this attempt, so that older ones are refused; StaleAttemptError when this one is older."""
-        if self._fence.hold(announce=self.rank == 0):
+        if self._fence.hold(announce=self.rank == 0) and self._fence.lease == self.attempt:
             self._directory.clean(Version(attempt=self.attempt, step=0), self._run)
             self.storage.keep_spare()
 

@@ -178,7 +178,7 @@ class Drill:
         if job.state in ("FAILED", "CANCELLED"):
             report.problems.append(f"the job is {job.state}: {job.reason}")
         report.problems += overlaps(self._history())
-        saved = [c for c in self._client.checkpoints(job.id, verify=True) if not c.problem]
+        saved = [c for c in self._client.checkpoints(job.id, verify=True) if c.valid]
         if saved:
             report.checkpoint_step = saved[0].step
         elif job.checkpoint is not None and job.checkpoint.path:

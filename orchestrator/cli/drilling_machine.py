@@ -95,7 +95,7 @@ class MachineDrill(Drill):
 
     def _saves_to(self) -> Path:
         """The directory of the newest checkpoint."""
-        saved = self._client.checkpoints(self.job.id)
+        saved = [c for c in self._client.checkpoints(self.job.id) if c.path]  # the others are in memory
         if not saved:
             raise RefusedError(
                 f"{self.job.id} has not saved yet; the drill shows that it saves again",

@@ -46,6 +46,17 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """What ignore files kept out of the copy of a working directory. ``largest`` names a few; ``more``: there were too many to count."""
+
+    files: int
+    size_bytes: int
+    by: tuple[str, ...]
+    largest: tuple[str, ...] = ()
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """What all events carry: the job, the wall time in seconds since the epoch, and what caused it."""
 
@@ -71,6 +82,7 @@ class JobSubmitted(Event):
     snapshot: str
     resume_from: str | None = None
     rerun_of: str | None = None
+    left_out: LeftOut | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +118,8 @@ class RankExited(Event):
     """A rank's process ended. ``at`` is when the kernel said so; ``error_at`` when its exception was raised.
 
     ``evidence`` is what the kernel and the GPU's driver said about it; ``policy`` is the action (fail, restart) of the
-    job's first log policy that its output fits, ``policy_note`` what is to be told about that.
+    job's first log policy that its output fits, ``policy_note`` what is to be told about that. ``missing_file`` is the file
+    that a FileNotFoundError names, ``left_out_by`` the ignore file that kept it out of the job's copy.
     """
 
     kind: ClassVar[str] = "rank_exited"
@@ -121,6 +134,8 @@ class RankExited(Event):
     evidence: tuple[str, ...] = ()
     policy: str = ""
     policy_note: str = ""
+    missing_file: str = ""
+    left_out_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,12 +233,17 @@ class JobFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved(Event):
-    """A checkpoint is complete on storage (or, with an empty path, in the memory of its rank actor)."""
+    """A checkpoint is complete on storage (or, with an empty path, in the memory of its rank actor).
+
+    ``digest`` is given for files that the script writes by itself: their content and ``at``, when they were written, tell which
+    is newer, not their names.
+    """
 
     kind: ClassVar[str] = "checkpoint_saved"
     attempt: int
     step: int
     path: str
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +320,7 @@ def event_from(kind: str, body: Mapping[str, Any], *, job_id: JobId, at: float, 
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Seat | Failure):
+    if isinstance(value, Seat | Failure | LeftOut):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
@@ -321,12 +341,17 @@ def failure_from(value: Mapping[str, Any]) -> Failure:
     return Failure(**{**restored, "failure_class": FailureClass(value["failure_class"])})
 
 
+def _left_out(value: Any) -> LeftOut | None:
+    return None if value is None else LeftOut(**{name: _tuples(item) for name, item in value.items()})
+
+
 def _keep(value: Any) -> Any:
     return value
 
 
 _RESTORE: Mapping[tuple[str, str], Any] = {
     ("job_submitted", "spec"): _keep,
+    ("job_submitted", "left_out"): _left_out,
     ("gang_placed", "seats"): _seats,
     ("attempt_failed", "failure"): failure_from,
     ("stop_requested", "purpose"): StopPurpose,

@@ -108,6 +108,8 @@ def _failure(job: Job, first: Exit) -> Failure:
             exit_code=first.exit_code,
             log_tail=first.log_tail,
         )
+    if first.left_out_by:
+        return _left_out(first)
     signature = match_signature(first)
     if signature is not None:
         return Failure(
@@ -139,6 +141,20 @@ def _failure(job: Job, first: Exit) -> Failure:
         exit_code=first.exit_code,
         log_tail=first.log_tail,
         advice=advice,
+    )
+
+
+def _left_out(first: Exit) -> Failure:
+    """The script misses a file that its submitter has, and that an ignore file kept out of the job's copy."""
+    name = first.missing_file.rpartition("/")[2]
+    return Failure(
+        failure_class=FailureClass.USER,
+        code="file_left_out",
+        sentence=f"rank {first.rank} did not find {first.missing_file[:200]}, which {first.left_out_by} leaves out of the job's copy",
+        rank=first.rank,
+        exit_code=first.exit_code,
+        log_tail=first.log_tail,
+        advice=f"add the line !{name[:200]} to a file .orchignore beside the {first.left_out_by}, or read data by an absolute path",
     )
 
 
@@ -182,7 +198,7 @@ def decide_retry(job: Job, failure: Failure, now: float) -> Retry:
     if policy != "restart" and budget is not None and used >= budget:
         refusal = f"{used} of {budget} {failure.failure_class} restarts used" if budget else ""
         return Retry(retry=False, keep_gang=False, not_before=now, refusal=refusal)
-    progressed = job.checkpoint_step > job.attempts[-1].start_step
+    progressed = job.attempts[-1].progressed or job.checkpoint_step > job.attempts[-1].start_step
     without_progress = 0 if progressed else job.no_progress
     if without_progress >= job.spec.retry.max_no_progress:
         return Retry(

@@ -38,6 +38,8 @@ class Exit:
     evidence: tuple[str, ...] = ()
     policy: str = ""
     policy_note: str = ""
+    missing_file: str = ""
+    left_out_by: str = ""
 
     @property
     def ok(self) -> bool:
@@ -52,7 +54,10 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attempt, current or past. ``ranks`` is its size: that of an elastic job may change between attempts."""
+    """One attempt, current or past. ``ranks`` is its size: that of an elastic job may change between attempts.
+
+    ``progressed``: it has saved a checkpoint that is newer than the one that it began with.
+    """
 
     number: int
     gang: int
@@ -67,6 +72,7 @@ class Attempt:
     checkpoint_step: int = 0
     failure: ev.Failure | None = None
     ranks: int = 0
+    progressed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +132,7 @@ class Job:
     checkpoint_step: int = 0
     checkpoint_at: float | None = None
     checkpoint_path: str = ""
+    checkpoint_digest: str = ""
     durable_step: int = 0
     durable_at: float | None = None
     fenced_until: float = 0.0
@@ -361,7 +368,7 @@ def _(event: ev.AttemptFailed, job: Job) -> Job:
     restarts = dict(job.restarts)
     if event.retry:
         restarts[failure_class.value] = restarts.get(failure_class.value, 0) + 1
-    progressed = job.checkpoint_step > attempt.start_step
+    progressed = attempt.progressed or job.checkpoint_step > attempt.start_step
     job = _to(job, JobState.RECOVERING, event.at, event.failure.sentence)
     return replace(
         job,
@@ -492,6 +499,8 @@ def _last_failure(job: Job, event: ev.JobFinished) -> ev.Failure | None:
 
 @_fold.register
 def _(event: ev.CheckpointSaved, job: Job) -> Job:
+    if event.digest:
+        return _script_saved(event, job)
     if event.attempt != job.attempt_number:
         return job  # fenced: only the current attempt's checkpoints count
     if not event.path and not job.gang_open:
@@ -500,13 +509,38 @@ def _(event: ev.CheckpointSaved, job: Job) -> Job:
     durable = bool(event.path) and (job.durable_at is None or event.step > job.durable_step)
     if newest:
         if job.attempts:
-            progressed = event.step > job.attempts[-1].start_step
-            job = _with_attempt(job, checkpoint_step=event.step)
+            progressed = job.attempts[-1].progressed or event.step > job.attempts[-1].start_step
+            job = _with_attempt(job, checkpoint_step=event.step, progressed=progressed)
             job = replace(job, no_progress=0 if progressed else job.no_progress)
         job = replace(job, checkpoint_step=event.step, checkpoint_at=event.at)
     if durable:
         job = replace(job, checkpoint_path=event.path, durable_step=event.step, durable_at=event.at)
     return job
+
+
+def _script_saved(event: ev.CheckpointSaved, job: Job) -> Job:
+    """A file of the script's own: newer by its content and time, whatever number its name has.
+
+    One that an attempt has left may be found as late as when the next one is about to start: it is what that one begins with.
+    """
+    if not job.attempts or not job.attempt_number - 1 <= event.attempt <= job.attempt_number:
+        return job
+    if event.digest == job.checkpoint_digest or (job.durable_at is not None and event.at <= job.durable_at):
+        return job
+    if event.attempt == job.attempt_number:
+        job = _with_attempt(job, checkpoint_step=event.step, progressed=True)
+    else:
+        job = _with_attempt(job, checkpoint_step=event.step, start_step=event.step)
+    return replace(
+        job,
+        no_progress=0,
+        checkpoint_step=event.step,
+        checkpoint_at=event.at,
+        checkpoint_path=event.path,
+        checkpoint_digest=event.digest,
+        durable_step=event.step,
+        durable_at=event.at,
+    )
 
 
 @_fold.register

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from orchestrator.train.progress import ProgressSnapshot
 
 METRICS_SECONDS = 1.0
+BACKLOG_SECONDS = 0.5
+"""Waiting for storage is told once it has taken as long as this, and again each time that it has doubled."""
 TOLD_AGAIN_FACTOR = 2.0
 """An interval between saves that follows what is measured is told again once it has changed by more."""
 
@@ -41,6 +43,8 @@ class JobProgress:
     quarantined: set[str] = field(default_factory=set)
     memory_notes: set[str] = field(default_factory=set)
     failure: str = ""
+    waited_seconds: float = 0.0
+    left_out: int = 0
     interval_steps: int | None = None
 
     @property
@@ -93,6 +97,7 @@ class ProgressBook:
             return []
         if attempt > book.attempt:
             book.attempt, book.ranks, book.previous_step = attempt, {}, book.highest_step
+            book.waited_seconds, book.left_out = 0.0, 0
         book.ranks[rank] = snapshot
         book.highest_step = max(book.highest_step, snapshot.max_step or 0)
         self._write_metrics(book, path)
@@ -100,7 +105,7 @@ class ProgressBook:
             *_checkpoint(job, attempt, snapshot),
             *_first_step(job, attempt, book, snapshot),
             *_notes(job, book, snapshot),
-            *(_interval(job, book, snapshot) if rank == 0 else ()),
+            *((*_interval(job, book, snapshot), *_backlog(job, book, snapshot)) if rank == 0 else ()),
         ]
 
     def _write_metrics(self, book: JobProgress, path: Path) -> None:
@@ -142,7 +147,9 @@ def _first_step(job: Job, attempt: int, book: JobProgress, snapshot: ProgressSna
         return []
     if snapshot.new_step is None or snapshot.new_step_at is None:
         return []
-    resumed = snapshot.checkpoint.resumed_step or 0
+    resumed = snapshot.checkpoint.resumed_step
+    if resumed is None:  # a script that loads by itself begins with what it was given
+        resumed = current.start_step if job.spec.checkpoint.watch is not None else 0
     lost = max(0, book.previous_step - resumed) if attempt > 1 else 0
     return [
         ev.FirstStep(
@@ -181,6 +188,28 @@ def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[e
     book.interval_steps = steps
     message = f"checkpoint.interval auto: saves {snapshot.checkpoint.interval_reason}"
     return [ev.JobNoted(job_id=job.id, at=time.time(), code="interval", message=message)]
+
+
+def _backlog(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.Event]:
+    """Whether saves wait for storage, or were given up because storage failed."""
+    facts = snapshot.checkpoint
+    told: list[ev.Event] = []
+    if facts.waited_seconds >= max(BACKLOG_SECONDS, TOLD_AGAIN_FACTOR * book.waited_seconds):
+        book.waited_seconds = facts.waited_seconds
+        message = (
+            f"training has waited {facts.waited_seconds:.1f} s for storage, in {facts.waits}"
+            f" save{'' if facts.waits == 1 else 's'}: each checkpoint that the job asks for is written before a third one is"
+            " begun; a longer checkpoint.interval, or interval: auto, waits less"
+        )
+        told.append(ev.JobNoted(job_id=job.id, at=time.time(), code="storage_backlog", message=message))
+    if facts.left_out > book.left_out:
+        book.left_out = facts.left_out
+        message = (
+            f"{facts.left_out} checkpoint{' is' if facts.left_out == 1 else 's are'} not on storage, which failed while the job"
+            f" trained on; the newest of them is that of step {facts.left_out_step}"
+        )
+        told.append(ev.JobNoted(job_id=job.id, at=time.time(), code="checkpoints_left_out", message=message))
+    return told
 
 
 def _memory_note(job: Job, snapshot: ProgressSnapshot) -> str:

@@ -19,15 +19,42 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.info import CheckpointInfo
     from orchestrator.core.job import Job
     from orchestrator.spec.paths import Paths
+    from orchestrator.train.progress import ProgressSnapshot
 
 
-def list_checkpoints(job: Job, paths: Paths, *, verify: bool) -> list[v.CheckpointView]:
-    """The job's checkpoints, newest first; ``verify`` reads every byte."""
+def list_checkpoints(
+    job: Job, paths: Paths, *, verify: bool, newest: ProgressSnapshot | None = None
+) -> list[v.CheckpointView]:
+    """The job's checkpoints, newest first; ``verify`` reads every byte.
+
+    ``newest`` is what rank 0 reported last: its newest save may be in memory only.
+    """
     infos = [check(info) if verify else info for info, check in _entries(job, paths)]
     spec = job.spec.checkpoint
     retention = Retention(score_attribute=spec.score_attribute, score_order=spec.score_order or "min")
     best = best_by_score(infos, retention)
-    return [_view(info, job, verified=verify, is_best=best is not None and best.name == info.name) for info in infos]
+    views = [_view(info, job, verified=verify, is_best=best is not None and best.name == info.name) for info in infos]
+    in_memory = _in_memory(job, newest)
+    if in_memory is None or any(
+        (i.attempt, i.step) == (in_memory.attempt, in_memory.step) for i in infos if i.is_complete
+    ):
+        return views
+    return [in_memory, *views]
+
+
+def _in_memory(job: Job, newest: ProgressSnapshot | None) -> v.CheckpointView | None:
+    """The newest save of a live job's ranks, which a rank actor holds in memory; None where there is none."""
+    if not job.gang_open or job.gang_lost:
+        return None
+    if newest is not None and newest.snapshot_step is not None:
+        step, at = newest.snapshot_step, newest.snapshot_at
+    elif (
+        job.checkpoint_at is not None and job.checkpoint_at != job.durable_at and job.checkpoint_step > job.durable_step
+    ):
+        step, at = job.checkpoint_step, job.checkpoint_at
+    else:
+        return None
+    return v.CheckpointView(step=step, at=at or 0.0, path="", attempt=job.attempt_number, location="memory")
 
 
 def choose(job: Job, paths: Paths, step: str) -> str:

@@ -36,7 +36,7 @@ from orchestrator.core.scheduler import queue_order, request_stop
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon import saved, snapshot, submission
 from orchestrator.daemon.log_stream import LogStream
-from orchestrator.daemon.views import event_view, job_view, rank_stacks
+from orchestrator.daemon.views import event_view, job_view, left_out_notes, left_out_view, rank_stacks
 from orchestrator.runtime.looking import report_lines
 from orchestrator.runtime.plan import checkpoint_dir
 from orchestrator.store import errors as store_errors
@@ -117,7 +117,14 @@ class Service:
             daemon.loop.add(job)
         else:
             submission.discard(daemon.settings, event.job_id)
-        return v.SubmitReply(job_id=job.id, created=created, state=job.state.value)
+        left_out = left_out_view(event.left_out)
+        return v.SubmitReply(
+            job_id=job.id,
+            created=created,
+            state=job.state.value,
+            notes=left_out_notes(left_out),
+            left_out=left_out,
+        )
 
     def _refuse_when_full(self) -> None:
         disk = self._daemon.store.disk()
@@ -136,9 +143,10 @@ class Service:
         checked = await asyncio.to_thread(submission.check, request)
         daemon = self._daemon
         await daemon.wait_for_nodes(READY_SECONDS)
-        files, size = (
-            (0, 0) if checked.directory is None else await asyncio.to_thread(snapshot.measure, checked.directory)
+        files, size, left_out = (
+            (0, 0, None) if checked.directory is None else await asyncio.to_thread(snapshot.measure, checked.directory)
         )
+        told = left_out_view(left_out)
         reply: dict[str, Any] = {
             "name": checked.spec.name,
             "queue": checked.spec.queue,
@@ -146,13 +154,17 @@ class Service:
             "working_dir": str(checked.directory or ""),
             "snapshot_files": files,
             "snapshot_bytes": size,
+            "left_out": told,
             "secrets": checked.spec.secrets,
         }
         try:
             submission.check_fits(checked, daemon.loop.nodes)
         except RefusedError as error:
-            return v.PlanReply(**reply, starts="never", reason=f"{error.message}; {error.hint}")
-        return v.PlanReply(**reply, **self._placement(checked))
+            reason = f"{error.message}; {error.hint}"
+            return v.PlanReply(**reply, starts="never", reason=reason, notes=left_out_notes(told))
+        placed = self._placement(checked)
+        notes = (*placed.pop("notes", ()), *left_out_notes(told))
+        return v.PlanReply(**reply, **placed, notes=notes)
 
     def _placement(self, checked: submission.Checked) -> dict[str, Any]:
         loop = self._daemon.loop
@@ -264,7 +276,10 @@ class Service:
     async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[v.CheckpointView]:
         """The job's checkpoints, newest first."""
         job = await self._record(job_id)
-        return await asyncio.to_thread(saved.list_checkpoints, job, self._daemon.settings.paths, verify=verify)
+        book = self._daemon.progress_of(job_id)
+        newest = book.ranks.get(0) if book is not None and book.attempt == job.attempt_number else None
+        paths = self._daemon.settings.paths
+        return await asyncio.to_thread(saved.list_checkpoints, job, paths, verify=verify, newest=newest)
 
     async def nodes(self) -> Sequence[v.NodeView]:
         """Every node of the cluster."""

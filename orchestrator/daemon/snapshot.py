@@ -13,22 +13,25 @@ import json
 import os
 import stat
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-import pathspec
-
+from orchestrator.core.events import LeftOut
+from orchestrator.runtime.ignore_rules import ALWAYS_IGNORED, ignored_by, rules_of
 from orchestrator.runtime.working_copy import lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from orchestrator.runtime.ignore_rules import IgnoreRules
+
 __all__ = ["Snapshot", "SnapshotError", "lay_out", "measure", "take"]
 
-IGNORE_FILES: Final = (".gitignore", ".orchignore")
-ALWAYS_IGNORED: Final = frozenset({".git", "__pycache__", ".venv", ".orch"})
 MAX_FILES: Final = 50_000
+MAX_COUNTED: Final = 2000
+NAMED_LEFT_OUT: Final = 3
 _CHUNK: Final = 1024 * 1024
 
 
@@ -43,6 +46,48 @@ class Snapshot:
     digest: str
     files: int
     size_bytes: int
+    left_out: LeftOut | None = None
+
+
+@dataclass(slots=True)
+class _LeftOutCount:
+    """Counts what ignore files leave out, up to ``MAX_COUNTED`` files: a directory of data may hold millions."""
+
+    files: int = 0
+    size_bytes: int = 0
+    by: set[str] = field(default_factory=set)
+    largest: list[tuple[int, str]] = field(default_factory=list)
+    more: bool = False
+
+    def add(self, entry: os.DirEntry[str], relative: str, by: str) -> None:
+        """Count a file, or what is in a directory."""
+        stack = [(entry, relative)]
+        while stack:
+            entry, relative = stack.pop()
+            if self.files >= MAX_COUNTED:
+                self.more = True
+                return
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    with os.scandir(entry.path) as inside:
+                        stack += [(e, f"{relative}/{e.name}") for e in islice(inside, MAX_COUNTED + 1)]
+                    continue
+                size = entry.stat(follow_symlinks=False).st_size
+            except OSError:
+                continue  # it would be left out all the same
+            self.files += 1
+            self.size_bytes += size
+            self.by.add(by)
+            self.largest = sorted([*self.largest, (-size, relative)])[:NAMED_LEFT_OUT]
+
+    def told(self) -> LeftOut | None:
+        """What there is to tell; None where nothing was left out."""
+        if not self.files:
+            return None
+        names = tuple(name for _, name in self.largest)
+        return LeftOut(
+            files=self.files, size_bytes=self.size_bytes, by=tuple(sorted(self.by)), largest=names, more=self.more
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +101,8 @@ def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int) -> Sna
     """Take a snapshot of ``directory``. ``blob`` names a digest's file. Raises SnapshotError."""
     if not directory.is_dir():
         raise SnapshotError(f"working_dir {directory} is not a directory; set working_dir to one, or to null for none")
-    found = list(_walk(directory))
+    left_out = _LeftOutCount()
+    found = list(_walk(directory, left_out))
     size = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
     if size > max_bytes:
         largest = sorted(found, key=lambda f: -f.status.st_size)[:3]
@@ -69,21 +115,23 @@ def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int) -> Sna
     manifest = json.dumps({"version": 1, "entries": entries}, sort_keys=True, separators=(",", ":")).encode()
     digest = hashlib.sha256(manifest).hexdigest()
     _store(manifest, blob(digest))
-    return Snapshot(digest=digest, files=len(entries), size_bytes=size)
+    return Snapshot(digest=digest, files=len(entries), size_bytes=size, left_out=left_out.told())
 
 
-def measure(directory: Path) -> tuple[int, int]:
-    """Files and bytes that a snapshot would hold. Raises SnapshotError."""
-    found = list(_walk(directory))
-    return len(found), sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
+def measure(directory: Path) -> tuple[int, int, LeftOut | None]:
+    """Files and bytes that a snapshot would hold, and what it would not. Raises SnapshotError."""
+    left_out = _LeftOutCount()
+    found = list(_walk(directory, left_out))
+    size = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
+    return len(found), size, left_out.told()
 
 
-def _walk(root: Path) -> Iterator[_Found]:
+def _walk(root: Path, left_out: _LeftOutCount) -> Iterator[_Found]:
     count = 0
-    stack: list[tuple[Path, str, tuple[tuple[str, pathspec.PathSpec], ...]]] = [(root, "", ())]
+    stack: list[tuple[Path, str, tuple[IgnoreRules, ...]]] = [(root, "", ())]
     while stack:
-        directory, prefix, specs = stack.pop()
-        specs = (*specs, *_ignores(directory, prefix))
+        directory, prefix, rules = stack.pop()
+        rules = (*rules, *rules_of(directory, prefix))
         try:
             entries = sorted(os.scandir(directory), key=lambda e: e.name)
         except OSError as error:
@@ -92,33 +140,21 @@ def _walk(root: Path) -> Iterator[_Found]:
         for entry in entries:
             relative = f"{prefix}{entry.name}"
             is_dir = entry.is_dir(follow_symlinks=False)
-            if entry.name in ALWAYS_IGNORED or _ignored(specs, relative, is_dir=is_dir):
+            if entry.name in ALWAYS_IGNORED:
+                continue
+            if by := ignored_by(rules, relative, is_dir=is_dir):
+                left_out.add(entry, relative, by)
                 continue
             empty = False
             count += 1
             if count > MAX_FILES:
                 raise SnapshotError(f"{root} holds more than {MAX_FILES} files; list what is not code in .gitignore")
             if is_dir:
-                stack.append((Path(entry.path), f"{relative}/", specs))
+                stack.append((Path(entry.path), f"{relative}/", rules))
                 continue
             yield _Found(relative, Path(entry.path), entry.stat(follow_symlinks=False))
         if empty and prefix:
             yield _Found(prefix.rstrip("/"), directory, directory.stat())
-
-
-def _ignores(directory: Path, prefix: str) -> list[tuple[str, pathspec.PathSpec]]:
-    found = []
-    for name in IGNORE_FILES:
-        path = directory / name
-        if path.is_file():
-            lines = path.read_text(errors="replace").splitlines()
-            found.append((prefix, pathspec.PathSpec.from_lines("gitwildmatch", lines)))
-    return found
-
-
-def _ignored(specs: tuple[tuple[str, pathspec.PathSpec], ...], relative: str, *, is_dir: bool) -> bool:
-    name = f"{relative}/" if is_dir else relative
-    return any(spec.match_file(name[len(prefix) :]) for prefix, spec in specs)
 
 
 def _entry(found: _Found, root: Path, blob: Callable[[str], Path]) -> dict[str, object]:

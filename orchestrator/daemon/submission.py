@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.service import Caller, SubmitRequest
     from orchestrator.core.cluster import Node
+    from orchestrator.core.events import LeftOut
     from orchestrator.core.job import Job
     from orchestrator.spec.settings import Settings
 
@@ -184,6 +185,7 @@ def _event(
     resume_from: str | None,
     at: float,
     rerun_of: str | None = None,
+    left_out: LeftOut | None = None,
 ) -> JobSubmitted:
     return JobSubmitted(
         job_id=JobId(new_id),
@@ -199,6 +201,7 @@ def _event(
         snapshot=digest,
         resume_from=resume_from,
         rerun_of=rerun_of,
+        left_out=left_out,
     )
 
 
@@ -209,13 +212,13 @@ async def prepare(
     new_id = job_id(checked.spec.name, random.randbits(64))
     paths = settings.paths
     work = paths.work(new_id)
-    digest = ""
+    digest, left_out = "", None
     try:
         if checked.directory is not None:
             taken = await asyncio.to_thread(
                 snapshot.take, checked.directory, paths.blob, max_bytes=settings.snapshot_max_bytes
             )
-            digest = taken.digest
+            digest, left_out = taken.digest, taken.left_out
         await asyncio.to_thread(_lay_out, digest, settings, new_id)
         await asyncio.to_thread(_take_modules, checked.modules, settings, new_id)
     except snapshot.SnapshotError as error:
@@ -224,7 +227,7 @@ async def prepare(
     write_secrets(settings, new_id, request.secrets)
     path = os.pathsep.join(dict.fromkeys([str(Path(checked.python).parent), *request.path.split(os.pathsep)]))
     who = _Who(user=caller.user, uid=caller.uid, path=path, key=request.idempotency_key)
-    return _event(checked, who, str(work), digest, new_id, resume_from, time.time())
+    return _event(checked, who, str(work), digest, new_id, resume_from, time.time(), left_out=left_out)
 
 
 async def _pinned(resume_from: str | None, settings: Settings, new_id: str) -> str | None:

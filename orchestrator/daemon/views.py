@@ -15,7 +15,7 @@ from orchestrator.spec.job import to_dict
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestrator.core.events import Failure
+    from orchestrator.core.events import Failure, LeftOut
     from orchestrator.core.health import RankLook
     from orchestrator.core.job import Attempt, Job
     from orchestrator.core.straggler import Pace
@@ -207,7 +207,7 @@ def event_view(stored: StoredEvent) -> v.EventView:
     event = stored.event
     body = event_body(event)
     if event.kind == "job_submitted":
-        body = {k: body[k] for k in ("name", "user", "python", "work_dir", "resume_from", "rerun_of")}
+        body = {k: body[k] for k in ("name", "user", "python", "work_dir", "resume_from", "rerun_of", "left_out")}
     return v.EventView(
         sequence=stored.number,
         at=event.step_at if isinstance(event, FirstStep) else event.at,  # when it was done, not when that was heard
@@ -219,10 +219,45 @@ def event_view(stored: StoredEvent) -> v.EventView:
     )
 
 
+def left_out_view(left_out: LeftOut | None) -> v.LeftOutView | None:
+    """What ignore files kept out of a job's copy of its working directory."""
+    if left_out is None:
+        return None
+    return v.LeftOutView(
+        files=left_out.files,
+        size_bytes=left_out.size_bytes,
+        by=left_out.by,
+        largest=left_out.largest,
+        more=left_out.more,
+    )
+
+
+def left_out_notes(left_out: v.LeftOutView | None) -> tuple[str, ...]:
+    """A sentence for the submitter; none where nothing was left out."""
+    if left_out is None:
+        return ()
+    return (f"{_left_out_text(left_out.to_json())}: {', '.join(left_out.largest)}",)
+
+
+def _left_out_text(left_out: Mapping[str, Any]) -> str:
+    """As in ``3 files, 2.2 MB left out by .gitignore``."""
+    files, by = left_out["files"], " and ".join(left_out["by"])
+    count = f"{'more than ' if left_out['more'] else ''}{files} file{'' if files == 1 else 's'}"
+    return f"{count}, {_megabytes(left_out['size_bytes'])} left out by {by}"
+
+
+def _megabytes(size_bytes: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.1f} {unit}"
+    return f"{size_bytes} bytes"
+
+
 def _summary(kind: str, body: dict[str, Any]) -> str:
     match kind:
         case "job_submitted":
-            return f"submitted by {body['user']}"
+            left_out = body["left_out"]
+            return f"submitted by {body['user']}" + (f"; {_left_out_text(left_out)}" if left_out else "")
         case "attempt_started":
             return f"attempt {body['attempt']}: {len(body['nodes'])} ranks on {len(set(body['nodes']))} node(s)"
         case "gang_placed":

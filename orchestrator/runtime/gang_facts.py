@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint import layout
 from orchestrator.core import events as ev
 from orchestrator.runtime.forkclient import read_exit_record
+from orchestrator.runtime.ignore_rules import left_out_by
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.node_agent import NodeReport
     from orchestrator.runtime.rank_actor import RankGreeting
     from orchestrator.runtime.rank_story import RankEvent
+    from orchestrator.runtime.resuming import Resumption
     from orchestrator.spec.paths import Paths
     from orchestrator.train.progress import ProgressSnapshot
 
@@ -41,8 +44,9 @@ def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport
     return tuple(seats)
 
 
-def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent) -> ev.RankExited:
-    """The end of a rank's process, as its host tells it."""
+def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "") -> ev.RankExited:
+    """The end of a rank's process, as its host tells it. ``work_dir`` is the job's copy of its working directory."""
+    missing = getattr(event, "missing_file", "")  # an actor of an older version does not tell
     return ev.RankExited(
         job_id=job_id,
         at=event.at,
@@ -57,7 +61,18 @@ def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent) -> ev.RankE
         evidence=event.evidence,
         policy=event.policy,
         policy_note=event.policy_note,
+        missing_file=missing,
+        left_out_by=_left_out_by(work_dir, missing),
     )
+
+
+def _left_out_by(work_dir: str, missing: str) -> str:
+    if not (work_dir and missing):
+        return ""
+    try:
+        return left_out_by(Path(work_dir), missing)
+    except (OSError, ValueError):
+        return ""  # the copy is out of reach, or the name is none that a file can have: the exception tells enough
 
 
 def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
@@ -79,11 +94,40 @@ def saved(job_id: JobId, status: PersisterStatus | None) -> list[ev.Event]:
     if status.step is not None and status.attempt is not None and (status.watched or _is_of(status.path, status.step)):
         at = status.at or time.time()
         facts.append(
-            ev.CheckpointSaved(job_id=job_id, at=at, attempt=status.attempt, step=status.step, path=status.path)
+            ev.CheckpointSaved(
+                job_id=job_id,
+                at=at,
+                attempt=status.attempt,
+                step=status.step,
+                path=status.path,
+                digest=getattr(status, "digest", ""),  # an actor of an older version does not tell
+            )
         )
     if status.failure:
         facts.append(ev.JobNoted(job_id=job_id, at=time.time(), code="save_failed", message=status.failure))
     return facts
+
+
+def resumed(job_id: JobId, resumption: Resumption) -> list[ev.Event]:
+    """What was found when a checkpoint was looked for that the attempt begins with."""
+    now = time.time()
+    told: list[ev.Event] = [
+        ev.JobNoted(job_id=job_id, at=now, code="quarantined", message=message) for message in resumption.problems
+    ]
+    told += [ev.JobNoted(job_id=job_id, at=now, code=note.code, message=note.message) for note in resumption.notes]
+    found = resumption.found
+    if found is not None:
+        told.append(
+            ev.CheckpointSaved(
+                job_id=job_id,
+                at=found.created_at or now,
+                attempt=found.attempt,
+                step=found.step,
+                path=found.path,
+                digest=found.digest,
+            )
+        )
+    return told
 
 
 def in_memory(job_id: JobId, attempt: int, newest: ProgressSnapshot | None) -> list[ev.Event]:

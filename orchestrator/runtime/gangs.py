@@ -17,7 +17,7 @@ from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, St
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gang_actors import find_or_create, remove
 from orchestrator.runtime.gang_errors import GangLostError, as_lost, is_away
-from orchestrator.runtime.gang_facts import exited, in_memory, last_words, saved, seats_of
+from orchestrator.runtime.gang_facts import exited, in_memory, last_words, resumed, saved, seats_of
 from orchestrator.runtime.node_dir import page_directory
 from orchestrator.runtime.plan import Places, checkpoint_dir, rank_plan
 from orchestrator.runtime.rank_actor import FENCE_SECONDS, RankGreeting
@@ -210,10 +210,9 @@ class Gangs:
         )
         previous = max([self._previous_step(job.id), *(g.highest_step for g in gang.greetings)])
         secrets = self._secrets_of(job)
-        resumption = await asyncio.to_thread(newest_checkpoint, job, self._paths, secrets)
-        if resumption.problems:
-            now = time.time()
-            self._post([ev.JobNoted(job_id=job.id, at=now, code="quarantined", message=m) for m in resumption.problems])
+        resumption = await asyncio.to_thread(newest_checkpoint, job, self._paths, secrets, previous)
+        if told := resumed(job.id, resumption):
+            self._post(told)
         watch = watch_settings(job, self._paths)
         plans = [
             rank_plan(
@@ -455,7 +454,7 @@ class Gangs:
                         facts.append(ev.AttemptRunning(job_id=job.id, at=event.at, attempt=attempt, pids=pids))
                 case "exited":
                     facts += in_memory(job.id, attempt, gang.newest.get(0))
-                    facts.append(exited(job.id, attempt, rank, event))
+                    facts.append(exited(job.id, attempt, rank, event, job.work_dir))
                 case _:
                     gang.gone.add(rank)
                     if len(gang.gone) == job.num_workers:

@@ -70,6 +70,8 @@ class ErrorRaised:
     message: str
     traceback: str
     at: float
+    missing_file: str = ""
+    """The file that a FileNotFoundError names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

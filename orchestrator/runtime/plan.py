@@ -147,6 +147,7 @@ def _snapshots(job: Job, seats: Sequence[Seat], places: Places) -> SnapshotPlan 
         settings=StoreSettings(
             root=checkpoint_dir(job, places.paths),
             keep=checkpoint.keep,
+            keep_best=checkpoint.keep_best,
             score_attribute=checkpoint.score_attribute,
             score_order=checkpoint.score_order or "min",
             environ=store_environ(job, places.secrets),
@@ -167,6 +168,7 @@ def _checkpoint_settings(job: Job, snapshots: SnapshotPlan | None) -> dict[str, 
     if snapshots is not None:
         settings["ORCH_SNAPSHOT_DIR"] = snapshots.directory
     if checkpoint.score_attribute is not None:
+        settings["ORCH_CHECKPOINT_KEEP_BEST"] = str(checkpoint.keep_best or checkpoint.keep)
         settings["ORCH_CHECKPOINT_SCORE_ATTRIBUTE"] = checkpoint.score_attribute
         settings["ORCH_CHECKPOINT_SCORE_ORDER"] = checkpoint.score_order or "min"
     return settings

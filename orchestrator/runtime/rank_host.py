@@ -39,7 +39,7 @@ from orchestrator.runtime.rank_start import RankStarter
 from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.rendezvous import bind_rendezvous
 from orchestrator.runtime.tracing import take_trace
-from orchestrator.train.progress import ProgressPage, ProgressSnapshot
+from orchestrator.train.progress import ProgressPage, ProgressPageError, ProgressSnapshot
 from orchestrator.train.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.rank_plan import RankPlan
 
 PROGRESS_SECONDS: Final = 1.0
+LAST_LOOK_SECONDS: Final = 10.0
 _OLD_STORE_SECONDS: Final = 1.0
 TOLD_WITH_END_SECONDS: Final = 0.05
 
@@ -275,10 +276,13 @@ class RankHost:
             self._output.note(lines)
 
     def _keep_snapshots(self, plan: RankPlan) -> None:
+        if self._persister is not None:
+            self._persister.hold_lease(plan.attempt)
         if plan.snapshots is None or self._persister is not None:
             return
         make_private(Path(plan.snapshots.directory))
         self._persister = SnapshotPersister(plan.snapshots.directory, rank=plan.rank, settings=plan.snapshots.settings)
+        self._persister.hold_lease(plan.attempt)
         self._persister.start()
 
     def _watch_kernel(self) -> None:
@@ -290,8 +294,23 @@ class RankHost:
         if plan.watch is None:
             return
         if self._files is None:
-            self._files = FileWatcher(plan.watch)
+            self._files = FileWatcher(plan.watch, reported=self._reported)
         self._files.start(plan.attempt)
+
+    def _reported(self) -> tuple[float, int] | None:
+        """The newest step that the rank has reported, and when. Called by the thread that watches its files."""
+        page, output = self._page, self._output
+        if page is None:
+            return None
+        try:
+            progress = page.read()
+        except (ProgressPageError, ValueError):  # replaced or unmapped in this moment
+            return None
+        if output is not None:
+            progress = output.over(progress)
+        if progress.max_step is None or progress.last_step_at is None:
+            return None
+        return progress.last_step_at, progress.max_step
 
     async def clear(self) -> None:
         """Kill what is there; nothing is left when this returns."""
@@ -361,6 +380,7 @@ class RankHost:
                     exited = True
                     if self._files is not None:
                         self._files.ended(event.at, well=event.exit_code == 0)
+                        await self._last_look(self._files)
                     output.drain()
                     await self._add_exit(event.at, event.exit_code, event.signal, output.tail)
                 case Gone() | KeeperLost():
@@ -372,6 +392,11 @@ class RankHost:
             self._kernel.close()
         await output.close()
         lifeline.close()
+
+    async def _last_look(self, files: FileWatcher) -> None:
+        """Let what the rank has saved count before its end does: whether there was progress decides about the next attempt."""
+        with contextlib.suppress(TimeoutError):  # the look goes on; what it finds is told later
+            await asyncio.wait_for(asyncio.shield(asyncio.to_thread(files.look)), LAST_LOOK_SECONDS)
 
     async def _add_exit(self, at: float, exit_code: int | None, signal: int | None, printed: tuple[str, ...]) -> None:
         error = self._error if exit_code != 0 else None
@@ -391,6 +416,7 @@ class RankHost:
             evidence=self._evidence() if failed else (),
             policy=policy,
             policy_note=note,
+            missing_file=error.missing_file if error else "",
         )
 
     def _evidence(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ class RankEvent:
     evidence: tuple[str, ...] = ()
     policy: str = ""
     policy_note: str = ""
+    missing_file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

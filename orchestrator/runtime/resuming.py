@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.store import CheckpointStore
-from orchestrator.checkpoint.watched import WatchedFiles, WatchSettings
+from orchestrator.checkpoint.watched import Note, WatchedFiles, WatchSettings
 from orchestrator.runtime.forkclient import read_exit_record
 from orchestrator.runtime.plan import checkpoint_dir, store_environ
 from orchestrator.spec.entrypoint import CHECKPOINT
@@ -18,16 +18,22 @@ from orchestrator.spec.entrypoint import CHECKPOINT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from orchestrator.checkpoint.info import CheckpointInfo
     from orchestrator.core.job import Job
     from orchestrator.spec.paths import Paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """Path or URL of the checkpoint to begin from, None for none; a sentence for each that was found bad."""
+    """Path or URL of the checkpoint to begin from, None for none; a sentence for each that was found bad.
+
+    ``notes`` say what else was done about the script's own files; ``found`` is the newest of them that counts.
+    """
 
     path: str | None
     problems: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+    found: CheckpointInfo | None = None
 
 
 def watch_settings(job: Job, paths: Paths) -> WatchSettings | None:
@@ -43,14 +49,14 @@ def watch_settings(job: Job, paths: Paths) -> WatchSettings | None:
     )
 
 
-def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str]) -> Resumption:
+def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str], reached: int = 0) -> Resumption:
     """What the job's current attempt begins from: its own newest good checkpoint, else the one it was submitted with.
 
-    Raises OSError when the files are out of reach.
+    ``reached`` is the highest step that was reported. Raises OSError when the files are out of reach.
     """
     settings = watch_settings(job, paths)
     if settings is not None:
-        return _from_watched(job, paths, WatchedFiles(settings))
+        return _from_watched(job, paths, WatchedFiles(settings), reached)
     if CHECKPOINT in job.spec.entrypoint and job.attempt_number > 1:
         store = CheckpointStore(
             checkpoint_dir(job, paths), attempt=job.attempt_number, environ=store_environ(job, secrets)
@@ -60,14 +66,19 @@ def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str]) -> Res
     return Resumption(path=job.resume_from)
 
 
-def _from_watched(job: Job, paths: Paths, files: WatchedFiles) -> Resumption:
+def _from_watched(job: Job, paths: Paths, files: WatchedFiles, reached: int) -> Resumption:
     attempt = job.attempt_number
     if attempt == 1:
         files.adopt_none()
         return Resumption(path=job.resume_from)
-    files.scan(attempt=attempt - 1, writer_gone_at=_writers_gone_at(job, paths))
+    files.scan(attempt=attempt - 1, writer_gone_at=_writers_gone_at(job, paths), step_at=lambda _: reached or None)
     good = files.newest_good(attempt=attempt)
-    return Resumption(path=good or job.resume_from, problems=tuple(files.problems))
+    return Resumption(
+        path=good or job.resume_from,
+        problems=tuple(files.problems),
+        notes=tuple(files.notes),
+        found=files.newest_info() if good else None,
+    )
 
 
 def _writers_gone_at(job: Job, paths: Paths) -> float:

@@ -163,6 +163,13 @@ def _checkpoint(spec: JobSpec) -> Iterator[Finding]:
             hint="name the metric: score_attribute: loss",
             others=(("checkpoint", "score_attribute"),),
         )
+    if attribute is None and spec.checkpoint.keep_best is not None:
+        yield Finding(
+            path=("checkpoint", "keep_best"),
+            message="which are the best is not said",
+            hint="name the metric: score_attribute: loss",
+            others=(("checkpoint", "score_attribute"),),
+        )
     if attribute is not None and order is None:
         message = f"whether a low or a high {quoted(attribute)} is better is not said"
         yield Finding(

@@ -246,7 +246,10 @@ _CHECKPOINT = _record(
             Maybe(Text("a path", check=storage)),
             "where checkpoints go: an absolute path or a URL; null: the job's own directory under ORCH_HOME",
         ),
-        "keep": _key(Integer(1, 1_000_000), "how many of the newest are kept, and of the best when there is a score"),
+        "keep": _key(Integer(1, 1_000_000), "how many of the newest are kept"),
+        "keep_best": _key(
+            Maybe(Integer(1, 1_000_000)), "how many of the best by score_attribute are kept; null: as many as keep"
+        ),
         "score_attribute": _key(
             Maybe(Text("a metric's name", max_length=255)), "the reported metric that tells good checkpoints from bad"
         ),

@@ -148,10 +148,14 @@ class HealthSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """Where checkpoints go and which are kept. `interval`: steps (int), time (timedelta), or chosen by orch."""
+    """Where checkpoints go and which are kept. `interval`: steps (int), time (timedelta), or chosen by orch.
+
+    `keep_best` None: as many as `keep`.
+    """
 
     storage_path: str | None = None
     keep: int = 3
+    keep_best: int | None = None
     score_attribute: str | None = None
     score_order: ScoreOrder | None = None
     interval: int | timedelta | Literal["auto"] = "auto"

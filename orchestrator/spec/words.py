@@ -60,6 +60,7 @@ _SAME_IDEA: dict[str, str] = {
     "health.progress": "progress_log log_monitoring progress_pattern",
     "checkpoint": "checkpoints checkpointing checkpoint_config checkpoint_storage",
     "checkpoint.storage_path": "checkpoint_dir checkpoint_path ckpt_dir save_dir storage host_path bucket",
+    "checkpoint.keep_best": "save_top_k keep_top_k",
     "checkpoint.keep": "num_to_keep save_trial_best save_trial_latest save_total_limit max_to_keep keep_last top_k",
     "checkpoint.score_attribute": "checkpoint_score_attribute metric metric_for_best_model score monitor",
     "checkpoint.score_order": "checkpoint_score_order mode smaller_is_better greater_is_better order",

@@ -51,6 +51,7 @@ class RankEnvironment:
     checkpoint_dir: str = DEFAULT_CHECKPOINT_DIR
     resume_from: str | None = None
     keep: int | None = DEFAULT_KEEP
+    keep_best: int | None = None
     score_attribute: str | None = None
     score_order: str = "max"
     interval: IntervalSetting = AUTO
@@ -89,6 +90,7 @@ def read_environment(environ: Mapping[str, str]) -> RankEnvironment:
         checkpoint_dir=environ.get("ORCH_CHECKPOINT_DIR") or DEFAULT_CHECKPOINT_DIR,
         resume_from=environ.get("ORCH_RESUME_FROM") or None,
         keep=None if keep == "all" else _number(environ, "ORCH_CHECKPOINT_KEEP", DEFAULT_KEEP),
+        keep_best=_optional_number(environ, "ORCH_CHECKPOINT_KEEP_BEST"),
         score_attribute=environ.get("ORCH_CHECKPOINT_SCORE_ATTRIBUTE") or None,
         score_order=environ.get("ORCH_CHECKPOINT_SCORE_ORDER") or "max",
         interval=_interval(environ),

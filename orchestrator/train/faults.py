@@ -57,6 +57,8 @@ class FaultToleranceManager:
         on_one_node = bool(ctx.job_id) and ctx.local_world_size == ctx.world_size
         self._asks_context = config.checkpoint_frequency is None and (ctx.world_size == 1 or on_one_node)
         self._frequency = config.checkpoint_frequency or DEFAULT_FREQUENCY
+        # What the user has asked for is on storage; None: as the job's interval says.
+        self._durable = True if config.checkpoint_frequency is not None else None
 
     def attach(self, trainer: MultiGPUTrainer) -> None:
         """Look after `trainer`, which has been prepared."""
@@ -108,7 +110,7 @@ class FaultToleranceManager:
         shared = shared_state(trainer, progress) if self._place.is_main or trainer.shards_parameters else None
         own = {**(rank_state or {}), "random": random_state(self._place.device)}
         finite = {name: value for name, value in (metrics or {}).items() if math.isfinite(value)}
-        saved = self._ctx.save(shared, step=progress.step, rank_state=own, metrics=finite)
+        saved = self._ctx.save(shared, step=progress.step, rank_state=own, metrics=finite, durable=self._durable)
         if saved:
             self.saved_step = progress.step
         return saved

@@ -246,7 +246,7 @@ class MultiGPUTrainingManager:
         return batches
 
     def _advance(self, result: StepResult, batches: int) -> None:
-        progress, trainer = self.progress, self.trainer
+        progress, trainer, result = self.progress, self.trainer, result.step
         self._used += batches
         progress.step += 1
         progress.position += batches * trainer.samples_per_step // trainer.accumulate

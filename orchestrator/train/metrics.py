@@ -75,7 +75,8 @@ class MetricsCollector:
     # Hot path
 
     def step_done(self, result: StepResult) -> float:
-        """Count an optimizer step; the time it ended (of perf_counter)."""
+        """Count an optimizer step, by the result of the call that ended it; the time it ended (of perf_counter)."""
+        result = result.step
         self.steps += 1
         self.samples += result.samples
         self.tokens += result.tokens

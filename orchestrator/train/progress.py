@@ -55,6 +55,10 @@ class CheckpointFacts:
     interval_reason: str = ""
     snapshot_bytes: int = 0  # of memory, for all slots of the rank
     snapshots_off: str = ""  # why the newest save went to storage directly
+    waits: int = 0  # saves that waited for storage to take an earlier one
+    waited_seconds: float = 0.0
+    left_out: int = 0  # saves that should have reached storage and were given up because it failed
+    left_out_step: int | None = None  # the newest of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

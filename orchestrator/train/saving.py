@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
 from orchestrator.checkpoint.overlap import OptimizerGuard, Trust, Window
 from orchestrator.checkpoint.sharded import parts_of
-from orchestrator.checkpoint.snapshot_file import SnapshotUnavailableError
+from orchestrator.checkpoint.snapshot_file import SnapshotUnavailableError, identity
 from orchestrator.checkpoint.snapshot_reader import SnapshotReader
 from orchestrator.checkpoint.snapshot_writer import SnapshotWriter
 from orchestrator.checkpoint.store import CheckpointStore
 from orchestrator.checkpoint.tensor_copy import copy_threads
+from orchestrator.checkpoint.top_scores import TopScores
 from orchestrator.train.progress import CheckpointFacts
 
 if TYPE_CHECKING:
@@ -59,15 +60,22 @@ class Saver:
         self._warned: set[str] = set()
 
     def save(
-        self, state: Any, *, step: int, rank_state: Any, metrics: Mapping[str, float], overlap: bool | None = None
+        self,
+        state: Any,
+        *,
+        step: int,
+        rank_state: Any,
+        metrics: Mapping[str, float],
+        overlap: bool | None = None,
+        durable: bool = False,
     ) -> bool:
-        """See Context.save."""
+        """See Context.save. ``durable``: the save has to reach storage, rather than a newer one."""
         clock = time.perf_counter()
         parts, gang = parts_of(state, rank_state, self._environment.rank)
         if not parts:
             return True
         try:
-            if self._snapshot(parts, step, metrics, gang=gang, overlap=overlap):
+            if self._snapshot(parts, step, metrics, gang=gang, overlap=overlap, durable=durable):
                 return True
             return self._store_now(parts, step, metrics, gang=gang)
         finally:
@@ -114,7 +122,14 @@ class Saver:
             return  # filters that turn warnings into errors must not let a full disk end the training
 
     def _snapshot(
-        self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool, overlap: bool | None
+        self,
+        parts: Mapping[str, Any],
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        gang: bool,
+        overlap: bool | None,
+        durable: bool,
     ) -> bool:
         """Save into shared memory, where the rank actor takes over; False when that is not possible."""
         here = self._environment
@@ -123,7 +138,11 @@ class Saver:
         clock = time.perf_counter()
         try:
             writer = self._snapshots(here.snapshot_dir)
-            if writer.save(parts, step=step, gang=gang, metrics=metrics, window=self._window(asked=overlap, gang=gang)):
+            window = self._window(asked=overlap, gang=gang)
+            on_wait = None if self.page is None else self.page.write_saving
+            if writer.save(
+                parts, step=step, gang=gang, metrics=metrics, window=window, wanted=durable, on_wait=on_wait
+            ):
                 self.cost_seconds = writer.copy_seconds
         except SnapshotUnavailableError as error:
             why = f"{error}; checkpoints go to storage directly, which takes longer"
@@ -134,12 +153,40 @@ class Saver:
         self._warned.discard("snapshot")
         if self._facts.snapshot_bytes != writer.memory_bytes or self._facts.snapshots_off:
             self.tell(snapshot_bytes=writer.memory_bytes, snapshots_off="")
+        self._tell_backlog(writer)
         whole = writer.rest is None
         if self.page is not None:
             self.page.write_saved(time.perf_counter() - clock, snapshot_step=step if whole else None, counts=whole)
         if writer.rest is not None:
             writer.rest.add_done_callback(lambda rest: self._rest_copied(step, rest.result()))
         return True
+
+    def _tell_backlog(self, writer: SnapshotWriter) -> None:
+        """Say that this save waited for storage, or that storage failed and earlier ones were given up."""
+        left_out, writer.left_out = writer.left_out, []
+        if not (writer.waited_seconds or left_out):
+            return
+        facts = self._facts
+        self.tell(
+            waits=facts.waits + bool(writer.waited_seconds),
+            waited_seconds=facts.waited_seconds + writer.waited_seconds,
+            left_out=facts.left_out + len(left_out),
+            left_out_step=left_out[-1] if left_out else facts.left_out_step,
+        )
+
+    def _best(self) -> TopScores | None:
+        """What tells the best saves, beginning with those on storage; None where there is no score."""
+        attribute, count = self._environment.score_attribute, self._checkpoints().retention.best_count
+        if attribute is None or count is None or self._environment.rank != 0:
+            return None
+        best = TopScores(attribute, order=self._environment.score_order, keep=count)
+        try:
+            infos = self._checkpoints().list()
+        except OSError as error:
+            self.warn("best", f"scores of earlier checkpoints are unknown: {error}")
+            return best
+        best.learn((identity(info.version), info.metrics.get(attribute)) for info in infos if info.is_complete)
+        return best
 
     def _window(self, *, asked: bool | None, gang: bool) -> Window | None:
         # A part that comes late may cost a gang that dies meanwhile a step more: others may have given up the one before.
@@ -217,6 +264,7 @@ class Saver:
                 token=here.token or "",
                 threads=copy_threads(here.local_world_size),
                 later=self._late_copies,
+                best=self._best(),
             )
         return self._writer
 
@@ -232,6 +280,7 @@ class Saver:
                 rank=here.rank,
                 world_size=here.world_size,
                 keep=here.keep,
+                keep_best=here.keep_best,
                 score_attribute=here.score_attribute,
                 score_order=here.score_order,
                 job_id=here.job_id,

@@ -58,6 +58,8 @@ class StepResult(NamedTuple):
 
     `updated`: an optimizer step was due (the last of the accumulated batches). `skipped`: it was due, but left out because
     something was not finite; False where only the device knows. `grad_norm` is known when it was needed.
+
+    `whole` is the same of the whole optimizer step, in the result of the call that ends it; None: this call was all of it.
     """
 
     loss: Tensor
@@ -67,6 +69,12 @@ class StepResult(NamedTuple):
     skipped: bool
     grad_norm: Tensor | None
     value: float | None = None
+    whole: StepResult | None = None
+
+    @property
+    def step(self) -> StepResult:
+        """The optimizer step that this call has ended, with the batches that earlier calls accumulated."""
+        return self.whole or self
 
 
 class MultiGPUTrainer(ABC):
@@ -89,6 +97,7 @@ class MultiGPUTrainer(ABC):
         self.measure_norm = False
         """Set to have the next step compute its gradient's norm, if it does not anyway."""
         self._passes = 0  # of the optimizer step that has begun
+        self._accumulated: list[StepResult] = []  # what they gave
         self._exchanging = False  # ranks wait for each other: a pass cannot be taken back any more
 
     @property
@@ -191,8 +200,9 @@ class MultiGPUTrainer(ABC):
 
         Raises DataError, ModelOutputError, OutOfMemoryError (all naming the remedy), and whatever the model raises.
         """
-        self.clock.begin()
         if self._passes == 0:
+            self.clock.begin()
+            self._accumulated = []
             self.guard.begin()
         last = self._passes + 1 == self.accumulate
         try:
@@ -203,9 +213,13 @@ class MultiGPUTrainer(ABC):
             raise
         self._passes = 0 if last else self._passes + 1
         good, norm = self._update() if last else (True, None)
-        self.clock.end()
         samples, tokens = count(batch)
-        return StepResult(loss, samples, tokens, last, not good, norm)
+        result = StepResult(loss, samples, tokens, last, not good, norm)
+        if not last:
+            self._accumulated.append(result)
+            return result
+        self.clock.end()
+        return result._replace(whole=_together([*self._accumulated, result])) if self._accumulated else result
 
     def update(self, batches: Sequence[Any]) -> StepResult:
         """One optimizer step over `batches`, each weighed by its samples. Call `clock.begin` before fetching them.
@@ -395,6 +409,15 @@ def accumulation(config: MultiGPUConfig, world_size: int) -> int:
     if config.global_batch_size is None:
         return config.gradient_accumulation_steps
     return config.global_batch_size // (config.batch_size * world_size)
+
+
+def _together(parts: Sequence[StepResult]) -> StepResult:
+    """The optimizer step of which `parts` are the accumulated batches; its loss is the mean over its samples."""
+    samples = sum(part.samples for part in parts)
+    weighed = [part.loss * (part.samples / samples) for part in parts]
+    return parts[-1]._replace(
+        loss=torch.stack(weighed).sum(), samples=samples, tokens=sum(part.tokens for part in parts)
+    )
 
 
 def _whole(norm: Tensor) -> Tensor:

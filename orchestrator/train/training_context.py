@@ -20,7 +20,7 @@ from orchestrator.train.environment import RankEnvironment, read_environment
 from orchestrator.train.progress import ProgressPage, ProgressPageError
 from orchestrator.train.run_metadata import RunMetadata
 from orchestrator.train.saving import CheckpointWarning, Saver
-from orchestrator.train.schedule import SaveSchedule
+from orchestrator.train.schedule import AUTO, SaveSchedule
 from orchestrator.train.stopping import StopAgreement, StopSignal
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ class Context:
         rank_state: Any = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
         overlap: bool | None = None,
+        durable: bool | None = None,
     ) -> bool:
         """Save a checkpoint of ``step``. True when this rank's part is safe, False when saving failed.
 
@@ -169,6 +170,11 @@ class Context:
         checkpoint before stays, the next save is due at once, and whole. ``overlap=False`` copies everything at once, as every save does after
         ``should_stop`` was true; use it for a last save before ``os._exit``.
 
+        Under orch a save is in memory when this returns, and on its way to storage. With ``durable=True``, where
+        ``checkpoint.interval`` is a number of steps or a time, and where its score is one of the ``keep_best`` best, this very save
+        is written there, after those before it; ``save`` waits when two of them are not written yet. Any other one may be
+        passed over for a newer one.
+
         A full disk or a failing one never raises: it warns once, is shown in ``orch status``, and the next save tries
         again. Raises UnsupportedStateError for a state that cannot be stored, ValueError for a bad step, NotElasticError
         as ``report`` does, and StaleAttemptError when a newer attempt has taken over and this process is a leftover. May be called from any
@@ -179,7 +185,10 @@ class Context:
         scores = {name: _metric(name, value, "save") for name, value in (metrics or {}).items()}
         with self._lock:
             late = False if self._stopping else overlap  # nothing may come after it
-            done = self._saver.save(state, step=number, rank_state=rank_state, metrics=scores, overlap=late)
+            sure = self._environment.interval != AUTO if durable is None else durable
+            done = self._saver.save(
+                state, step=number, rank_state=rank_state, metrics=scores, overlap=late, durable=sure
+            )
             if self._schedule is not None:
                 self._schedule.saved(stall_seconds=self._saver.stall_seconds, cost_seconds=self._saver.cost_seconds)
             return done

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 EXIT_NOT_FOUND = 127
 EXIT_NOT_EXECUTABLE = 126
 
+MAX_CAUSES = 5
+MAX_PATH_CHARACTERS = 4096
+
 _FIRST_SPARE_FD = 64
 _HERE = os.path.dirname(__file__)
 
@@ -112,12 +115,23 @@ def report_failure(reports: Reports, error: BaseException) -> None:
         message = str(error)
     except Exception:  # a broken __str__ is the user's, and no reason to lose the report
         message = "(its text cannot be shown)"
-    _report_error(reports, name, message, text)
+    _report_error(reports, name, message, text, missing_file=_missing_file(error))
 
 
-def _report_error(reports: Reports, name: str, message: str, text: str) -> None:
+def _missing_file(error: BaseException) -> str:
+    """The file that was not found, where that is what the exception, or what it was raised from, says."""
+    cause: BaseException | None = error
+    for _ in range(MAX_CAUSES):
+        if isinstance(cause, FileNotFoundError) and isinstance(cause.filename, str | bytes):
+            return clip(os.fsdecode(cause.filename), MAX_PATH_CHARACTERS)
+        cause = None if cause is None else cause.__cause__
+    return ""
+
+
+def _report_error(reports: Reports, name: str, message: str, text: str, *, missing_file: str = "") -> None:
     reports.send(
         {
+            **({"missing_file": missing_file} if missing_file else {}),
             "event": "error",
             "type": name,
             "message": clip(message, MAX_MESSAGE_CHARACTERS),

@@ -10,6 +10,7 @@ from orchestrator.checkpoint.info import (
     CheckpointStatus,
     Retention,
     best_by_score,
+    best_infos,
     removable,
     removable_broken,
 )
@@ -34,6 +35,7 @@ INFOS = st.lists(
 RETENTIONS = st.builds(
     Retention,
     keep=st.one_of(st.none(), st.integers(1, 5)),
+    keep_best=st.one_of(st.none(), st.integers(1, 5)),
     score_attribute=st.sampled_from([None, "loss", "unknown"]),
     score_order=st.sampled_from(["min", "max"]),
 )
@@ -51,7 +53,8 @@ def test_the_newest_and_the_best_always_stay_and_only_complete_ones_go(infos, re
     if retention.keep is None:
         assert gone == ()
     else:
-        assert min(len(complete), retention.keep) <= len(kept) <= retention.keep + 1
+        assert min(len(complete), retention.keep) <= len(kept) <= retention.keep + (retention.best_count or 0)
+        assert all(item in kept for item in best_infos(complete, retention))
 
 
 def test_of_equal_scores_the_newest_is_the_best():

@@ -17,7 +17,20 @@ from orchestrator.checkpoint.persister import SnapshotPersister, StoreSettings
 from orchestrator.checkpoint.snapshot_file import SnapshotDirectory, identity
 from orchestrator.checkpoint.snapshot_writer import SnapshotWriter
 from orchestrator.checkpoint.storage import LocalStorage
+from orchestrator.checkpoint.top_scores import TopScores
 from tests.unit.checkpoint.faulty import FaultyStorage
+
+
+class HookedStorage(LocalStorage):
+    """Calls ``before(path)`` before each write."""
+
+    def __init__(self, root, before):
+        super().__init__(root)
+        self._before = before
+
+    def write(self, path, chunks, *, durable=True):
+        self._before(path)
+        return super().write(path, chunks, durable=durable)
 
 
 @pytest.fixture
@@ -57,7 +70,8 @@ def persist(folder, root):
     made = []
 
     def persist(rank=0, *, storage=None, **options):
-        settings = StoreSettings(root=storage or str(root), keep=options.pop("keep", None))
+        kept = {name: options.pop(name) for name in ("keep_best", "score_attribute", "score_order") if name in options}
+        settings = StoreSettings(root=storage or str(root), keep=options.pop("keep", None), **kept)
         one = SnapshotPersister(folder, rank=rank, settings=settings, **{"interval_seconds": 0.0, **options})
         made.append(one)
         return one
@@ -433,3 +447,157 @@ assert not {{"torch", "numpy", "ray"}} & set(sys.modules), "too much was importe
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     assert stored(root) == [4]
+
+
+def wanted_writer(folder, **options):
+    return SnapshotWriter(
+        folder, **{"rank": 0, "world_size": 1, "attempt": 1, "job_id": "j", "token": "run1", **options}
+    )
+
+
+def test_every_wanted_snapshot_is_stored_in_order_while_the_others_may_be_passed_over(persist, folder, root):
+    told = []
+    one = persist(interval_seconds=3600.0, on_persisted=lambda info: told.append(info.step))
+    one.start()
+    writer = wanted_writer(folder)
+    for step in range(1, 21):
+        writer.save({"state": state(step)}, step=step, gang=False, wanted=True)
+    assert one.flush(20.0)
+    assert told == list(range(1, 21))
+    assert writer.left_out == []
+    for step in range(21, 41):
+        writer.save({"state": state(step)}, step=step, gang=False)
+    assert one.flush(20.0)
+    writer.close()
+    assert told[:20] == list(range(1, 21))
+    assert told[-1] == 40
+    assert len(told) < 40
+
+
+def test_a_save_waits_for_storage_and_says_so_when_every_slot_holds_a_wanted_snapshot(persist, folder, root):
+    gate, told = threading.Event(), []
+    storage = HookedStorage(root, lambda path: gate.wait(20) if path.endswith("state.json") else None)
+    one = persist(storage=storage, on_persisted=lambda info: told.append(info.step))
+    one.start()
+    writer, waits = wanted_writer(folder), []
+
+    def save_all():
+        for step in range(1, 7):
+            writer.save({"state": state(step)}, step=step, gang=False, wanted=True, on_wait=lambda: waits.append(step))
+
+    training = threading.Thread(target=save_all)
+    training.start()
+    until(lambda: waits == [4])
+    gate.set()
+    training.join(20)
+    assert not training.is_alive()
+    assert one.flush(20.0)
+    writer.close()
+    assert told == [1, 2, 3, 4, 5, 6]
+    assert writer.waited_seconds >= 0.0
+
+
+def test_training_goes_on_while_storage_fails_and_tells_what_was_left_out(persist, folder, root):
+    broken = threading.Event()
+    broken.set()
+
+    def fail(path):
+        if broken.is_set():
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    one = persist(storage=HookedStorage(root, fail))
+    one.start()
+    writer = wanted_writer(folder)
+    for step in range(1, 4):
+        writer.save({"state": state(step)}, step=step, gang=False, wanted=True)
+    until(lambda: "no space left" in one.status.failure)
+    for step in range(4, 8):
+        writer.save({"state": state(step)}, step=step, gang=False, wanted=True)
+    assert writer.left_out == [1, 2, 3, 4]
+    assert not one.flush(0.2)
+    assert "step 5, 6, 7 was not on storage after 0.2 s" in one.status.failure
+    broken.clear()
+    assert one.flush(20.0)
+    writer.close()
+    assert stored(root) == [7, 6, 5]
+
+
+def test_without_a_persister_no_save_waits(folder):
+    writer = wanted_writer(folder)
+    for step in range(1, 8):
+        writer.save({"state": state(step)}, step=step, gang=False, wanted=True)
+    writer.close()
+    assert writer.left_out == []
+
+
+def test_the_best_scores_reach_storage_though_newer_saves_follow_at_once(persist, folder, root):
+    one = persist(interval_seconds=3600.0, keep=1, keep_best=2, score_attribute="loss", score_order="min")
+    one.start()
+    losses = {1: 0.9, 2: 0.8, 3: 0.2, 4: 0.7, 5: 0.3, 6: 0.6, 7: 0.9, 8: 0.5, 9: 0.8, 10: float("nan")}
+    writer = wanted_writer(folder, best=TopScores("loss", order="min", keep=2))
+    for step, loss in losses.items():
+        writer.save({"state": state(step)}, step=step, gang=False, metrics={"loss": loss})
+    assert one.flush(20.0)
+    writer.close()
+    assert stored(root) == [10, 5, 3]
+
+
+def test_every_rank_of_a_gang_stores_what_rank_0_calls_the_best(persist, folder, root):
+    made = [persist(rank=rank, interval_seconds=3600.0) for rank in (0, 1)]
+    for one in made:
+        one.start()
+    writers = [
+        wanted_writer(folder, rank=rank, world_size=2, best=TopScores("loss", order="min", keep=1)) for rank in (0, 1)
+    ]
+    for step, loss in enumerate((0.9, 0.1, 0.5, 0.6, 0.7, 0.8), start=1):
+        for rank, writer in enumerate(writers):
+            parts = {"state": state(step)} if rank == 0 else {}
+            parts[f"rank-{rank:05d}"] = {"rank": rank}
+            # Each rank has a loss of its own; rank 0's counts.
+            writer.save(parts, step=step, gang=True, metrics={"loss": loss if rank == 0 else 1 - loss})
+    flushing = [threading.Thread(target=one.flush, args=(20.0,)) for one in made]
+    for thread in flushing:
+        thread.start()
+    for thread in flushing:
+        thread.join()
+    for writer in writers:
+        writer.close()
+    assert 2 in stored(root)
+    assert stored(root)[0] == 6
+
+
+def test_what_a_dead_attempt_left_in_memory_is_stored_by_the_actor_that_runs_the_next(persist, folder, root):
+    writer = wanted_writer(folder)
+    writer.save({"state": state(13)}, step=13, gang=False, wanted=True)
+    writer.close()
+    new = CheckpointStore(root, attempt=2, token="run2")
+    assert new.load_latest() is None
+    stranger = persist()
+    stranger.hold_lease(1)
+    assert not stranger.poll()
+    assert stored(root) == [], "its ranks belong to an attempt that another gang has replaced"
+    writer = wanted_writer(folder, attempt=1)
+    writer.save({"state": state(14)}, step=14, gang=False, wanted=True)
+    writer.close()
+    heir = persist()
+    heir.hold_lease(2)
+    assert heir.poll()
+    new.save(state(20), step=20)
+    assert [(info.attempt, info.step) for info in new.list() if info.is_complete] == [(2, 20), (1, 14)]
+
+
+def test_a_damaged_snapshot_neither_ends_the_persister_nor_holds_training_up(persist, folder, root):
+    one = persist()
+    one.start()
+    writer = wanted_writer(folder)
+    gone_bad = writer
+    gone_bad.save({"state": state(1)}, step=1, gang=False)
+    slot = SnapshotDirectory(folder).slots(0)[0]
+    slot.memory[136:140] = b"\xff\xff\xff\xff"
+    slot.want(slot.identity())
+    until(lambda: "damaged" in one.status.failure)
+    for step in range(2, 8):
+        writer.save({"state": state(step)}, step=step, gang=False, wanted=True)
+    assert one.flush(20.0)
+    writer.close()
+    assert stored(root)[0] == 7

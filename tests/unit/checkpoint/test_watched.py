@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from orchestrator.checkpoint import file_copies
 from orchestrator.checkpoint.info import CheckpointStatus
 from orchestrator.checkpoint.watched import SETTLE_SECONDS, WatchedFiles, WatchSettings
 from orchestrator.checkpoint.watcher import FileWatcher
@@ -252,3 +256,226 @@ def test_a_registry_that_cannot_be_written_is_told_and_deletes_nothing(job: Path
     assert watcher.status.failures
     assert "could not be looked after" in watcher.status.failure
     assert len(list((job / "out").iterdir())) == 2
+
+
+def overwrite(path: Path, step: int, *, age: float = 1.0) -> None:
+    """Save as torch.save and nanoGPT do: into the same file."""
+    torch.save({"step": step, "w": torch.full((5000,), float(step))}, path)
+    then = time.time() - age
+    os.utime(path, (then, then))
+
+
+def tear(path: Path) -> None:
+    """What a writer leaves that is killed while it overwrites the file."""
+    with path.open("wb") as file:
+        file.write(b"PK\x03\x04" + bytes(500))
+
+
+def replace(path: Path, step: int) -> None:
+    draft = path.with_suffix(".tmp")
+    torch.save({"step": step, "w": torch.full((5000,), float(step))}, draft)
+    then = time.time() - 100 + step
+    os.utime(draft, (then, then))
+    draft.replace(path)
+
+
+def step_in(path: str | Path | None) -> int:
+    assert path is not None
+    return int(torch.load(path)["step"])
+
+
+@pytest.mark.parametrize("name", ["ckpt.pt", "last.ckpt", "snapshot.pt", "gpt2.pt"])
+def test_a_whole_file_of_a_dead_writer_counts_at_once(job: Path, name: str) -> None:
+    overwrite(job / "out" / name, 7, age=0.5)
+    files = watch(job, pattern=f"out/{name}")
+    (info,) = files.scan(attempt=1, writer_gone_at=time.time(), step_at=lambda at: 7)
+    assert (info.step, files.newest_good(attempt=2), files.notes) == (7, str(job / "out" / name), [])
+
+
+def test_a_torn_file_of_a_dead_writer_gives_way_to_the_copy_of_the_one_before(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    files = watch(job, pattern="out/ckpt.pt")
+    for step in (1, 2):
+        overwrite(path, step, age=10 - step)
+        (info,) = files.scan(attempt=1, step_at=lambda at, step=step: step * 100)
+        assert info.step == step * 100
+    tear(path)
+    assert files.scan(attempt=1) == []
+    assert files.is_waiting
+    later = watch(job, pattern="out/ckpt.pt")
+    assert later.scan(attempt=1, writer_gone_at=time.time()) == []
+    assert later.newest_good(attempt=2) == str(path)
+    assert step_in(path) == 2
+    assert [note.code for note in later.notes] == ["checkpoint_restored"]
+    assert [(info.step, info.status) for info in later.infos()] == [(200, CheckpointStatus.COMPLETE)]
+    assert later.scan(attempt=2) == [], "it is the one that is known"
+
+
+def test_nothing_overwritten_in_place_changes_the_copy(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    files = watch(job, pattern="out/ckpt.pt")
+    overwrite(path, 1)
+    files.scan(attempt=1)
+    with path.open("r+b") as file:
+        file.write(b"x" * 200)
+    (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
+    assert step_in(copy) == 1
+    assert copy.stat().st_ino != path.stat().st_ino
+
+
+def test_a_script_that_always_puts_a_new_file_in_place_costs_no_copies(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    files = watch(job, pattern="out/ckpt.pt")
+    links = []
+    for step in range(1, 6):
+        replace(path, step)
+        assert len(files.scan(attempt=1)) == 1
+        (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
+        links.append(copy.stat().st_ino == path.stat().st_ino)
+    assert links == [False, False, True, True, True]
+    replace(path, 6)
+    assert step_in(copy) == 5, "the link holds what the script has replaced"
+    files.scan(attempt=1)
+    overwrite(path, 7)  # it takes to another way, in place
+    files.scan(attempt=1)
+    (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
+    assert copy.stat().st_ino != path.stat().st_ino
+
+
+def test_a_file_that_was_put_back_says_nothing_of_how_the_script_writes(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    for step in range(1, 6):
+        files = watch(job, pattern="out/ckpt.pt")
+        overwrite(path, step, age=20 - step)
+        files.scan(attempt=step)
+        (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
+        assert copy.stat().st_ino != path.stat().st_ino
+        tear(path)
+        files.scan(attempt=step, writer_gone_at=time.time())
+        assert files.newest_good(attempt=step + 1) == str(path)
+        assert step_in(path) == step
+
+
+def test_the_old_copy_stays_until_the_next_is_whole(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = job / "out" / "ckpt.pt"
+    files = watch(job, pattern="out/ckpt.pt")
+    overwrite(path, 1)
+    files.scan(attempt=1)
+    overwrite(path, 2)
+    real = file_copies.take
+
+    def take(source: str, target: Path, *, link: bool) -> None:
+        real(source, target, link=link)
+        tear(path)  # the script saves again while the copy is made
+
+    monkeypatch.setattr(file_copies, "take", take)
+    assert files.scan(attempt=1) == []
+    assert files.newest_good(attempt=2) == str(path)
+    assert step_in(path) == 1
+
+
+def test_a_file_that_cannot_tell_is_not_replaced_by_its_copy(job: Path) -> None:
+    path = job / "out" / "state.dat"
+    path.write_bytes(b"one")
+    os.utime(path, (1e9, 1e9))
+    files = watch(job, pattern="out/state.dat")
+    assert registered(files) == [0]
+    path.write_bytes(b"two, perhaps whole")
+    files.scan(attempt=1, writer_gone_at=time.time())
+    found = files.newest_good(attempt=2)
+    assert found is not None
+    assert found != str(path)
+    assert Path(found).read_bytes() == b"one"
+    assert path.read_bytes() == b"two, perhaps whole"
+    assert [note.code for note in files.notes] == ["checkpoint_copy_used"]
+
+
+def test_that_no_own_file_is_used_is_told(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    overwrite(path, 1)
+    files = watch(job, pattern="out/*.pt")
+    files.adopt_none()
+    assert files.newest_good(attempt=2) is None
+    assert files.notes == [], "it was there before the job"
+    tear(path)
+    files.scan(attempt=2, writer_gone_at=time.time())
+    assert files.newest_good(attempt=3) is None
+    (note,) = files.notes
+    assert note.code == "checkpoint_unused"
+    assert str(path) in note.message
+
+
+def test_a_full_disk_leaves_the_file_itself_and_says_that_it_has_no_copy(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: str, target: Path, *, link: bool) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(file_copies, "take", full)
+    overwrite(job / "out" / "ckpt.pt", 1)
+    settings = WatchSettings(pattern="out/ckpt.pt", directory=str(job), registry=str(job.parent / "registry"))
+    watcher = FileWatcher(settings)
+    watcher.look()
+    assert "No space left" in watcher.status.failure
+    assert watcher.status.digest
+    assert watch(job, pattern="out/ckpt.pt").newest_good(attempt=2) == str(job / "out" / "ckpt.pt")
+
+
+def test_the_step_of_a_file_is_the_one_that_was_reported_when_it_was_saved(job: Path) -> None:
+    path, now = job / "out" / "ckpt.pt", time.time()
+    reported = iter([(now - 20, 100), (now - 10, 200), (now - 1, 290)])
+    settings = WatchSettings(pattern="out/ckpt.pt", directory=str(job), registry=str(job.parent / "registry"))
+    watcher = FileWatcher(settings, reported=lambda: next(reported))
+    watcher.look()
+    watcher.look()
+    overwrite(path, 1, age=15)
+    watcher.look()
+    assert watcher.status.step in (149, 150)
+    watcher.close()
+
+
+def test_a_file_that_is_overwritten_many_times_a_second_always_has_a_good_one(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    settings = WatchSettings(pattern="out/ckpt.pt", directory=str(job), registry=str(job.parent / "registry"))
+    watcher = FileWatcher(settings)
+    watcher.start(1)
+    script = f"""
+import itertools, os, time, torch
+for step in itertools.count(1):
+    torch.save({{"step": step, "w": torch.zeros(200_000)}}, {str(path)!r})
+    time.sleep(0.05)
+"""
+    writer = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        deadline = time.monotonic() + 60
+        while watcher.status.persisted < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        writer.kill()
+        writer.wait()
+    gone = time.time()
+    assert watcher.status.persisted >= 3
+    tear(path)
+    watcher.ended(gone, well=False)
+    watcher.look()
+    watcher.close()
+    files = watch(job, pattern="out/ckpt.pt")
+    assert step_in(files.newest_good(attempt=2)) >= 3
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "link"])
+def test_what_is_no_regular_file_never_holds_anything_up(job: Path, kind: str) -> None:
+    path = job / "out" / "ckpt.pt"
+    overwrite(path, 1)
+    files = watch(job, pattern="out/ckpt.pt")
+    files.scan(attempt=1)
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.symlink_to(job.parent / "elsewhere")
+    files.scan(attempt=1)
+    assert files.scan(attempt=1, writer_gone_at=time.time()) == []
+    assert step_in(files.newest_good(attempt=2)) == 1

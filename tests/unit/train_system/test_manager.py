@@ -389,6 +389,17 @@ def test_a_loop_of_ones_own_can_recover(tmp_path: Path) -> None:
         manager.fault_tolerance.handle_error(DataError("bad"))
 
 
+def test_a_loop_of_ones_own_counts_every_accumulated_batch(tmp_path: Path) -> None:
+    manager = a_manager(tmp_path, batch_size=4, gradient_accumulation_steps=4)
+    _, loader, _ = manager.setup_training(a_model(), a_dataset(32), loss_fn=cross_entropy)
+    for batch in loader:
+        manager.train_step(batch)
+    assert (manager.progress.step, manager.progress.samples) == (2, 32)
+    assert manager.metrics is not None
+    assert manager.metrics.samples == 32
+    assert manager.summary()["samples_per_second"] == pytest.approx(16 / manager.summary()["step_seconds"])
+
+
 def test_what_is_saved_is_told_with_an_error(tmp_path: Path) -> None:
     manager = a_manager(tmp_path, checkpoint_frequency=1)
     manager.setup_training(a_model(), a_dataset(8), loss_fn=cross_entropy)

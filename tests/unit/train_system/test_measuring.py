@@ -6,6 +6,7 @@ import math
 import resource
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,39 @@ def test_mfu_is_rate_times_work_over_peak() -> None:
     work = 2 * (8 * 16 + 16 * 3) * 3 - 2 * 8 * 16  # nobody needs the gradient of the inputs
     assert taken["mfu"] == pytest.approx(taken["samples_per_second"] * work / 1e9)
     assert metrics.take() == {}, "nothing has happened since"
+
+
+def test_every_accumulated_batch_is_counted() -> None:
+    config = MultiGPUConfig(peak_flops=1e9, flops_per_sample=500.0, batch_size=4, gradient_accumulation_steps=4)
+    trainer = DistributedDataParallelTrainer(config, alone())
+    trainer.prepare(a_model(), loss_fn=cross_entropy, optimizer=sgd)
+    metrics = MetricsCollector(trainer, energy=SimpleNamespace(joules=64.0))  # type: ignore[arg-type]
+    losses = []
+    for number in range(8):
+        result = trainer.train_step((torch.randn(4 - number % 2, 8), torch.zeros(4 - number % 2, dtype=torch.long)))
+        losses.append((float(result.loss), result.samples))
+        assert result.updated == (number % 4 == 3)
+        if result.updated:
+            metrics.step_done(result)
+    taken = metrics.take()
+    assert (metrics.steps, metrics.samples) == (2, 28)
+    assert taken["samples_per_second"] * taken["step_seconds"] == pytest.approx(14)
+    assert taken["mfu"] == pytest.approx(taken["samples_per_second"] * 500 / 1e9)
+    assert taken["joules_per_sample"] == pytest.approx(64 / 28)
+    whole = sum(loss * samples for loss, samples in losses[4:]) / 14
+    assert metrics.current()["loss"] == pytest.approx(whole)
+    total, samples = metrics.epoch_sums()
+    assert (total / samples, samples) == (pytest.approx(sum(a * b for a, b in losses) / 28), 28)
+
+
+def test_the_parts_of_a_step_are_those_of_all_its_batches() -> None:
+    trainer = DistributedDataParallelTrainer(MultiGPUConfig(batch_size=4, gradient_accumulation_steps=4), alone())
+    trainer.prepare(a_model(), loss_fn=cross_entropy, optimizer=sgd)
+    ended = []
+    trainer.clock.end = lambda: ended.append(trainer._passes)  # type: ignore[method-assign]
+    for _ in range(8):
+        trainer.train_step((torch.randn(4, 8), torch.zeros(4, dtype=torch.long)))
+    assert ended == [0, 0]
 
 
 def test_given_flops_are_taken_at_their_word() -> None:
