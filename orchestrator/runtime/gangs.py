@@ -85,10 +85,12 @@ class Gangs:
         progress: Callable[[JobId, int, int, ProgressSnapshot], None],
         previous_step: Callable[[JobId], int],
         files: JobFiles,
+        rank_umask: int | None = None,
         gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[str, ...]]],
         log: FilteringBoundLogger,
     ) -> None:
         self._gpu_evidence = gpu_evidence
+        self._rank_umask = rank_umask
         self.files = files
         self._cluster = cluster
         self._paths = paths
@@ -258,6 +260,7 @@ class Gangs:
             log_limits=self._log_limits,
             previous_step=previous_step,
             simulated=any(g.simulated for g in report.gpus),
+            umask=self._rank_umask,
         )
 
     async def _stop(self, job: Job, deadline: float) -> None:

@@ -76,6 +76,8 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) 
     os.setsid()
     linux.allow_looks()
     linux.set_process_name(baseline.process_name)
+    if spawn.umask is not None:
+        os.umask(spawn.umask)
     _place_descriptors(spawn, baseline)
     _enter(spawn.cwd, reports)
     if spawn.mode == "command":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.logs import LogReader, LogWriter, log_path
 
 
 def test_lines_of_orch_s_own_are_in_the_file_masked_and_are_no_output(tmp_path: Path) -> None:
     heard: list[str] = []
-    writer = LogWriter(log_path(tmp_path, 1, 0), secrets=["hunter2"], listener=heard.append)
+    writer = LogWriter(log_path(tmp_path, 1, 0), masker=Masker(["hunter2"]), listener=heard.append)
     writer.feed("o", b"hello hunter2\nhalf", 1.0)
     writer.note(["[orch] stacks", "[orch]   login (hunter2.py:1)"], 2.0)
     assert (writer.tail, writer.lines, heard) == (("hello ***",), 1, ["hello ***"])
