@@ -48,20 +48,29 @@ def enter_private(path: Path, *, make: bool = False, traversable: bool = False) 
 
     Raises NotPrivateError; FileNotFoundError where it does not exist and `make` is not set.
     """
-    found = _walk(os.fspath(path), make=make, links=0)
+    handle = _enter_own(path, make=make)
     try:
-        handle = os.open(".", _LIST, dir_fd=found)
-    finally:
-        os.close(found)
-    try:
-        mode = stat.S_IMODE(os.fstat(handle).st_mode)
-        unwanted = _OTHERS_READ_OR_WRITE if traversable else _OTHERS
-        if mode & unwanted:
-            os.fchmod(handle, mode & ~unwanted)
+        _tighten(handle, path, _OTHERS_READ_OR_WRITE if traversable else _OTHERS)
     except BaseException:
         os.close(handle)
         raise
     return handle
+
+
+def _tighten(handle: int, path: Path, unwanted: int) -> None:
+    mode = stat.S_IMODE(os.fstat(handle).st_mode)
+    if mode & stat.S_ISVTX:  # /tmp, where it belongs to root and this user is root
+        raise NotPrivateError(f"{path} is a directory that users share; use one of your own")
+    if mode & unwanted:
+        os.fchmod(handle, mode & ~unwanted)
+
+
+def _enter_own(path: Path, *, make: bool) -> int:
+    found = _walk(os.fspath(path), make=make, links=0)
+    try:
+        return os.open(".", _LIST, dir_fd=found)
+    finally:
+        os.close(found)
 
 
 def open_private(path: Path, flags: int, mode: int = 0o600) -> int:
@@ -128,27 +137,25 @@ def _list_directory(name: str, dir_fd: int | None, shown: str) -> int:
 def remove_private(path: Path) -> None:
     """Remove the directory `path` of this user and all below it; without effect where it is another user's or absent."""
     try:
-        folder = enter_private(path.parent)
+        folder = _enter_own(path, make=False)
     except OSError:
-        return  # not ours, or not there: nothing of ours is in it
+        return  # not ours, or not there
     try:
-        shutil.rmtree(path.name, ignore_errors=True, dir_fd=folder)
+        for name in os.listdir(folder):
+            _remove(name, folder)
     finally:
         os.close(folder)
+    with contextlib.suppress(OSError):  # not empty: something in it could not be removed
+        path.rmdir()
 
 
-def is_exposed(path: str) -> bool:
-    """Whether any user could have made `path`, or a directory above it: one of its parents can be written by all."""
-    parent = os.path.dirname(os.path.abspath(path))
-    while True:
-        try:
-            if os.stat(parent).st_mode & stat.S_IWOTH:
-                return True
-        except OSError:
-            return True  # what cannot be looked at cannot be trusted
-        if parent == "/":
-            return False
-        parent = os.path.dirname(parent)
+def _remove(name: str, folder: int) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except IsADirectoryError:
+        shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+    except OSError:
+        return  # gone by now, or kept by the system: the directory stays then
 
 
 def _walk(path: str, *, make: bool, links: int) -> int:

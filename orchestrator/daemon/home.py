@@ -27,6 +27,11 @@ def prepare_home(settings: Settings, *, traversable: bool = False) -> None:
     """
     home = settings.home
     was_open = _is_open(home)
+    if was_open and not _may_be_closed(settings.paths):
+        raise RefusedError(
+            f"{home} is open to other users, and not a home of orch",
+            hint="set ORCH_HOME to a directory of its own, which is made; or, to use this one: chmod go-rwx, after a look",
+        )
     try:
         _make_home(home, traversable=traversable)
         for directory in (settings.paths.run, settings.paths.ray, settings.paths.jobs, settings.paths.blobs):
@@ -65,6 +70,14 @@ def _make_home(home: Path, *, traversable: bool) -> None:
         mounted = stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and os.access(home, os.W_OK | os.X_OK)
         if not mounted or status.st_mode & stat.S_IWOTH:
             raise
+
+
+def _may_be_closed(paths: Paths) -> bool:
+    """Only an empty directory, or one that orch has used, is closed to others: it may be `/var`, by mistake."""
+    if paths.home.stat().st_uid != os.geteuid() or not os.access(paths.home, os.R_OK | os.X_OK):
+        return True  # its owner is judged, nothing is changed
+    known = (paths.store, paths.run, paths.ray, paths.jobs)
+    return any(path.exists() for path in known) or {path.name for path in paths.home.iterdir()} <= {"lost+found"}
 
 
 def _is_open(home: Path) -> bool:

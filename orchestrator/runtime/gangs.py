@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.deadline import within
+from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.gang_actors import find_or_create, remove
 from orchestrator.runtime.gang_errors import GangLostError, as_lost, is_away
 from orchestrator.runtime.gang_facts import exited, in_memory, last_words, saved, seats_of
@@ -214,8 +215,9 @@ class Gangs:
         secrets = self._secrets_of(job)
         resumption = await asyncio.to_thread(newest_checkpoint, job, self._paths, secrets)
         if resumption.problems:
-            now = time.time()
-            self._post([ev.JobNoted(job_id=job.id, at=now, code="quarantined", message=m) for m in resumption.problems])
+            now, masker = time.time(), Masker(secrets.values())
+            told = [masker.text(problem) for problem in resumption.problems]
+            self._post([ev.JobNoted(job_id=job.id, at=now, code="quarantined", message=m) for m in told])
         watch = watch_settings(job, self._paths)
         plans = [
             rank_plan(

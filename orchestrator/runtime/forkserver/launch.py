@@ -17,6 +17,7 @@ import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from . import coldness, interpreter, linux, quirks, store
+from .masking import Masker
 from .reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
 def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) -> Program:
     """Called in the new process with all signals blocked; returns what to run, or does not return."""
     reports.attach_writer()
+    reports.masker = Masker(spawn.secrets)
     if not linux.die_with_parent(keeper_pid):
         os._exit(1)  # the keeper died before we could ask; nobody is left to tell
     os.setsid()
@@ -122,8 +124,8 @@ def _report_error(reports: Reports, name: str, message: str, text: str) -> None:
         {
             "event": "error",
             "type": name,
-            "message": clip(message, MAX_MESSAGE_CHARACTERS),
-            "traceback": clip(text, MAX_TRACEBACK_CHARACTERS),
+            "message": clip(reports.masker.text(message), MAX_MESSAGE_CHARACTERS),
+            "traceback": clip(reports.masker.text(text), MAX_TRACEBACK_CHARACTERS),
             "at": time.time(),
         }
     )
