@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -169,10 +168,10 @@ def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
 
 
 def _refuse_a_false_daemon(sock: socket.socket, path: str) -> None:
-    credentials = sock.getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, 12
-    )  # process, user and group, of four bytes each
-    uid = int.from_bytes(credentials[4:8], sys.byteorder)
+    from orchestrator.api.peer import credentials
+
+    peer = credentials(sock)
+    uid = -1 if peer is None else peer[1]
     if not may_serve(path, uid):
         raise NotPermittedError(
             f"what listens at {path} belongs to user {uid}",

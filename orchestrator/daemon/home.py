@@ -43,7 +43,8 @@ def prepare_home(settings: Settings, *, traversable: bool = False) -> None:
         ) from error
     if was_open:
         for path in entries(settings.paths):
-            _tighten(path)
+            if path != settings.paths.run:
+                _tighten(path)
 
 
 def entries(paths: Paths) -> Iterator[Path]:

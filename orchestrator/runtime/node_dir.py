@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is that it is memory
 
 
+def user_directory() -> Path:
+    """The directory of this user, below which those of all daemons and nodes on this machine are."""
+    return Path(tempfile.gettempdir()) / f"orch-{os.getuid()}"
+
+
 def node_directory(namespace: str, node_id: str) -> Path:
     """The node's directory; short, because a Unix socket's path is."""
-    return Path(tempfile.gettempdir()) / f"orch-{os.getuid()}" / namespace.removeprefix("orch-") / node_id[:12]
+    return user_directory() / namespace.removeprefix("orch-") / node_id[:12]
 
 
 def make_node_directory(namespace: str, node_id: str) -> Path:
