@@ -300,7 +300,11 @@ class Cluster:
         return head
 
     def _short_temp_dir(self) -> Path:
-        """Ray makes Unix sockets in there, whose paths are at most 107 bytes; about 60 of them are Ray's own."""
+        """Ray makes Unix sockets in there, whose paths are at most 107 bytes; about 60 of them are Ray's own.
+
+        Ray opens the directories of its session to every user, whatever the umask, each time that a worker starts: the
+        directories above are what closes them.
+        """
         wanted = self._paths.ray / "s"
         if len(os.fsencode(wanted)) <= 40:
             return wanted

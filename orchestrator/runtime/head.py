@@ -12,9 +12,7 @@ that nothing here uses. Leaving them out needs ``ray._private.node``: that depen
 from __future__ import annotations
 
 import json
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
 
@@ -47,19 +45,12 @@ def start_head(options: dict[str, Any]) -> dict[str, Any]:
         _system_config=options["system_config"],
     )
     node = SmallNode(params, head=True, shutdown_at_exit=False, spawn_reaper=False)
-    _close_to_others(options["temp_dir"])
     return {
         "gcs_address": node.gcs_address,
         "node_id": node.node_id,
         "session_dir": node.get_session_dir_path(),
         "pids": {name: [p.process.pid for p in group] for name, group in node.all_processes.items()},
     }
-
-
-def _close_to_others(temp_dir: str) -> None:
-    """Ray opens the directories of its session to every user, whatever the umask."""
-    for directory, _, _ in os.walk(temp_dir, followlinks=False):
-        Path(directory).chmod(0o700)
 
 
 if __name__ == "__main__":

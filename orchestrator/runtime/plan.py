@@ -94,7 +94,6 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         working_dir=places.work_dir,
         extra=_checkpoint_settings(job, snapshots) | _trainer_settings(job) | _elastic_settings(job),
     )
-    threads = env.get("OMP_NUM_THREADS", "")
     mode, target, args = _what_to_run(entry, python)
     return RankPlan(
         job_id=job.id,
@@ -106,7 +105,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         python_options=entry.python_options if mode != "command" else (),
         cwd=places.work_dir,
         env=env,
-        threads=int(threads) if threads.isdigit() and int(threads) > 0 else None,
+        threads=_threads(env),
         cold=bool(cold_start_variables(job_env)),
         python=python,
         fork_socket=str(fork_socket(places.node_dir, python)),
@@ -181,6 +180,11 @@ def _trainer_settings(job: Job) -> dict[str, str]:
 
 def _elastic_settings(job: Job) -> dict[str, str]:
     return {"ORCH_ELASTIC": f"{job.least_workers}-{job.most_workers}"} if job.is_elastic else {}
+
+
+def _threads(env: Mapping[str, str]) -> int | None:
+    threads = env.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdigit() and int(threads) > 0 else None
 
 
 def _interpreter(job: Job, entry: Entrypoint) -> str:
