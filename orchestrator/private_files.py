@@ -74,11 +74,11 @@ def _enter_own(path: Path, *, make: bool) -> int:
 
 
 def open_private(path: Path, flags: int, mode: int = 0o600) -> int:
-    """Open the regular file `path` of this user in a directory of this user's alone, following no link.
+    """Open the regular file `path` of this user in a directory of this user, following no link.
 
     Raises NotPrivateError, OSError. The caller closes the descriptor.
     """
-    folder = enter_private(path.parent)
+    folder = _enter_own(path.parent, make=False)
     try:
         return open_own_file(path.name, flags, mode, dir_fd=folder, shown=os.fspath(path))
     finally:
