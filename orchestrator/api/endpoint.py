@@ -8,6 +8,7 @@ pathlib and re what the whole command may take; a test draws environments and co
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.api.errors import BadRequestError, NotPermittedError
@@ -80,14 +81,35 @@ def _refuse_a_trap(path: str) -> None:
     """Anybody may make a directory in /tmp, and a false daemon in it would be sent secrets."""
     directory, _, _ = path.rpartition("/")
     try:
-        owner = os.stat(directory).st_uid
+        status = os.lstat(directory)
     except FileNotFoundError:
         return
-    if owner != os.getuid():
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o022:
         raise NotPermittedError(
-            f"{directory} belongs to someone else",
+            f"{directory} is not a directory of this user alone",
             hint="set ORCH_HOME, or XDG_RUNTIME_DIR, to a short path of your own",
         )
+
+
+def may_serve(socket_path: str, uid: int) -> bool:
+    """Whether a daemon of user ``uid`` behind that socket may be sent requests, which can hold secrets.
+
+    This user's own, root's, or that of the user whose directory the socket is in, where no other user could have made
+    that directory (a daemon that serves a group).
+    """
+    if uid in (os.geteuid(), 0):
+        return True
+    directory = os.path.dirname(socket_path)
+    try:
+        if os.lstat(directory).st_uid != uid:
+            return False
+        while directory != "/":
+            directory = os.path.dirname(directory)
+            if os.stat(directory).st_mode & stat.S_IWOTH:
+                return False
+    except OSError:
+        return False
+    return True
 
 
 def endpoint_from(environ: Mapping[str, str]) -> Endpoint:

@@ -30,6 +30,7 @@ from orchestrator.api.gate import LOOPBACK_NAMES, Peer
 from orchestrator.api.peer import credentials
 from orchestrator.api.protocol import BODY_SECONDS
 from orchestrator.gpu.acceptor import Acceptor
+from orchestrator.private_files import NotPrivateError, make_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -249,7 +250,7 @@ def bind_control_socket(path: Path, *, group: str | None = None) -> ControlSocke
     something else than a socket, or where its directory is open to others; BadRequestError for an unknown group.
     """
     gid = None if group is None else _group_id(group)
-    _private_directory(path.parent)
+    _private_directory(path.parent, traversable=group is not None)
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         _take(lock, path)
@@ -273,14 +274,14 @@ def _group_id(group: str) -> int:
         ) from error
 
 
-def _private_directory(directory: Path) -> None:
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = directory.stat()
-    if status.st_uid not in {os.getuid(), 0} or (status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX):
+def _private_directory(directory: Path, *, traversable: bool) -> None:
+    try:
+        make_private(directory, traversable=traversable)
+    except NotPrivateError as error:
         raise RefusedError(
-            f"{directory} can be changed by other users, who could put a false daemon there",
-            hint="set ORCH_HOME to a directory of your own",
-        )
+            f"no socket can be made where other users could put a false daemon: {error}",
+            hint="set ORCH_HOME, or XDG_RUNTIME_DIR, to a directory of your own",
+        ) from error
 
 
 def _take(lock: int, path: Path) -> None:

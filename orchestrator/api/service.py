@@ -61,7 +61,7 @@ class SubmitRequest:
     path: str
     python: str | None = None
     overrides: tuple[str, ...] = ()
-    secrets: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     resume_from: str | None = None
 
 

@@ -12,6 +12,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from orchestrator.api.endpoint import may_serve
 from orchestrator.api.errors import (
     BadRequestError,
     DaemonFrozenError,
@@ -152,6 +153,7 @@ def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             _connect_unix(sock, endpoint.socket_path, deadline)
+            _refuse_a_false_daemon(sock, endpoint.socket_path)
         except BaseException:
             sock.close()
             raise
@@ -163,6 +165,18 @@ def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
     except OSError as error:
         raise DaemonUnreachableError(f"no daemon answers at {endpoint.label} ({error.strerror or error})") from error
     return sock
+
+
+def _refuse_a_false_daemon(sock: socket.socket, path: str) -> None:
+    from orchestrator.api.peer import credentials
+
+    peer = credentials(sock)
+    uid = -1 if peer is None else peer[1]
+    if not may_serve(path, uid):
+        raise NotPermittedError(
+            f"what listens at {path} belongs to user {uid}",
+            hint="set ORCH_HOME to a directory of your own, or of a daemon's user; nothing was sent",
+        )
 
 
 def _connect_unix(sock: socket.socket, path: str, deadline: float) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.checkpoint import layout
 from orchestrator.checkpoint.layout import Version
+from orchestrator.private_files import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -118,7 +119,7 @@ class SnapshotSlot:
                 f"no room for a snapshot of {size} bytes: {left} bytes of memory are left on this machine"
             )
         draft = path.with_suffix(".new")
-        handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(handle, 0, size)
             memory = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
@@ -135,7 +136,7 @@ class SnapshotSlot:
     def open(cls, path: Path) -> Self | None:
         """An existing slot; None when there is none or it is not one of this format."""
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None
         try:
@@ -297,8 +298,8 @@ class WriterLock:
     def acquire(self) -> None:
         """Take the lock. Raises SnapshotUnavailableError when another live process has it, or nothing can be made there."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            make_private(self._path.parent)
+            handle = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise SnapshotUnavailableError(f"{self._path.parent} cannot be used for snapshots: {error}") from error
         try:
@@ -380,8 +381,8 @@ class StoreState:
 
 
 def _shared_page(path: Path) -> mmap.mmap:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    make_private(path.parent)
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(handle, 0, mmap.PAGESIZE)
         return mmap.mmap(handle, mmap.PAGESIZE)

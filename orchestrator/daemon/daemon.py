@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -38,7 +37,7 @@ from orchestrator.runtime.gpu_evidence import gpu_evidence
 from orchestrator.runtime.job_files import JobFiles
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name
-from orchestrator.runtime.node_dir import page_directory, snapshot_directory
+from orchestrator.runtime.node_dir import clear_job_pages
 from orchestrator.store.errors import StoreError
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry.logging import get_logger
@@ -72,7 +71,15 @@ REMEMBER_ENDED: Final = 1000
 class Daemon:
     """See the module. ``start`` returns when jobs are taken and placed; ``run`` when it was told to stop."""
 
-    def __init__(self, settings: Settings, options: ServeOptions, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        options: ServeOptions,
+        environ: Mapping[str, str],
+        *,
+        rank_umask: int | None = None,
+    ) -> None:
+        """Ranks start with ``environ`` and ``rank_umask`` (None: this process's own), as if the daemon were not between."""
         self.settings = settings
         self.options = options
         self.started_at = time.time()
@@ -124,7 +131,7 @@ class Daemon:
             self._progress.of,
             self.log,
         )
-        self.gangs, self.calls = self._make_gangs(environ)
+        self.gangs, self.calls = self._make_gangs(environ, rank_umask)
         self.readiness = Readiness(
             self._not_ready,
             {
@@ -147,7 +154,7 @@ class Daemon:
             processes=self.settings.exporter_processes,
         )
 
-    def _make_gangs(self, environ: Mapping[str, str]) -> tuple[Gangs, GangCalls]:
+    def _make_gangs(self, environ: Mapping[str, str], rank_umask: int | None) -> tuple[Gangs, GangCalls]:
         limits = LogLimits(max_bytes=self.settings.log_max_bytes, keep_files=self.settings.log_keep_files)
         gangs = Gangs(
             cluster=self.cluster,
@@ -161,6 +168,7 @@ class Daemon:
             post=self.loop.post,
             progress=self._take_progress,
             previous_step=self._progress.previous_step,
+            rank_umask=rank_umask,
             gpu_evidence=lambda uuids: gpu_evidence(self.exporters, uuids),
             log=self.log,
         )
@@ -588,11 +596,8 @@ class Daemon:
         self._warmed_for.pop(job.id, None)
         with contextlib.suppress(OSError):
             self.settings.paths.secrets(job.id).unlink(missing_ok=True)
-        pages = page_directory(self.cluster.namespace)
-        shutil.rmtree(snapshot_directory(pages, job.id), ignore_errors=True)
-        for rank in range(max((a.ranks for a in job.attempts), default=job.num_workers)):
-            with contextlib.suppress(OSError):
-                (pages / f"{job.id}.{rank}.page").unlink(missing_ok=True)
+        most_ranks = max((a.ranks for a in job.attempts), default=job.num_workers)
+        clear_job_pages(self.cluster.namespace, job.id, most_ranks)
         self._remembered.append(job.id)
         for job_id in self._remembered[:-REMEMBER_ENDED]:
             self._progress.forget(job_id)

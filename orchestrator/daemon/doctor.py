@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -11,11 +12,14 @@ from orchestrator.api.client import Client
 from orchestrator.api.endpoint import Endpoint
 from orchestrator.api.errors import DaemonUnreachableError, OrchError
 from orchestrator.api.launch import Finding, Level
+from orchestrator.daemon.home import OTHERS, exposed_entries
 from orchestrator.runtime.looking import find_py_spy
-from orchestrator.runtime.node_dir import SHARED_MEMORY
+from orchestrator.runtime.names import namespace
+from orchestrator.runtime.node_dir import SHARED_MEMORY, page_directory, user_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from orchestrator.spec.settings import Settings
 
@@ -23,6 +27,8 @@ LOW_DISK_BYTES: Final = 1_000_000_000
 LOW_SHARED_MEMORY_BYTES: Final = 200_000_000
 LOW_FILES: Final = 4096
 LOG_LINES: Final = 5
+PASS_THROUGH: Final = 0o011
+"""What a daemon that serves a group leaves open of its home: the way to its socket."""
 
 
 def examine(settings: Settings) -> list[Finding]:
@@ -33,6 +39,7 @@ def examine(settings: Settings) -> list[Finding]:
         _packages,
         _gpus,
         _home,
+        _privacy,
         _shared_memory,
         _limits,
         _stacks,
@@ -104,6 +111,38 @@ def _home(settings: Settings) -> list[Finding]:
         remedy = "free some space (`orch prune`), or set ORCH_HOME to a larger disk"
         return [Finding(level=Level.WARNING, what=f"only {free / 1e6:.0f} MB are free under {home}", remedy=remedy)]
     return [_ok(f"{home}: {free / 1e9:.0f} GB free")]
+
+
+def _privacy(settings: Settings) -> list[Finding]:
+    """Whether other users of the machine can get at what orch keeps, or have taken its places."""
+    findings = [
+        Finding(level=Level.ERROR, what=f"{path} is not this user's alone", remedy=f"remove it: sudo rm -r {path}")
+        for path in (user_directory(), page_directory(namespace(settings.home)))
+        if _is_taken(path)
+    ]
+    if not settings.home.exists():
+        return findings
+    home = settings.home.stat()
+    if home.st_uid not in (os.geteuid(), 0):
+        what = f"{settings.home} belongs to user {home.st_uid}"
+        return [*findings, Finding(level=Level.ERROR, what=what, remedy="set ORCH_HOME to a directory of your own")]
+    reach = stat.S_IMODE(home.st_mode) & OTHERS
+    if reach & ~PASS_THROUGH:
+        what = f"other users can read or write {settings.home} (mode {stat.S_IMODE(home.st_mode):o})"
+        return [*findings, Finding(level=Level.ERROR, what=what, remedy=f"chmod go-rwx {settings.home}")]
+    found = exposed_entries(settings.paths) if reach else []
+    if found:
+        what = f"other users can get at {found[0]}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+        return [*findings, Finding(level=Level.ERROR, what=what, remedy=f"chmod go-rwx {found[0]}")]
+    return findings or [_ok(f"{settings.home} is this user's alone")]
+
+
+def _is_taken(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)
 
 
 def _shared_memory(_: Settings) -> list[Finding]:

@@ -27,10 +27,12 @@ from orchestrator.api.serve import (
 )
 from orchestrator.daemon import failure
 from orchestrator.daemon.daemon import Daemon
+from orchestrator.daemon.home import prepare_home
 from orchestrator.daemon.local_prometheus import LocalPrometheus
 from orchestrator.daemon.reading import Reading
 from orchestrator.daemon.service import Service
 from orchestrator.gpu.metrics_http import is_loopback
+from orchestrator.private_files import PRIVATE_UMASK
 from orchestrator.runtime.head_start import ClusterError
 from orchestrator.store.errors import StoreError, StoreInUseError
 from orchestrator.telemetry.local_prometheus import LocalPrometheusError
@@ -60,11 +62,11 @@ def serve(settings: Settings, options: ServeOptions) -> int:
 def _run(settings: Settings, options: ServeOptions) -> None:
     _check_exporters(settings, options)
     raise_file_limit()
-    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    settings.paths.run.mkdir(parents=True, exist_ok=True, mode=0o700)
+    prepare_home(settings, traversable=bool(options.group))
     environ = dict(os.environ)
+    rank_umask = os.umask(PRIVATE_UMASK)  # inherited by Ray and the fork servers; ranks are given the one of this start
     try:
-        asyncio.run(_serve(settings, options, environ))
+        asyncio.run(_serve(settings, options, environ, rank_umask))
     except LocalPrometheusError as error:
         raise RefusedError(error.message, hint=error.hint) from error
     except StoreInUseError as error:
@@ -83,8 +85,8 @@ def _check_exporters(settings: Settings, options: ServeOptions) -> None:
         )
 
 
-async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, str]) -> None:
-    daemon = Daemon(settings, options, environ)
+async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, str], rank_umask: int) -> None:
+    daemon = Daemon(settings, options, environ, rank_umask=rank_umask)
     try:
         control = bind_control_socket(settings.socket, group=options.group or None)
     except BaseException:

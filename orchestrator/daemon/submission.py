@@ -22,6 +22,7 @@ from orchestrator.core.ids import JobId, job_id
 from orchestrator.core.job import submitted
 from orchestrator.core.placement import could_ever_fit, needs_home, rank_size
 from orchestrator.daemon import snapshot
+from orchestrator.private_files import make_private, open_private
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import JobSpec, parse_job, to_dict
 from orchestrator.spec.problems import SpecError
@@ -265,8 +266,8 @@ def write_secrets(settings: Settings, new_id: str, values: Mapping[str, str]) ->
     import json
 
     path = settings.paths.secrets(new_id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    make_private(path.parent)
+    handle = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         os.write(handle, json.dumps(dict(values)).encode())
         os.fsync(handle)

@@ -23,6 +23,8 @@ from orchestrator.api.errors import (
 from orchestrator.api.launch import UpReply, serve_arguments
 from orchestrator.api.peer import is_stopped
 from orchestrator.daemon import failure
+from orchestrator.daemon.home import prepare_home
+from orchestrator.private_files import open_private
 from orchestrator.runtime.head_start import START_TRIES, start_seconds
 from orchestrator.store.lock import StoreLock
 
@@ -115,8 +117,8 @@ class _Start:
 
     def _start(self) -> None:
         paths = self._settings.paths
-        paths.run.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log = os.open(paths.daemon_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        prepare_home(self._settings, traversable=bool(self._options.group))
+        log = open_private(paths.daemon_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             self._log_bytes = os.fstat(log).st_size
             self._process = subprocess.Popen(

@@ -1,7 +1,7 @@
 """One signed HTTP POST to a web hook. No redirects, no proxies, nothing of the answer but its status.
 
-The address is looked up once and that very address is spoken to. Link-local addresses are refused: that is where
-clouds hand out a machine's credentials. Loopback and private ones are allowed, for relays on the same network; whoever
+The address is looked up once and that very address is spoken to. Link-local addresses and those of metadata services are
+refused (hook_addresses): that is where clouds hand out a machine's credentials. Loopback and private ones are allowed, for relays on the same network; whoever
 may submit a job runs code on this machine as the daemon's user anyway.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import os
 import secrets
 import socket
@@ -18,6 +17,8 @@ import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
+
+from orchestrator.daemon.hook_addresses import is_refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,8 +117,6 @@ def _status(line: bytes) -> int:
 async def _address(host: str, port: int) -> str:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     address = str(found[0][4][0])
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(parsed, "ipv4_mapped", None) or parsed
-    if mapped.is_link_local or mapped.is_multicast or mapped.is_unspecified:
+    if is_refused(address):
         raise HookError(f"{host} is {address}, an address that hooks may not have", final=True)
     return address

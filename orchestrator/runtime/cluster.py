@@ -10,20 +10,20 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.cluster import Node
+from orchestrator.private_files import make_private, remove_private
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.forkclient import StartedServer, start_fork_server
 from orchestrator.runtime.gpu_holds import GpuHolds, still_there
 from orchestrator.runtime.head_processes import Head, end_fork_server, is_alive, kill_session, ray_environment
 from orchestrator.runtime.head_start import ClusterError, launch_head, start_seconds
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
-from orchestrator.runtime.node_dir import fork_socket, make_private, node_directory, page_directory
+from orchestrator.runtime.node_dir import fork_socket, make_node_directory, node_directory, page_directory
 from orchestrator.runtime.own_thread import in_own_thread
 from orchestrator.runtime.prestart import (
     GUEST_KEEP_ALIVE_SECONDS,
@@ -132,8 +132,13 @@ class Cluster:
 
     async def start(self) -> None:
         """Find or start the head, connect, and put an agent on every node. Raises ClusterError."""
-        self._paths.ray.mkdir(parents=True, exist_ok=True)
-        self._paths.run.mkdir(parents=True, exist_ok=True)
+        try:
+            make_private(self._paths.ray)
+            if self.embedded:
+                make_node_directory(self.namespace, "local")
+                make_private(page_directory(self.namespace))
+        except OSError as error:
+            raise ClusterError(str(error)) from error
         self._home_token = self._keep_home_token()
         # Ray ends a driver whose raylet has died when its parent is init, as a daemon's is; told of a process to watch
         # in place of the parent, it watches that. This one lives as long as it lives.
@@ -271,8 +276,6 @@ class Cluster:
         from orchestrator.runtime.node_agent import PRELOAD
 
         path = self._own_fork_socket()
-        make_private(self.node_dir("local"))
-        path.parent.mkdir(parents=True, exist_ok=True)
         env = {name: value for name, value in os.environ.items() if name not in OF_THE_DRIVER}
         return start_fork_server(sys.executable, path, path.with_suffix(".log"), PRELOAD, env=env)
 
@@ -297,13 +300,15 @@ class Cluster:
         return head
 
     def _short_temp_dir(self) -> Path:
-        """Ray makes Unix sockets in there, whose paths are at most 107 bytes; about 60 of them are Ray's own."""
+        """Ray makes Unix sockets in there, whose paths are at most 107 bytes; about 60 of them are Ray's own.
+
+        Ray opens the directories of its session to every user, whatever the umask, each time that a worker starts: the
+        directories above are what closes them.
+        """
         wanted = self._paths.ray / "s"
         if len(os.fsencode(wanted)) <= 40:
             return wanted
-        short = node_directory(self.namespace, "ray")
-        short.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return short
+        return make_node_directory(self.namespace, "ray")
 
     def _count_gpus(self) -> int:
         from orchestrator.gpu.inventory import discover
@@ -353,8 +358,8 @@ class Cluster:
 
     def _remove_node_state(self) -> None:
         """Sockets, locks and pages of a head that has ended: nothing is left that they could belong to."""
-        shutil.rmtree(self.node_dir("local").parent, ignore_errors=True)
-        shutil.rmtree(page_directory(self.namespace), ignore_errors=True)
+        remove_private(self.node_dir("local").parent)
+        remove_private(page_directory(self.namespace))
 
     async def _leave(self, seconds: float = LEAVE_SECONDS) -> None:
         """Disconnect, without waiting for a turn: calls to a head that is dead or hangs may have them all."""

@@ -16,12 +16,14 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import subprocess
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from orchestrator.private_files import make_private
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.lifeline import (
     ErrorRaised,
@@ -29,6 +31,7 @@ from orchestrator.runtime.lifeline import (
     Exited,
     ExitRecord,
     ForkServerError,
+    ForkServerForeignError,
     ForkServerMissingError,
     ForkServerRefusedError,
     ForkServerStartError,
@@ -54,6 +57,7 @@ MAX_SOCKET_PATH_BYTES = 107
 _START_DEADLINE = timedelta(seconds=20)
 _TITLE_BYTES = 2048
 _CALL_DEADLINE = timedelta(seconds=60)
+_CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +101,15 @@ class SpawnRequest:
     args: tuple[str, ...] = ()
     python_options: tuple[str, ...] = ()
     cwd: str
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     threads: int | None = None
     cold: bool = False
     exit_record: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
+    umask: int | None = None
+    """None: the server's, which lets nobody else read what is written."""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Replaced by `***` in the exit record and in what the lifeline tells of an exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +164,7 @@ class ForkServerClient:
             try:
                 async with asyncio.timeout(self._deadline.total_seconds()):
                     await loop.sock_connect(sock, _checked(self._path))
+                    self._refuse_others(sock)
                     # The descriptors go with the header: a few bytes, which an empty socket always takes.
                     socket.send_fds(sock, [data[: wire.HEADER.size]], fds)
                     await loop.sock_sendall(sock, data[wire.HEADER.size :])
@@ -209,6 +218,7 @@ class ForkServerClient:
             sock.settimeout(self._deadline.total_seconds())
             try:
                 sock.connect(_checked(self._path))
+                self._refuse_others(sock)
                 socket.send_fds(sock, [data[: wire.HEADER.size]], fds)
                 sock.sendall(data[wire.HEADER.size :])
                 with sock.makefile("rb") as stream:
@@ -221,6 +231,14 @@ class ForkServerClient:
             except OSError as error:
                 raise self._missing(error) from error
         return _accepted(body)
+
+    def _refuse_others(self, sock: socket.socket) -> None:
+        """The request carries a job's environment, secrets included: only a server of this user is sent it."""
+        _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid != os.geteuid():
+            raise ForkServerForeignError(
+                f"what listens on {self._path} belongs to user {uid}, not to user {os.geteuid()}; remove that file"
+            )
 
     def _timed_out(self) -> ForkServerTimeoutError:
         return ForkServerTimeoutError(
@@ -272,6 +290,8 @@ def _spawn_message(request: SpawnRequest, roles: Mapping[str, int]) -> tuple[dic
         "cold": request.cold,
         "exit_record": None if request.exit_record is None else str(request.exit_record),
         "record": dict(request.record),
+        "umask": request.umask,
+        "secrets": list(request.secrets),
         "fds": list(roles),
     }
     return message, list(roles.values())
@@ -319,6 +339,10 @@ def start_fork_server(
     process's) should be what jobs inherit: a variable that matters to an interpreter's start and that a job sets
     differently makes that job start cold. Blocks for about 0.1 s: call it from a thread in asynchronous code.
     """
+    try:
+        make_private(socket_path.parent)
+    except OSError as error:
+        raise ForkServerStartError(str(error)) from error
     command = [python, "-u", os.fspath(SERVER_FILE), "--socket", _checked(socket_path), "--log", os.fspath(log_path)]
     command += ["--room", " " * _TITLE_BYTES]
     for name in preload:
@@ -356,6 +380,7 @@ __all__ = [
     "Exited",
     "ForkServerClient",
     "ForkServerError",
+    "ForkServerForeignError",
     "ForkServerMissingError",
     "ForkServerRefusedError",
     "ForkServerStartError",

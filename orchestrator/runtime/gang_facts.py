@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.persister import PersisterStatus
     from orchestrator.core.ids import JobId
     from orchestrator.runtime.forkclient import ExitRecord
+    from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.node_agent import NodeReport
     from orchestrator.runtime.rank_actor import RankGreeting
     from orchestrator.runtime.rank_story import RankEvent
@@ -108,13 +109,17 @@ def saved(job_id: JobId, status: PersisterStatus | None) -> list[ev.Event]:
     return facts
 
 
-def resumed(job_id: JobId, resumption: Resumption) -> list[ev.Event]:
-    """What was found when a checkpoint was looked for that the attempt begins with."""
+def resumed(job_id: JobId, resumption: Resumption, masker: Masker) -> list[ev.Event]:
+    """What was found when a checkpoint was looked for that the attempt begins with; texts without secrets."""
     now = time.time()
     told: list[ev.Event] = [
-        ev.JobNoted(job_id=job_id, at=now, code="quarantined", message=message) for message in resumption.problems
+        ev.JobNoted(job_id=job_id, at=now, code="quarantined", message=masker.text(message))
+        for message in resumption.problems
     ]
-    told += [ev.JobNoted(job_id=job_id, at=now, code=note.code, message=note.message) for note in resumption.notes]
+    told += [
+        ev.JobNoted(job_id=job_id, at=now, code=note.code, message=masker.text(note.message))
+        for note in resumption.notes
+    ]
     found = resumption.found
     if found is not None:
         told.append(

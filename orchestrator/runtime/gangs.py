@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.deadline import within
+from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.gang_actors import find_or_create, remove
 from orchestrator.runtime.gang_errors import GangLostError, as_lost, is_away
 from orchestrator.runtime.gang_facts import exited, in_memory, last_words, resumed, saved, seats_of
@@ -85,10 +86,12 @@ class Gangs:
         progress: Callable[[JobId, int, int, ProgressSnapshot], None],
         previous_step: Callable[[JobId], int],
         files: JobFiles,
+        rank_umask: int | None = None,
         gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[str, ...]]],
         log: FilteringBoundLogger,
     ) -> None:
         self._gpu_evidence = gpu_evidence
+        self._rank_umask = rank_umask
         self.files = files
         self._cluster = cluster
         self._paths = paths
@@ -211,7 +214,7 @@ class Gangs:
         previous = max([self._previous_step(job.id), *(g.highest_step for g in gang.greetings)])
         secrets = self._secrets_of(job)
         resumption = await asyncio.to_thread(newest_checkpoint, job, self._paths, secrets, previous)
-        if told := resumed(job.id, resumption):
+        if told := resumed(job.id, resumption, Masker(secrets.values())):
             self._post(told)
         watch = watch_settings(job, self._paths)
         plans = [
@@ -257,6 +260,7 @@ class Gangs:
             log_limits=self._log_limits,
             previous_step=previous_step,
             simulated=any(g.simulated for g in report.gpus),
+            umask=self._rank_umask,
         )
 
     async def _stop(self, job: Job, deadline: float) -> None:

@@ -13,12 +13,13 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+from orchestrator.private_files import make_private, open_private
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.logs import log_path
 from orchestrator.runtime.node_files import CHUNK_BYTES, LogPart, LogPlace
-from orchestrator.runtime.working_copy import digests, find_outputs, keep_output, place_for
+from orchestrator.runtime.working_copy import digests, find_outputs, keep_output, new_output
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -50,17 +51,22 @@ class LogMirror:
 
     def take(self, part: LogPart) -> None:
         """Append what a node sent. The note follows the lines: what a daemon wrote and died before it noted goes."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self._path.parent)
         if self._path.exists():
-            os.truncate(self._path, min(self._size, self._path.stat().st_size))
+            with self._opened(os.O_WRONLY) as file:
+                os.ftruncate(file.fileno(), min(self._size, os.fstat(file.fileno()).st_size))
         if self._size and self._size + len(part.data) > self._limits.max_bytes:
             self._rotate()
             self._note_down()
-        with self._path.open("ab") as file:
+        with self._opened(os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
             file.write(part.data)
         self._size += len(part.data)
         self.place = part.place
         self._note_down()
+
+    def _opened(self, flags: int) -> BinaryIO:
+        """The mirror; a link in its place is not followed, a rank of this node can have put one there."""
+        return os.fdopen(open_private(self._path, flags), "wb")
 
     def _note_down(self) -> None:
         draft = self._note.with_suffix(".tmp")
@@ -184,10 +190,10 @@ class JobFiles:
     async def _bring_ends_of(self, job: Job, node_id: str) -> None:
         for (attempt, rank), record in (await self._ask(node_id, "exit_records", job.id)).items():
             path = self._paths.exit_record(job.id, attempt, rank)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(".tmp")
-            draft.write_bytes(record)
-            draft.replace(path)
+            with new_output(self._paths.exits(job.id), path.relative_to(self._paths.exits(job.id)).as_posix()) as place:
+                with place.create(0o600) as file:
+                    file.write(record)
+                place.finish()
         while await self._fetch_logs(job, node_id):
             pass
 
@@ -227,7 +233,7 @@ class JobFiles:
                 found = await self._ask(node_id, "find_outputs", job.id, job.spec.outputs, left)
                 for each in found.files:
                     name = each.path if each.path not in taken else f"{each.path}.node-{number}"
-                    await self._fetch(job, node_id, each, place_for(target, name))
+                    await self._fetch(job, node_id, each, target, name)
                     taken.add(each.path)
                 left -= sum(each.size_bytes for each in found.files)
                 said.append(self._left(found, f"the working copy on node {node_id[:12]}"))
@@ -251,17 +257,16 @@ class JobFiles:
             f" ORCH_OUTPUTS_MAX_BYTES ({limit:.0f} MB)"
         )
 
-    async def _fetch(self, job: Job, node_id: str, found: Output, place: Path) -> None:
-        draft = place.with_name(f".{place.name}.bringing")
-        with draft.open("wb") as file:
-            offset = 0
-            while data := await self._ask(node_id, "read_output", job.id, found.path, offset):
-                await asyncio.to_thread(file.write, data)
-                offset += len(data)
-                if len(data) < CHUNK_BYTES:
-                    break
-        draft.chmod(found.mode)
-        draft.replace(place)
+    async def _fetch(self, job: Job, node_id: str, found: Output, target: Path, name: str) -> None:
+        with new_output(target, name) as place:
+            with place.create(found.mode) as file:
+                offset = 0
+                while data := await self._ask(node_id, "read_output", job.id, found.path, offset):
+                    await asyncio.to_thread(file.write, data)
+                    offset += len(data)
+                    if len(data) < CHUNK_BYTES:
+                        break
+            place.finish()
 
     async def tidy(self, live: Collection[str]) -> None:
         """Have every node forget jobs that have ended."""

@@ -33,6 +33,10 @@ class ForkServerMissingError(ForkServerError):
     """Nobody listens on the socket: start the server with start_fork_server, then ask again."""
 
 
+class ForkServerForeignError(ForkServerError):
+    """Another user listens on the socket; nothing was sent. Remove the socket's file."""
+
+
 class ForkServerRefusedError(ForkServerError):
     """The server understood and said no; the message is its own. Mend the request and ask again."""
 

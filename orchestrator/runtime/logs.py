@@ -14,13 +14,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.private_files import make_private, open_private
+from orchestrator.runtime.forkserver.masking import Masker
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 TAIL_LINES: Final = 40
 LONGEST_LINE_BYTES: Final = 64 * 1024
-MASK: Final = b"***"
 _NAME = re.compile(r"attempt-(\d+)/rank-(\d+)\.log(?:\.(\d+))?$")
 
 
@@ -55,20 +57,19 @@ class LogWriter:
         self,
         path: Path,
         *,
-        secrets: Sequence[str] = (),
+        masker: Masker | None = None,
         limits: LogLimits | None = None,
         listener: Callable[[str], None] | None = None,
     ) -> None:
         self._path = path
         self._limits = limits or LogLimits()
-        self._secrets = sorted((s.encode() for s in secrets if s), key=len, reverse=True)
+        self._masker = masker or Masker(())
         self._partial: dict[str, bytes] = {"o": b"", "e": b""}
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._lost: str | None = None
         self._listener = listener
         self.lines = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = _append_to(path)
         self._size = os.fstat(self._file).st_size
 
     @property
@@ -87,15 +88,19 @@ class LogWriter:
         *lines, rest = whole.split(b"\n")
         out = [self._line(stream, line, at) for line in lines]
         if len(rest) > LONGEST_LINE_BYTES:
-            out.append(self._line(stream.upper(), rest, at))
-            rest = b""
+            masked = self._masker.data(rest)
+            kept = self._masker.beginning(masked)  # the rest of that secret may come next
+            out.append(self._line(stream.upper(), masked[: len(masked) - kept], at))
+            rest = masked[len(masked) - kept :]
         self._partial[stream] = rest
         if out:
             self._write(b"".join(out))
 
     def note(self, lines: Iterable[str], at: float) -> None:
         """Lines of orch's own: they are in the file, but are neither output of the rank nor its last words."""
-        self._write(b"".join(self._stamped("e", self._masked(line.encode(errors="replace")), at) for line in lines))
+        self._write(
+            b"".join(self._stamped("e", self._masker.data(line.encode(errors="replace")), at) for line in lines)
+        )
 
     def close(self, at: float) -> None:
         """Write what is left without a newline, and close."""
@@ -106,21 +111,15 @@ class LogWriter:
         os.close(self._file)
 
     def _line(self, stream: str, line: bytes, at: float) -> bytes:
-        line = line.removesuffix(b"\r")
+        line = self._masker.data(line).removesuffix(b"\r")
         if b"\r" in line:  # a progress bar redraws its line; what a person last saw is what counts
             line = line.rsplit(b"\r", 1)[1]
-        line = self._masked(line)
         self.lines += 1
         text = line.decode(errors="replace")
         self._tail.append(text)
         if self._listener is not None:
             self._listener(text)
         return self._stamped(stream, line, at)
-
-    def _masked(self, line: bytes) -> bytes:
-        for secret in self._secrets:
-            line = line.replace(secret, MASK)
-        return line
 
     def _stamped(self, stream: str, line: bytes, at: float) -> bytes:
         return b"%.6f %s %s\n" % (at, stream.encode(), line)
@@ -141,8 +140,15 @@ class LogWriter:
             source = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
             if source.exists():
                 source.replace(self._path.with_name(f"{self._path.name}.{number}"))
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = _append_to(self._path)
+        os.ftruncate(self._file, 0)  # the same file, where none is kept beside it
         self._size = 0
+
+
+def _append_to(path: Path) -> int:
+    """The log, in a directory of this user's alone. A link in its place is not followed: a rank can have put one there."""
+    make_private(path.parent)
+    return open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 class LogReader:

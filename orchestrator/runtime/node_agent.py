@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import sys
 import time
@@ -19,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import __version__
 from orchestrator.gpu.assignments import FILE_NAME, write_assignments
+from orchestrator.private_files import PRIVATE_UMASK, make_private, remove_private
 from orchestrator.runtime.forkclient import ForkServerClient, ForkServerError, Hello, start_fork_server
 from orchestrator.runtime.health_check import check_node
-from orchestrator.runtime.node_dir import clear_pages, fork_socket, make_private
+from orchestrator.runtime.node_dir import clear_pages, fork_socket
 from orchestrator.runtime.node_files import NodeFiles
 from orchestrator.runtime.rank_locks import lock_is_free, rank_lock_path
 
@@ -67,6 +67,7 @@ class NodeAgent:
     """
 
     def __init__(self, *, node_id: str, node_dir: str, simulate_gpus: int, home_token: tuple[str, str]) -> None:
+        os.umask(PRIVATE_UMASK)  # a cluster that others have started may have another one
         self._node_id = node_id
         self._node_dir = make_private(Path(node_dir))
         self._simulate = simulate_gpus
@@ -161,7 +162,6 @@ class NodeAgent:
 
     async def _start(self, python: str) -> ForkServerClient:
         path = fork_socket(self._node_dir, python)
-        path.parent.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(start_fork_server, python, path, path.with_suffix(".log"), PRELOAD)
         return ForkServerClient(path)
 
@@ -193,7 +193,7 @@ class NodeAgent:
             with contextlib.suppress(ForkServerError):
                 await ForkServerClient(path).shutdown()
         if remove:
-            await asyncio.to_thread(shutil.rmtree, self._node_dir, ignore_errors=True)
+            await asyncio.to_thread(remove_private, self._node_dir)
 
 
 def _own_home(node_dir: Path) -> Path:

@@ -11,15 +11,30 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.private_files import enter_private, make_private
+
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is that it is memory
 
 
+def user_directory() -> Path:
+    """The directory of this user, below which those of all daemons and nodes on this machine are."""
+    return Path(tempfile.gettempdir()) / f"orch-{os.getuid()}"
+
+
 def node_directory(namespace: str, node_id: str) -> Path:
     """The node's directory; short, because a Unix socket's path is."""
-    return Path(tempfile.gettempdir()) / f"orch-{os.getuid()}" / namespace.removeprefix("orch-") / node_id[:12]
+    return user_directory() / namespace.removeprefix("orch-") / node_id[:12]
+
+
+def make_node_directory(namespace: str, node_id: str) -> Path:
+    """The node's directory, made for this user alone like the two above it. Raises NotPrivateError, OSError."""
+    directory = node_directory(namespace, node_id)
+    for level in (directory.parents[1], directory.parent, directory):
+        make_private(level)
+    return directory
 
 
 def fork_socket(node_dir: Path, python: str) -> Path:
@@ -43,26 +58,56 @@ def snapshot_directory(pages: Path, job_id: str) -> Path:
 def clear_pages(node_dir: Path, live: Collection[str], young_seconds: float = 60.0) -> None:
     """Remove the pages and snapshots that jobs which are not ``live`` have left in a node's shared memory.
 
-    What is younger may belong to a job that the asker did not know of when it asked.
+    What is younger may belong to a job that the asker did not know of when it asked. Nothing is removed where the
+    directory of pages is another user's, or a link.
     """
     now = time.time()
-    for path in page_directory(node_dir.parent.name).glob("*"):
-        job_id = path.name.split(".", 1)[0]
-        with contextlib.suppress(OSError):
-            if job_id in live or now - path.stat().st_ctime < young_seconds:
-                continue
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+    with _entries(page_directory(node_dir.parent.name)) as (folder, entries):
+        for entry in entries:
+            job_id = entry.name.split(".", 1)[0]
+            with contextlib.suppress(OSError):
+                if job_id in live or now - entry.stat(follow_symlinks=False).st_ctime < young_seconds:
+                    continue
+                _remove(entry.name, folder, is_directory=entry.is_dir(follow_symlinks=False))
 
 
-def make_private(path: Path) -> Path:
-    """Create a directory, and its parents below the temporary directory, for this user alone.
+def clear_job_pages(namespace: str, job_id: str, ranks: int) -> None:
+    """Remove the snapshots of a job that has ended, and the progress pages of its ranks."""
+    try:
+        folder = enter_private(page_directory(namespace))
+    except OSError:
+        return  # there is none, or it is not this user's
+    try:
+        _remove(snapshot_directory(Path(), job_id).name, folder, is_directory=True)
+        for rank in range(ranks):
+            with contextlib.suppress(OSError):
+                _remove(page_name(job_id, rank), folder, is_directory=False)
+    finally:
+        os.close(folder)
 
-    Raises PermissionError when another user owns it: somebody else got there first.
-    """
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if path.stat().st_uid != os.getuid():
-        raise PermissionError(f"{path} belongs to another user; remove it, or set TMPDIR to a directory of your own")
-    return path
+
+def page_name(job_id: str, rank: int) -> str:
+    """The file name of a rank's progress page."""
+    return f"{job_id}.{rank}.page"
+
+
+@contextlib.contextmanager
+def _entries(directory: Path) -> Iterator[tuple[int, list[os.DirEntry[str]]]]:
+    """A descriptor of a directory of this user's alone, and what is in it; nothing where it is not such a one."""
+    try:
+        folder = enter_private(directory)
+    except OSError:
+        yield -1, []
+        return
+    try:
+        with os.scandir(folder) as found:
+            yield folder, list(found)
+    finally:
+        os.close(folder)
+
+
+def _remove(name: str, folder: int, *, is_directory: bool) -> None:
+    if is_directory:
+        shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+    else:
+        os.unlink(name, dir_fd=folder)

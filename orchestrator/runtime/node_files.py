@@ -14,7 +14,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.runtime.working_copy import Outputs, find_outputs, lay_out
+from orchestrator.private_files import enter_below
+from orchestrator.runtime.working_copy import Outputs, find_outputs, lay_out, open_output
 from orchestrator.spec.paths import Paths
 
 if TYPE_CHECKING:
@@ -138,16 +139,23 @@ class NodeFiles:
         return find_outputs(self.paths.work(job_id), patterns, max_bytes)
 
     def read_output(self, job_id: str, relative: str, offset: int) -> bytes:
-        """A chunk of a file that ``find_outputs`` named; empty at its end. Raises OSError for a link in its place."""
-        work = self.paths.work(job_id)
-        path = work / relative
-        if not path.parent.resolve().is_relative_to(work.resolve()):
-            raise PermissionError(f"{relative!r} leads out of the working copy")
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        """A chunk of a file that ``find_outputs`` named; empty at its end.
+
+        Raises OSError for a link in its place, or for a path that leads out of the working copy.
+        """
+        parent, name = os.path.split(relative)
         try:
-            return os.pread(handle, CHUNK_BYTES, offset)
+            folder = enter_below(self.paths.work(job_id), parent)
+        except ValueError as error:
+            raise PermissionError(str(error)) from error
+        try:
+            handle = open_output(folder, name)
+            try:
+                return os.pread(handle, CHUNK_BYTES, offset)
+            finally:
+                os.close(handle)
         finally:
-            os.close(handle)
+            os.close(folder)
 
     def keep_only(self, live: Collection[str], *, young_seconds: float = YOUNG_SECONDS) -> list[str]:
         """Remove the files of jobs that are not ``live``, and the blobs used longest ago beyond the cache's size."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.persister import StoreSettings
-from orchestrator.runtime.node_dir import fork_socket, snapshot_directory
+from orchestrator.runtime.node_dir import fork_socket, page_name, snapshot_directory
 from orchestrator.runtime.rank_env import rank_environment
 from orchestrator.runtime.rank_plan import RankPlan, SnapshotPlan
 from orchestrator.runtime.runtime_env import parts_of
@@ -36,13 +36,14 @@ class Places:
     work_dir: str
     node_dir: Path
     page_dir: Path
-    base_env: Mapping[str, str]
-    secrets: Mapping[str, str]
+    base_env: Mapping[str, str] = field(repr=False)
+    secrets: Mapping[str, str] = field(repr=False)
     log_limits: LogLimits
     previous_step: int
     simulated: bool
     resume_from: str | None = None
     watch: WatchSettings | None = None
+    umask: int | None = None
 
 
 def local_ranks(seats: Sequence[Seat]) -> list[tuple[int, int, int, int]]:
@@ -66,7 +67,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
     local_rank, local_size, group_rank, group_size = local_ranks(seats)[rank]
     entry = with_checkpoint(parse_entrypoint(job.spec.entrypoint), places.resume_from)
     attempt = job.attempt_number
-    page = places.page_dir / f"{job.id}.{rank}.page"
+    page = places.page_dir / page_name(job.id, rank)
     python = _interpreter(job, entry)
     snapshots = _snapshots(job, seats, places)
     job_env = {**job.spec.env, **places.secrets}
@@ -93,7 +94,6 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         working_dir=places.work_dir,
         extra=_checkpoint_settings(job, snapshots) | _trainer_settings(job) | _elastic_settings(job),
     )
-    threads = env.get("OMP_NUM_THREADS", "")
     mode, target, args = _what_to_run(entry, python)
     return RankPlan(
         job_id=job.id,
@@ -105,7 +105,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         python_options=entry.python_options if mode != "command" else (),
         cwd=places.work_dir,
         env=env,
-        threads=int(threads) if threads.isdigit() and int(threads) > 0 else None,
+        threads=_threads(env),
         cold=bool(cold_start_variables(job_env)),
         python=python,
         fork_socket=str(fork_socket(places.node_dir, python)),
@@ -120,6 +120,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         log_policies=tuple((p.pattern, p.action) for p in job.spec.retry.log_policies),
         secrets=tuple(places.secrets.values()),
         log_limits=places.log_limits,
+        umask=places.umask,
     )
 
 
@@ -181,6 +182,11 @@ def _trainer_settings(job: Job) -> dict[str, str]:
 
 def _elastic_settings(job: Job) -> dict[str, str]:
     return {"ORCH_ELASTIC": f"{job.least_workers}-{job.most_workers}"} if job.is_elastic else {}
+
+
+def _threads(env: Mapping[str, str]) -> int | None:
+    threads = env.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdigit() and int(threads) > 0 else None
 
 
 def _interpreter(job: Job, entry: Entrypoint) -> str:

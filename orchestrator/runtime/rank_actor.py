@@ -81,7 +81,9 @@ class RankActor:
         return await self._host.prepare(attempt, serve_on)
 
     async def launch(self, plan: RankPlan) -> None:
-        """See RankHost.launch."""
+        """See RankHost.launch. This process writes the job's checkpoints: with the umask that the job has."""
+        if plan.umask is not None:
+            os.umask(plan.umask)
         await self._host.launch(inside(plan, os.environ, sys.executable))
 
     async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
@@ -132,5 +134,4 @@ class RankActor:
 
 async def _start_fork_server(plan: RankPlan) -> None:
     path = Path(plan.fork_socket)
-    path.parent.mkdir(parents=True, exist_ok=True)
     await asyncio.to_thread(start_fork_server, plan.python, path, path.with_suffix(".log"), PRELOAD)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.checkpoint.persister import SnapshotPersister
 from orchestrator.checkpoint.watcher import FileWatcher
+from orchestrator.private_files import make_private
 from orchestrator.runtime.evidence import KernelWatch, OomWatch
 from orchestrator.runtime.forkclient import (
     ErrorRaised,
@@ -30,11 +31,12 @@ from orchestrator.runtime.forkclient import (
     Lifeline,
     Started,
 )
+from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.log_policies import match_policies
 from orchestrator.runtime.logs import log_path
 from orchestrator.runtime.looking import look_at
-from orchestrator.runtime.node_dir import make_private
 from orchestrator.runtime.rank_output import RankOutput
+from orchestrator.runtime.rank_secrets import masked_event, masked_look, masked_progress, masked_status
 from orchestrator.runtime.rank_start import RankStarter
 from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.rendezvous import bind_rendezvous
@@ -92,6 +94,7 @@ class RankHost:
         self._progress_number = 0
         self._read_at = 0.0
         self._output: RankOutput | None = None
+        self._masker = Masker(())
         self._error: ErrorRaised | None = None
         self._pid = 0
         self._oom: OomWatch | None = None
@@ -161,11 +164,12 @@ class RankHost:
         self._open_page(plan)
         self._keep_snapshots(plan)
         self._watch_files(plan)
-        Path(plan.exit_record).parent.mkdir(parents=True, exist_ok=True)
+        make_private(Path(plan.exit_record).parent)
         Path(plan.exit_record).unlink(missing_ok=True)
+        self._masker = Masker(plan.secrets)
         output = self._output = RankOutput(
             log_path(Path(plan.log_dir), plan.attempt, plan.rank),
-            secrets=plan.secrets,
+            masker=self._masker,
             limits=plan.log_limits,
             progress_pattern=plan.progress_pattern,
             previous_step=plan.previous_step,
@@ -244,11 +248,11 @@ class RankHost:
         if files is not None:
             await asyncio.to_thread(files.look)
             if files.status.persisted:
-                return files.status
+                return masked_status(files.status, self._masker)
         if persister is None:
             return None
         await asyncio.to_thread(persister.flush, seconds)
-        return persister.status
+        return masked_status(persister.status, self._masker)
 
     async def trace(self, attempt: int, steps: int, seconds: float) -> bytes:
         """A torch.profiler trace of the next ``steps`` steps, gzipped JSON. Raises TraceRefusedError."""
@@ -268,7 +272,7 @@ class RankHost:
             return None
         told = self._page.read().writer_pid if self._page is not None else None
         look = await asyncio.to_thread(look_at, self.rank, self._pid, training_pid=told, stacks=stacks)
-        return replace(look, printed=self._output.lines if self._output else 0)
+        return masked_look(replace(look, printed=self._output.lines if self._output else 0), self._masker)
 
     def note(self, attempt: int, lines: Sequence[str]) -> None:
         """Write ``lines`` of orch's own into the rank's log."""
@@ -340,7 +344,7 @@ class RankHost:
     def _open_page(self, plan: RankPlan) -> None:
         if self._page is not None:
             self._page.close()
-        Path(plan.page).parent.mkdir(parents=True, exist_ok=True)
+        make_private(Path(plan.page).parent)
         self._page = ProgressPage.create(plan.page)
         self._progress = None
 
@@ -349,7 +353,8 @@ class RankHost:
         for index, source in enumerate((self._persister, self._files)):
             status = source.status if source else None
             if status is not None and status.persisted and status != self._told[index]:
-                self._told[index] = self._persisted = status
+                self._told[index] = status
+                self._persisted = masked_status(status, self._masker)
                 self._persisted_number += 1
                 break  # the other one's news is next
         now = time.monotonic()
@@ -359,7 +364,7 @@ class RankHost:
             self._oom.mark()
         if self._kernel is not None and not final:
             self._kernel.mark()
-        snapshot = self._page.read()
+        snapshot = masked_progress(self._page.read(), self._masker)
         if self._output is not None:
             snapshot = self._output.over(snapshot)
         if snapshot != self._progress:
@@ -424,7 +429,7 @@ class RankHost:
         return (*((killed,) if killed else ()), *(self._kernel.lines(self._pid) if self._kernel and self._pid else ()))
 
     def _add(self, **fields: Any) -> None:
-        event = RankEvent(number=len(self._events) + 1, **fields)
+        event = masked_event(RankEvent(number=len(self._events) + 1, **fields), self._masker)
         self._events.append(event)
         if event.kind == "exited" and self._called_off >= self.attempt:
             # Ordered, so no surprise: told with the end of its tree, which nearly always follows at once.

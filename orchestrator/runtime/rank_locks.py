@@ -6,6 +6,8 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
+from orchestrator.private_files import NotPrivateError, open_private
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -18,9 +20,9 @@ def rank_lock_path(node_dir: Path, job_id: str, rank: int) -> Path:
 def lock_is_free(path: Path) -> bool:
     """No process tree of that rank is alive on this node."""
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
+        handle = open_private(path, os.O_RDWR)
+    except (FileNotFoundError, NotPrivateError):
+        return True  # no lock of this user is there
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

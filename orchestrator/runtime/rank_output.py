@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.logs import LogLimits
     from orchestrator.train.progress import ProgressSnapshot
 
@@ -24,13 +25,13 @@ _READ_BYTES: Final = 256 * 1024
 
 
 class RankOutput:
-    """See the module. ``secrets`` never reach the log; ``progress_pattern`` is the job's `health.progress`, or empty."""
+    """See the module. What ``masker`` replaces never reaches the log; ``progress_pattern`` is the job's `health.progress`, or empty."""
 
     def __init__(
-        self, path: Path, *, secrets: Sequence[str], limits: LogLimits, progress_pattern: str, previous_step: int
+        self, path: Path, *, masker: Masker, limits: LogLimits, progress_pattern: str, previous_step: int
     ) -> None:
         self._progress = LogProgress(progress_pattern, previous_step, lambda line: self.note([line]))
-        self._log: LogWriter | None = LogWriter(path, secrets=secrets, limits=limits, listener=self._progress.feed)
+        self._log: LogWriter | None = LogWriter(path, masker=masker, limits=limits, listener=self._progress.feed)
         self._pipes: dict[int, str] = {}
 
     @property

@@ -24,7 +24,10 @@ class SnapshotPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """Everything that one rank of one attempt needs to start. ``env`` is its complete environment."""
+    """Everything that one rank of one attempt needs to start. ``env`` is its complete environment.
+
+    ``umask`` is that of a plain start; None: the one that the fork server has.
+    """
 
     job_id: str
     attempt: int
@@ -34,7 +37,7 @@ class RankPlan:
     args: tuple[str, ...]
     python_options: tuple[str, ...]
     cwd: str
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     threads: int | None
     cold: bool
     python: str
@@ -48,5 +51,6 @@ class RankPlan:
     watch: WatchSettings | None = None
     progress_pattern: str = ""
     log_policies: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    umask: int | None = None
     log_limits: LogLimits = field(default_factory=LogLimits)

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.private_files import make_private, open_private
 from orchestrator.runtime.forkclient import ForkServerClient, ForkServerMissingError, SpawnRequest
 from orchestrator.runtime.rank_locks import rank_lock_path
 
@@ -114,6 +115,8 @@ class RankStarter:
                     cold=plan.cold,
                     exit_record=Path(plan.exit_record),
                     record={"job": plan.job_id, "attempt": plan.attempt, "rank": plan.rank},
+                    umask=plan.umask,
+                    secrets=plan.secrets,
                 ),
                 stdout=pipes[0][1],
                 stderr=pipes[1][1],
@@ -135,8 +138,8 @@ class RankStarter:
         None when the attempt was called off. Raises RankBusyError.
         """
         path = rank_lock_path(self._node_dir, self._plan.job_id, self._plan.rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_private(path.parent)
+        handle = open_private(path, os.O_RDWR | os.O_CREAT)
         deadline = time.monotonic() + _LOCK_SECONDS
         delay = 0.001
         while not self._is_called_off():

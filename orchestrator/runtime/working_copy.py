@@ -5,18 +5,22 @@ Plain files, no Ray: the daemon uses it for its own node, a node's agent for a n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import stat
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import pathspec
 
+from orchestrator.private_files import enter_below
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 MAX_OUTPUTS: Final = 50_000
 
@@ -41,9 +45,12 @@ class Outputs:
 
 def lay_out(digest: str, blob: Callable[[str], Path], target: Path) -> None:
     """Make a writable copy of the snapshot at ``target``, whole or not at all; what is there already is kept."""
+    if target.is_symlink():
+        raise ValueError(f"{target} is a link; remove it")
     if target.exists():
         return
     manifest = json.loads(blob(digest).read_bytes())
+    _refuse_ways_out(manifest["entries"])
     draft = target.with_name(f"{target.name}.laying-out")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -58,7 +65,31 @@ def lay_out(digest: str, blob: Callable[[str], Path], target: Path) -> None:
             case _:
                 shutil.copyfile(blob(entry["digest"]), path)
                 path.chmod(entry["mode"])
+    _refuse_links_out(draft, manifest["entries"])
     draft.replace(target)
+
+
+def _refuse_ways_out(entries: Sequence[Mapping[str, str]]) -> None:
+    """Raises ValueError when an entry would be written outside of the working copy."""
+    links = {entry["path"] for entry in entries if entry["type"] == "link"}
+    for entry in entries:
+        path = PurePosixPath(entry["path"])
+        below_a_link = any(str(parent) in links for parent in path.parents)
+        if path.is_absolute() or ".." in path.parts or not path.parts or below_a_link:
+            raise ValueError(
+                f"the archive's entry {entry['path']!r} leads out of the working copy; nothing was written"
+            )
+
+
+def _refuse_links_out(draft: Path, entries: Sequence[Mapping[str, str]]) -> None:
+    """Raises ValueError, and leaves nothing, when a link of the working copy leads out of it."""
+    root = draft.resolve()
+    for entry in entries:
+        if entry["type"] == "link" and not (draft / entry["path"]).resolve().is_relative_to(root):
+            shutil.rmtree(draft, ignore_errors=True)
+            raise ValueError(
+                f"the archive's link {entry['path']!r} leads to {entry['target']!r}, out of the working copy"
+            )
 
 
 def digests(digest: str, blob: Callable[[str], Path]) -> list[str]:
@@ -71,7 +102,8 @@ def find_outputs(work: Path, patterns: Sequence[str], max_bytes: int) -> Outputs
     """The regular files below ``work`` that a pattern names, by path, as many as ``max_bytes`` holds.
 
     A pattern is that of .gitignore, counted from ``work``: ``out/**`` is all below out, ``*.pt`` lies at the top. Links
-    are not followed and not brought back, so nothing outside of ``work`` is ever read.
+    are not followed and not brought back, so nothing outside of ``work`` is ever read. Raises ValueError for a link in
+    place of ``work``.
     """
     spec = pathspec.GitIgnoreSpec.from_lines(f"/{pattern}" for pattern in patterns)
     chosen: list[Output] = []
@@ -88,39 +120,106 @@ def find_outputs(work: Path, patterns: Sequence[str], max_bytes: int) -> Outputs
 
 
 def _regular_files(work: Path) -> Iterator[Output]:
-    for directory, _, names in os.walk(work, followlinks=False):
+    root = enter_below(work, "")
+    try:
+        yield from _regular_files_below(root)
+    finally:
+        os.close(root)
+
+
+def _regular_files_below(root: int) -> Iterator[Output]:
+    for directory, _, names, folder in os.fwalk(".", dir_fd=root, follow_symlinks=False):
         for name in names:
-            path = Path(directory, name)
             try:
-                status = path.lstat()
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             except OSError:
                 continue
             if stat.S_ISREG(status.st_mode):
-                relative = path.relative_to(work).as_posix()
+                relative = os.path.normpath(f"{directory}/{name}")
                 yield Output(path=relative, size_bytes=status.st_size, mode=stat.S_IMODE(status.st_mode) & 0o777)
 
 
 def keep_output(work: Path, found: Output, target: Path) -> None:
-    """Have a file of this node in the directory of outputs: a second name of it, or a copy on another filesystem."""
-    source, place = work / found.path, place_for(target, found.path)
-    if place.exists() and place.samefile(source):
-        return
-    draft = place.with_name(f".{place.name}.bringing")
-    draft.unlink(missing_ok=True)
+    """Have a file of this node in the directory of outputs: a second name of it, or a copy on another filesystem.
+
+    Raises ValueError where a link leads out of ``work`` or ``target``, OSError.
+    """
+    parent, name = os.path.split(found.path)
+    source = enter_below(work, parent)
     try:
-        os.link(source, draft, follow_symlinks=False)
-    except OSError:
-        shutil.copyfile(source, draft, follow_symlinks=False)
-        draft.chmod(found.mode)
-    draft.replace(place)
+        with new_output(target, found.path) as place:
+            if place.holds(name, source):
+                return
+            try:
+                os.link(name, place.draft, src_dir_fd=source, dst_dir_fd=place.folder, follow_symlinks=False)
+            except OSError:
+                with os.fdopen(open_output(source, name), "rb") as original, place.create(found.mode) as copy:
+                    shutil.copyfileobj(original, copy)
+            place.finish()
+    finally:
+        os.close(source)
 
 
-def place_for(target: Path, relative: str) -> Path:
-    """Where a file goes below ``target``, its directory made. Raises ValueError for a path that leads out of it."""
-    place = target / relative
-    if relative.startswith("/") or ".." in Path(relative).parts:
+def open_output(folder: int, name: str) -> int:
+    """A descriptor to read a regular file from. Raises PermissionError for anything else in its place, OSError."""
+    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise PermissionError(f"{name!r} is not a regular file")
+    return handle
+
+
+class NewOutput:
+    """A file on its way into the directory of outputs: ``draft`` in ``folder`` (a descriptor) until ``finish``."""
+
+    def __init__(self, folder: int, name: str) -> None:
+        self.folder = folder
+        self.draft = f".{name}.bringing"
+        self._name = name
+        self.discard()
+
+    def holds(self, name: str, folder: int) -> bool:
+        """Whether the file that is there already is that one."""
+        try:
+            there = os.stat(self._name, dir_fd=self.folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.stat(name, dir_fd=folder, follow_symlinks=False))
+
+    def create(self, mode: int) -> BinaryIO:
+        """The draft, empty, to write to."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(self.draft, flags, 0o600, dir_fd=self.folder)
+        os.fchmod(handle, mode)
+        return os.fdopen(handle, "wb")
+
+    def finish(self) -> None:
+        """The draft becomes the output. Raises ValueError where it is not a regular file: a link was put in its place."""
+        if not stat.S_ISREG(os.stat(self.draft, dir_fd=self.folder, follow_symlinks=False).st_mode):
+            raise ValueError(f"{self._name!r} is not a regular file; it was not brought")
+        os.replace(self.draft, self._name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+
+    def discard(self) -> None:
+        """Remove a draft that was not finished."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.draft, dir_fd=self.folder)
+
+
+@contextlib.contextmanager
+def new_output(target: Path, relative: str) -> Iterator[NewOutput]:
+    """A place for a file below ``target``, its directory made. Raises ValueError for a path that leads out of it.
+
+    No link on the way is followed, ``target`` itself included: a rank can have put one there.
+    """
+    parent, name = os.path.split(relative)
+    if relative.startswith("/") or name in ("", ".", ".."):
         raise ValueError(f"{relative!r} leads out of {target}; nothing was written")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if not place.parent.resolve().is_relative_to(target.resolve()):
-        raise ValueError(f"{place.parent} leads out of {target}; remove the link in there")
-    return place
+    folder = enter_below(target.parent, f"{target.name}/{parent}", make=True)
+    try:
+        place = NewOutput(folder, name)
+        try:
+            yield place
+        finally:
+            place.discard()
+    finally:
+        os.close(folder)

@@ -16,6 +16,8 @@ import os
 import struct
 from pathlib import Path
 
+from orchestrator.private_files import make_private
+
 _PREFIX = "board-"
 _WORD = struct.Struct("<Q")
 _SAVE_LAST, _SAVE_NEXT, _STOP = 0, 64, 128  # on cache lines of their own; a step is stored plus one, 0 means none
@@ -26,13 +28,12 @@ class Board:
 
     def __init__(self, directory: str | os.PathLike[str], run: str) -> None:
         """Raises OSError when nothing can be made there."""
-        folder = Path(directory)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = make_private(Path(directory))
         path = folder / f"{_PREFIX}{run}"
         for other in folder.glob(f"{_PREFIX}*"):
             if other != path:
                 other.unlink(missing_ok=True)  # of a run that is over
-        self._handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(self._handle, 0, mmap.PAGESIZE)  # leaves what another rank has written already
             self._page = mmap.mmap(self._handle, mmap.PAGESIZE)

@@ -135,7 +135,7 @@ class ProgressPage:
         blank = bytearray(layout.PAGE_BYTES)
         layout.HEADER.pack_into(blank, 0, layout.MAGIC, layout.LAYOUT_VERSION, layout.PAGE_BYTES)
         draft = target.with_name(f"{target.name}.{os.getpid()}.new")
-        handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600)
+        handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.write(handle, blank)
         finally:
@@ -151,7 +151,7 @@ class ProgressPage:
         """
         target = Path(path)
         try:
-            handle = os.open(target, os.O_RDWR | os.O_CLOEXEC)
+            handle = os.open(target, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             raise ProgressPageError(f"{target}: {error.strerror}; the rank actor creates this file first") from error
         try:

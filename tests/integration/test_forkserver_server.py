@@ -293,7 +293,6 @@ def test_socket_of_a_dead_server_is_replaced(folder: Path) -> None:
     [
         ("/no/such/python", "s", "l", "cannot execute /no/such/python"),
         ("/bin/false", "s", "l", "/bin/false ended with 1 and said: nothing"),
-        (str(BARE_PYTHON), "missing/s", "l", "No such file or directory"),
         (str(BARE_PYTHON), "s", "missing/l", "No such file or directory"),
         (str(BARE_PYTHON), "s", "", "Is a directory"),
     ],

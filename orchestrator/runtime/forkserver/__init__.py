@@ -39,5 +39,6 @@ server's environment in /proc/self/environ. Memory that the server had keeps its
 The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop), spares.py (K and T
 before their request), startup.py (how F becomes the one server of its socket), warm.py (what F does before it serves), keeper.py (K), launch.py
 (T up to the user's code), interpreter.py and coldness.py (T as a Python process), quirks.py (where torch counts on being
-slow), store.py (T as a rendezvous store), and below them request.py, reports.py, proctree.py, linux.py and wire.py.
+slow), store.py (T as a rendezvous store), and below them request.py, reports.py, masking.py, proctree.py, linux.py
+and wire.py.
 """

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import linux, proctree, wire
 from .launch import Program, launch
+from .masking import Masker
 from .reports import Reports
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Keeper:
         self._reports = reports
         self._child_pid = child_pid
         self._started_at = started_at
+        self._masker = Masker(spawn.secrets)
         self._error: dict[str, Any] | None = None
         self._cause: str | None = None
         self._deadline = math.inf
@@ -224,10 +226,15 @@ class Keeper:
     # -- the tree
 
     def _relay_reports(self) -> None:
-        for message in self._reports.receive():
+        for report in self._reports.receive():
+            message = self._without_secrets(report)
             if message["event"] == "error":
                 self._error = {key: value for key, value in message.items() if key != "event"}
             self._tell(message)
+
+    def _without_secrets(self, message: dict[str, Any]) -> dict[str, Any]:
+        """An exception's text may repeat what the script was given: neither the record nor the owner is told that."""
+        return {key: self._masker.text(value) if isinstance(value, str) else value for key, value in message.items()}
 
     def _reap(self) -> None:
         while not self._childless:
@@ -286,7 +293,7 @@ def _noted(_number: int, _frame: object) -> None:
 def _write_durably(path: str, data: bytes) -> None:
     """Whole or absent, and on the disk when this returns."""
     temporary = f"{path}.{os.getpid()}.tmp"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         view = memoryview(data)
         while view:

@@ -17,6 +17,7 @@ import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from . import coldness, interpreter, linux, quirks, store
+from .masking import Masker
 from .reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
 
 if TYPE_CHECKING:
@@ -74,11 +75,14 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
 def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) -> Program:
     """Called in the new process with all signals blocked; returns what to run, or does not return."""
     reports.attach_writer()
+    reports.masker = Masker(spawn.secrets)
     if not linux.die_with_parent(keeper_pid):
         os._exit(1)  # the keeper died before we could ask; nobody is left to tell
     os.setsid()
     linux.allow_looks()
     linux.set_process_name(baseline.process_name)
+    if spawn.umask is not None:
+        os.umask(spawn.umask)
     _place_descriptors(spawn, baseline)
     _enter(spawn.cwd, reports)
     if spawn.mode == "command":
@@ -134,8 +138,8 @@ def _report_error(reports: Reports, name: str, message: str, text: str, *, missi
             **({"missing_file": missing_file} if missing_file else {}),
             "event": "error",
             "type": name,
-            "message": clip(message, MAX_MESSAGE_CHARACTERS),
-            "traceback": clip(text, MAX_TRACEBACK_CHARACTERS),
+            "message": clip(reports.masker.text(message), MAX_MESSAGE_CHARACTERS),
+            "traceback": clip(reports.masker.text(text), MAX_TRACEBACK_CHARACTERS),
             "at": time.time(),
         }
     )

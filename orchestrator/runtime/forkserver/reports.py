@@ -14,6 +14,7 @@ import struct
 from typing import Any
 
 from . import wire
+from .masking import Masker
 
 _SIZE_BYTES = 256 * 1024
 _LENGTH = struct.Struct("=I")
@@ -33,13 +34,15 @@ def clip(text: str, limit: int) -> str:
 class Reports:
     """Made by the keeper before it forks; one writer (the child), one reader (the keeper)."""
 
-    __slots__ = ("_keeper", "_memory", "_read", "_writer")
+    __slots__ = ("_keeper", "_memory", "_read", "_writer", "masker")
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _SIZE_BYTES)
         self._keeper = os.getpid()
         self._writer = 0
         self._read = _LENGTH.size
+        self.masker = Masker(())
+        """The child's: text is masked before it is cut, or half a secret would be left."""
 
     def attach_writer(self) -> None:
         """Called in the child. Its own children inherit this object; their reports are nobody's and are dropped."""

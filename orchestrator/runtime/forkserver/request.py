@@ -41,6 +41,10 @@ class Spawn:
     """Held open by the keeper alone until nothing is left of the tree; a lock on it says that the tree lives."""
     extra: dict[int, int]
     """The number in the new process -> the number here."""
+    umask: int | None
+    """The umask of the new process; None: the server's."""
+    secrets: tuple[str, ...]
+    """What the exit record and the lifeline must not repeat."""
 
     def descriptors(self) -> set[int]:
         """Every descriptor that came with the request."""
@@ -76,6 +80,8 @@ def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
         listen=named.get("listen"),
         lease=named.get("lease"),
         extra=extra,
+        umask=_umask(message),
+        secrets=_texts(message, "secrets"),
     )
 
 
@@ -103,21 +109,21 @@ def _name_descriptors(roles: tuple[str, ...], fds: list[int]) -> tuple[dict[str,
 def _text(message: dict[str, Any], key: str) -> str:
     value = message.get(key)
     if not isinstance(value, str) or "\0" in value:
-        raise BadRequestError(f"{key} must be text without NUL, not {value!r}")
+        raise BadRequestError(f"{key} must be text without NUL, not {type(value).__name__}")
     return value
 
 
 def _texts(message: dict[str, Any], key: str) -> tuple[str, ...]:
     value = message.get(key, [])
     if not isinstance(value, list) or any(not isinstance(item, str) or "\0" in item for item in value):
-        raise BadRequestError(f"{key} must be a list of texts without NUL, not {value!r}")
+        raise BadRequestError(f"{key} must be a list of texts without NUL")
     return tuple(value)
 
 
 def _object(message: dict[str, Any], key: str) -> dict[str, Any]:
     value = message.get(key, {})
     if not isinstance(value, dict):
-        raise BadRequestError(f"{key} must be an object, not {value!r}")
+        raise BadRequestError(f"{key} must be an object, not {type(value).__name__}")
     return value
 
 
@@ -137,4 +143,13 @@ def _threads(message: dict[str, Any]) -> int | None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadRequestError(f"threads must be a whole number of at least 1, or null, not {value!r}")
+    return value
+
+
+def _umask(message: dict[str, Any]) -> int | None:
+    value = message.get("umask")
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 0o777:
+        raise BadRequestError(f"umask must be a whole number from 0 to 0o777, or null, not {value!r}")
     return value

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import stat
 import sys
 import time
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ def become_the_server(options: argparse.Namespace) -> Claim | None:
     """In the daemon: its claim. None in the starter's process, and in a daemon that is not needed or not able."""
     if options.inherited is not None:
         return _inherit(*options.inherited)
+    _refuse_shared(os.path.dirname(options.socket))
+    os.umask(0o077)  # of the server and its keepers; a training process is given that of its request
     announce = _daemonize(options.log)
     if announce is None:
         return None
@@ -63,6 +66,13 @@ def become_the_server(options: argparse.Namespace) -> Claim | None:
         return None
     _announce(announce, {"already_running": False, "pid": os.getpid()})
     return claim
+
+
+def _refuse_shared(directory: str) -> None:
+    """Ends the starter's process where another user could take the socket's place, or read the log."""
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise SystemExit(f"{directory} is not a directory of this user alone; remove it")
 
 
 def start_over_cold(options: argparse.Namespace, claim: Claim, reason: str) -> NoReturn:
@@ -99,7 +109,7 @@ def _daemonize(log_path: str) -> int | None:
         os._exit(0)
     os.chdir("/")
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target, inheritable=True)
     linux.close_all_but({0, 1, 2, writer})
@@ -122,7 +132,7 @@ def _lock(path: str, socket_path: str) -> tuple[int | None, int | None]:
 
     A holder without a socket is on its way out and will notice at its next tick: that is waited for.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     until = time.monotonic() + 2 * TICK_SECONDS
     while True:
         try:

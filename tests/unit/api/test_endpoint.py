@@ -65,7 +65,7 @@ def test_a_directory_of_someone_else_in_tmp_is_a_trap(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "getuid", lambda: another)
     theirs = endpoint_from(environ)
     Path(theirs.socket_path).parent.mkdir()  # made by the uid that runs the test, which is not the one that asks
-    with pytest.raises(NotPermittedError, match="someone else"):
+    with pytest.raises(NotPermittedError, match="not a directory of this user alone"):
         endpoint_from(environ)
 
 

@@ -121,12 +121,15 @@ def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_others_can_change_is_refused(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
+    shared = tmp_path / "tmp" / "shared"
+    shared.mkdir(parents=True)
+    shared.parent.chmod(0o1777)
     shared.chmod(0o777)
-    with pytest.raises(RefusedError, match="changed by other users") as caught:
+    with pytest.raises(RefusedError, match="can be written by other users") as caught:
         bind_control_socket(shared / "s")
     assert "ORCH_HOME" in caught.value.hint
+    with pytest.raises(RefusedError, match="users share"):
+        bind_control_socket(shared.parent / "s")
 
 
 def test_release_leaves_a_successor_s_file(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from orchestrator.runtime.job_files import JobFiles, LogMirror
 from orchestrator.runtime.logs import LogLimits, LogReader, LogWriter, log_path
 from orchestrator.runtime.node_dir import clear_pages, node_directory, page_directory
 from orchestrator.runtime.node_files import BlobDamagedError, NodeFiles
-from orchestrator.runtime.working_copy import find_outputs, keep_output, place_for
+from orchestrator.runtime.working_copy import find_outputs, keep_output, new_output
 from orchestrator.spec.paths import Paths
 from tests.unit.core.builders import make_spec, pending, running
 
@@ -87,8 +87,8 @@ def test_an_output_is_kept_again_when_it_has_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x"])
 def test_nothing_is_written_outside_of_the_target(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="leads out of"):
-        place_for(tmp_path / "outputs", name)
+    with pytest.raises(ValueError, match="leads out of"), new_output(tmp_path / "outputs", name):
+        raise AssertionError("a place was given")
 
 
 def test_nothing_is_written_through_a_link_in_the_target(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_nothing_is_written_through_a_link_in_the_target(tmp_path: Path) -> None
     target.mkdir()
     (tmp_path / "elsewhere").mkdir()
     (target / "out").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="remove the link"):
-        place_for(target, "out/x")
+    with pytest.raises(ValueError, match="not a directory but a link"), new_output(target, "out/x"):
+        raise AssertionError("a place was given")
 
 
 # -- blobs and working copies

@@ -1,0 +1,105 @@
+"""The daemon's home: made for its user alone, and tightened where an earlier version or another umask left it open."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.api.errors import RefusedError
+from orchestrator.private_files import NotPrivateError, make_private
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from orchestrator.spec.paths import Paths
+    from orchestrator.spec.settings import Settings
+
+OTHERS: Final = 0o077
+
+
+def prepare_home(settings: Settings, *, traversable: bool = False) -> None:
+    """Make the home, and all that it holds, accessible to this user alone. Raises RefusedError.
+
+    `traversable`: others may pass through the home itself, to a socket for a group. A home that belongs to root (where
+    a volume is mounted) stays as it is, unless everyone can write to it: what lies below is private all the same.
+    """
+    home = settings.home
+    was_open = _is_open(home)
+    if was_open and not _may_be_closed(settings.paths):
+        raise RefusedError(
+            f"{home} is open to other users, and not a home of orch",
+            hint="set ORCH_HOME to a directory of its own, which is made; or, to use this one: chmod go-rwx, after a look",
+        )
+    try:
+        _make_home(home, traversable=traversable)
+        for directory in (settings.paths.run, settings.paths.ray, settings.paths.jobs, settings.paths.blobs):
+            make_private(directory, traversable=traversable and directory == settings.paths.run)
+    except OSError as error:
+        raise RefusedError(
+            f"{home} is not private: {error}" if isinstance(error, NotPrivateError) else f"{home}: {error}",
+            hint="ORCH_HOME holds secrets and is executed: use a directory of your own that nobody else can write to",
+        ) from error
+    if was_open:
+        for path in entries(settings.paths):
+            if path != settings.paths.run:
+                _tighten(path)
+
+
+def entries(paths: Paths) -> Iterator[Path]:
+    """What lies in the home and, of each job, what orch has put there; not the users' own files below."""
+    for directory in (paths.home, paths.run, paths.ray, paths.jobs):
+        if directory.is_dir():
+            yield from sorted(directory.iterdir())
+    if paths.jobs.is_dir():
+        for job in sorted(paths.jobs.iterdir()):
+            if job.is_dir() and not job.is_symlink():
+                yield from sorted(job.iterdir())
+
+
+def exposed_entries(paths: Paths) -> list[Path]:
+    """What others could read or write if the home were not closed to them: directories, and files, by their modes."""
+    return [path for path in entries(paths) if _mode(path) & OTHERS]
+
+
+def _make_home(home: Path, *, traversable: bool) -> None:
+    try:
+        make_private(home, traversable=traversable)
+    except NotPrivateError:
+        status = home.lstat()
+        mounted = stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and os.access(home, os.W_OK | os.X_OK)
+        if not mounted or status.st_mode & stat.S_IWOTH:
+            raise
+
+
+def _may_be_closed(paths: Paths) -> bool:
+    """Only an empty directory, or one that orch has used, is closed to others: it may be `/var`, by mistake."""
+    if paths.home.stat().st_uid != os.geteuid() or not os.access(paths.home, os.R_OK | os.X_OK):
+        return True  # its owner is judged, nothing is changed
+    known = (paths.store, paths.run, paths.ray, paths.jobs)
+    return any(path.exists() for path in known) or {path.name for path in paths.home.iterdir()} <= {"lost+found"}
+
+
+def _is_open(home: Path) -> bool:
+    try:
+        return bool(home.stat().st_mode & OTHERS)
+    except FileNotFoundError:
+        return False
+
+
+def _mode(path: Path) -> int:
+    """The permission bits; none for a link, which has none of its own, for a socket, and for what is gone by now."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return 0
+    if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
+        return 0
+    return stat.S_IMODE(status.st_mode)
+
+
+def _tighten(path: Path) -> None:
+    mode = _mode(path)
+    if mode & OTHERS and path.lstat().st_uid == os.geteuid():
+        path.chmod(mode & ~OTHERS)
