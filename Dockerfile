@@ -26,6 +26,14 @@ RUN wanted="$(sed -n 's/^\(torch==.*\)$/\1/p' constraints.txt)" \
         ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} torch
 COPY pyproject.toml README.md LICENSE ./
 COPY orchestrator/ orchestrator/
+# What the wheel carries for administrators.
+COPY docs/operations.md docs/
+COPY deploy/backup.py deploy/
+COPY deploy/alertmanager/alertmanager.yml deploy/alertmanager/
+COPY deploy/grafana/ deploy/grafana/
+COPY deploy/kubernetes/ deploy/kubernetes/
+COPY deploy/prometheus/ deploy/prometheus/
+COPY deploy/systemd/ deploy/systemd/
 # pip compiles what it installs: the container's user could not, and would compile anew at every start.
 RUN /opt/orch/bin/pip install --no-cache-dir --constraint constraints.txt '.[demo,runtime-env,stacks]'
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 from orchestrator.api.errors import RefusedError
+from orchestrator.spec import token_file
 
 _HOW_TO_MAKE_ONE: Final = "head -c 32 /dev/urandom | base64 > FILE, with mode 0600"
 
@@ -40,13 +40,15 @@ class ServeOptions:
         """The token in ``token_file``; empty where there is none. Raises RefusedError for a file that cannot be read."""
         if not self.token_file:
             return ""
-        try:
-            token = Path(self.token_file).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RefusedError(f"{self.token_file} cannot be read: {error}", hint=_HOW_TO_MAKE_ONE) from error
-        if not token:
-            raise RefusedError(f"{self.token_file} holds no token", hint=_HOW_TO_MAKE_ONE)
-        return token
+        return read_token(self.token_file)
+
+
+def read_token(path: str) -> str:
+    """The token in a file that other users can neither read nor change. Raises RefusedError."""
+    try:
+        return token_file.read(path)
+    except token_file.TokenFileError as error:
+        raise RefusedError(error.message, hint=error.remedy or _HOW_TO_MAKE_ONE) from error
 
 
 def serve_arguments(options: ServeOptions) -> list[str]:

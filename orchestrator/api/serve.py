@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import grp
 import os
 import resource
 import socket
@@ -27,6 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.gate import LOOPBACK_NAMES, Peer
+from orchestrator.api.group_access import give_to_group, group_id
 from orchestrator.api.peer import credentials
 from orchestrator.api.protocol import BODY_SECONDS
 from orchestrator.gpu.acceptor import Acceptor
@@ -249,29 +249,19 @@ def bind_control_socket(path: Path, *, group: str | None = None) -> ControlSocke
     A socket that a dead daemon left is replaced. Raises RefusedError where a live daemon listens, where the path holds
     something else than a socket, or where its directory is open to others; BadRequestError for an unknown group.
     """
-    gid = None if group is None else _group_id(group)
+    gid = None if group is None else group_id(group)
     _private_directory(path.parent, traversable=group is not None)
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         _take(lock, path)
         _clear(path)
         sock = _bind(path)
-        if gid is not None:
-            os.chown(path, -1, gid)
-            path.chmod(0o660)
+        if gid is not None and group is not None:
+            give_to_group(path, gid, group, 0o660)
         return ControlSocket(sock=sock, path=path, lock=lock, inode=path.stat().st_ino)
     except BaseException:
         os.close(lock)
         raise
-
-
-def _group_id(group: str) -> int:
-    try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError as error:
-        raise BadRequestError(
-            f"there is no group {group!r} on this machine", hint="`getent group` lists them"
-        ) from error
 
 
 def _private_directory(directory: Path, *, traversable: bool) -> None:

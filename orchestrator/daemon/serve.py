@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from orchestrator.api.app import create_control_app
 from orchestrator.api.errors import DaemonFrozenError, InternalError, OrchError, RefusedError
 from orchestrator.api.gate import GatePolicy
+from orchestrator.api.group_access import open_way
 from orchestrator.api.peer import is_stopped
 from orchestrator.api.read_app import create_read_app, read_policy
 from orchestrator.api.serve import (
@@ -88,6 +89,8 @@ def _check_exporters(settings: Settings, options: ServeOptions) -> None:
 async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, str], rank_umask: int) -> None:
     daemon = Daemon(settings, options, environ, rank_umask=rank_umask)
     try:
+        if options.group:
+            open_way(settings.home, settings.socket, options.group)
         control = bind_control_socket(settings.socket, group=options.group or None)
     except BaseException:
         daemon.store.close()

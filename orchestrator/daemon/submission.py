@@ -66,7 +66,7 @@ def check(request: SubmitRequest) -> Checked:
     if python is not None:
         python = _interpreter(python)
     directory = None if spec.working_dir is None else Path(request.cwd, spec.working_dir)
-    if directory is not None and not directory.is_dir():
+    if directory is not None and not _is_directory(request, directory):
         raise _one(request, "working_dir", f"{directory} is not a directory", "make it, or set working_dir: null")
     if entry.kind == "script" and directory is not None:
         script = directory / entry.target
@@ -76,6 +76,19 @@ def check(request: SubmitRequest) -> Checked:
     modules = _modules(request, spec, directory or Path(request.cwd))
     _check_pip(request, spec, python or sys.executable)
     return Checked(spec=spec, python=python or sys.executable, directory=directory, modules=modules)
+
+
+def _is_directory(request: SubmitRequest, directory: Path) -> bool:
+    """Raises InvalidSpecError for one that the daemon's user may not look into: the submitter's is another one."""
+    try:
+        found = directory.is_dir()
+        readable = not found or os.access(directory, os.R_OK | os.X_OK)
+    except PermissionError:
+        found = readable = False
+    if not readable:
+        reason = f"{directory} cannot be read by the daemon, which runs as {owner_name()}"
+        raise _one(request, "working_dir", reason, "let that user read it, and pass through the directories above it")
+    return found
 
 
 def _modules(request: SubmitRequest, spec: JobSpec, base: Path) -> tuple[Path, ...]:

@@ -34,6 +34,7 @@ from orchestrator.runtime.prestart import (
 from orchestrator.runtime.rank_actor import FENCE_SECONDS
 from orchestrator.runtime.ray_nodes import NOTHING, Held, answers, held_by_others, list_nodes, token_from
 from orchestrator.runtime.serializers import forgo_foreign_serializers
+from orchestrator.spec import token_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -144,22 +145,29 @@ class Cluster:
         # in place of the parent, it watches that. This one lives as long as it lives.
         os.environ[RAYLET_PID] = str(os.getpid())
         address = self._options.address
-        if address is None:
-            # Ray ends a driver that was asking a head that has died, a minute later. Here the head is started again.
-            os.environ[RECONNECT_SECONDS] = str(FOR_EVER_SECONDS)
-            self._prepare_environment()
-            self._head = await self._find_head()
-            if self._head is None:
-                self._began_head = True
-                self._head = await self._start_head()
-            address = self._head.gcs_address
-            self._watch_head(self._head)
-        else:
-            self._token = token_from(os.environ)
+        try:
+            address = await self._embedded_address() if address is None else self._guest_address(address)
+        except token_file.TokenFileError as error:
+            raise ClusterError(f"{error.message}; {error.remedy}" if error.remedy else error.message) from error
         await self._enter(address)
         await self.refresh()
         self._connection.set()
         await self.warm()
+
+    def _guest_address(self, address: str) -> str:
+        self._token = token_from(os.environ)
+        return address
+
+    async def _embedded_address(self) -> str:
+        # Ray ends a driver that was asking a head that has died, a minute later. Here the head is started again.
+        os.environ[RECONNECT_SECONDS] = str(FOR_EVER_SECONDS)
+        self._prepare_environment()
+        self._head = await self._find_head()
+        if self._head is None:
+            self._began_head = True
+            self._head = await self._start_head()
+        self._watch_head(self._head)
+        return self._head.gcs_address
 
     async def _enter(self, address: str) -> None:
         seconds = start_seconds()
@@ -212,7 +220,7 @@ class Cluster:
             handle = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             os.write(handle, secrets.token_hex(32).encode())
             os.close(handle)
-        self._token = token.read_text()
+        self._token = token_file.read(token)
         os.environ.update(ray_environment(token))
 
     def _connect(self, address: str) -> None:

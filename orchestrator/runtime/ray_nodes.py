@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.spec import token_file
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
@@ -139,13 +141,18 @@ def is_alive(node_id: str) -> bool:
 
 
 def token_from(environ: Mapping[str, str]) -> str | None:
-    """The token that Ray's own clients would use, or None where authentication is off or Ray would fail anyway."""
+    """The token that Ray's own clients would use, or None where authentication is off or Ray would fail anyway.
+
+    Raises TokenExposedError.
+    """
     if environ.get("RAY_AUTH_MODE", "").lower() != "token":
         return None
     if environ.get("RAY_AUTH_TOKEN"):
         return environ["RAY_AUTH_TOKEN"]
     path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     try:
-        return path.read_text().strip()
-    except OSError:
+        return token_file.read(path)
+    except token_file.TokenExposedError:
+        raise
+    except token_file.TokenFileError:
         return None

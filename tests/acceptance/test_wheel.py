@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -82,3 +83,37 @@ def test_boards_and_rules_come_with_it(installed: Path, tmp_path: Path) -> None:
     done = _run(installed, "-m", "orchestrator.cli.main", "dashboards", "export", str(tmp_path / "out"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {p.suffix for p in (tmp_path / "out").rglob("*") if p.is_file()} >= {".json", ".yml"}
+
+
+def test_what_an_administrator_copies_comes_with_it(installed: Path) -> None:
+    """The page of operations names these files below the installation's prefix, where pip puts a wheel's data."""
+    (data,) = installed.glob("orch-*.data/data")
+    shared = data / "share" / "orch"
+    page = (ROOT / "docs/operations.md").read_text()
+    (block,) = re.findall(r"^cd /opt/orch/share/orch .*?^```", page, re.MULTILINE | re.DOTALL)
+    patterns = re.findall(r"(?<=\s)(systemd/[\w.*]+)", block)
+    assert len(patterns) >= 4
+    for pattern in [
+        *patterns,
+        "kubernetes/*.yaml",
+        "kubernetes/generated/*.json",
+        "prometheus/*.yml",
+        "alertmanager/*.yml",
+    ]:
+        found = {path.name for path in shared.glob(pattern)}
+        assert found == {path.name for path in (ROOT / "deploy").glob(pattern)}, pattern
+        assert found, pattern
+    for path in re.findall(r"/opt/orch/share/orch/([\w./-]*\w)", page + units(shared)):
+        assert (shared / path).exists(), path
+    assert not list(shared.rglob("secrets"))
+
+
+def units(shared: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted((shared / "systemd").glob("*.service")))
+
+
+def test_the_backup_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    (program,) = installed.glob("orch-*.data/data/share/orch/backup.py")
+    done = _run(installed, str(program), "check", str(tmp_path / "none.sqlite3"), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "backup.py:" in done.stderr

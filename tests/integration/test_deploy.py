@@ -12,9 +12,12 @@ import pwd
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +33,8 @@ from orchestrator.telemetry import local_prometheus as lp
 from tests.integration import npm
 from tests.integration.test_boards import PACKAGES as GRAFANA_PACKAGES
 from tests.support.kuberay import RAY_CLUSTER
+from tests.support.processes import listening_on, tree
+from tests.support.stack import wait_until
 from tests.unit.core.builders import ID, submission
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -433,6 +438,18 @@ def test_a_ray_cluster_that_does_not_fit_kuberays_types(
         jsonschema.validate(cluster, RAY_CLUSTER)
 
 
+def test_ray_s_containers_have_probes_that_the_image_can_pass(objects: list[dict[str, Any]]) -> None:
+    """KubeRay gives a container without probes its own, which need wget and Ray's dashboard."""
+    for template, group in zip(pods(objects), ("headGroupSpec", "workerGroupSpecs"), strict=True):
+        found = of_kind(objects, "RayCluster")["spec"][group]
+        parameters = (found if isinstance(found, dict) else found[0])["rayStartParams"]
+        listening = {int(parameters["node-manager-port"])} | ({6379} if group == "headGroupSpec" else set())
+        container = template["spec"]["containers"][0]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert ports[container[kind]["tcpSocket"]["port"]] in listening, (group, kind)
+
+
 def test_pods_have_the_least_rights(objects: list[dict[str, Any]]) -> None:
     for template in pods(objects):
         spec = template["spec"]
@@ -566,6 +583,78 @@ def test_restarting_the_daemon_leaves_jobs_alone() -> None:
     assert daemon["JoinsNamespaceOf"] == ["orch-ray.service"]
     assert daemon["PrivateTmp"] == ray["PrivateTmp"] == ["yes"]
     assert "--ray-address" in daemon["ExecStart"][0]
+
+
+DRIVER = """
+import sys, time, ray
+ray.init(address=sys.argv[1], configure_logging=False, log_to_driver=False)
+print(ray.get(ray.remote(num_cpus=0)(lambda: "ran").remote()), flush=True)
+sys.stdin.readline()
+"""
+
+
+def free_port() -> int:
+    """One below those that Ray gives to its workers."""
+    for port in range(7000, 10000):
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+def environment_of(name: str, token: Path) -> dict[str, str]:
+    settings = dict(word.split("=", 1) for line in unit(name)["Environment"] for word in line.split())
+    settings["RAY_AUTH_TOKEN_PATH"] = str(token)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "ORCH_"))}
+    return {**kept, **settings}
+
+
+def test_the_units_ray_listens_on_loopback_only_and_where_probes_ask(tmp_path: Path) -> None:
+    token, port, raylet = tmp_path / "token", free_port(), 0
+    token.write_text("0" * 64)
+    token.chmod(0o600)
+    command = unit("orch-ray.service")["ExecStart"][0].split()[1:]
+    command = [f"--port={port}" if word.startswith("--port=") else word for word in command]
+    group = load(DEPLOY / "kubernetes/raycluster.yaml")["spec"]["headGroupSpec"]
+    assert "node-manager-port" in group["rayStartParams"]
+    with socket.socket() as sock:  # the raylet's, by the parameter that the probes of Kubernetes need
+        sock.bind(("127.0.0.1", 0))
+        raylet = sock.getsockname()[1]
+    temp = Path(tempfile.mkdtemp(prefix="orch-r-"))
+    started = [str(BESIDE_PYTHON / "ray"), *command, f"--node-manager-port={raylet}", f"--temp-dir={temp}"]
+    ray = subprocess.Popen(
+        started, env=environment_of("orch-ray.service", token), stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    driver = None
+    try:
+        for number in (port, raylet):  # what the probes do
+            wait_until(f"port {number} accepts connections", lambda number=number: accepts(number), 120, 0.1)
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, f"127.0.0.1:{port}"],
+            env=environment_of("orch.service", token),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == b"ran\n"
+        addresses = listening_on([ray.pid, driver.pid])
+        assert addresses
+        assert all(ip_address(address.removeprefix("::ffff:")).is_loopback for address in addresses), addresses
+    finally:
+        victims = tree(*(p.pid for p in (ray, driver) if p is not None))
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in (ray, driver):
+            if process is not None:
+                process.communicate()
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def accepts(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
+    return False
 
 
 def test_users_are_made_by_sysusers() -> None:

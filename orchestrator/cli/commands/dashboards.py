@@ -11,6 +11,7 @@ from orchestrator.api.errors import EXIT_OK, BadRequestError, DaemonUnreachableE
 from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import print_json
+from orchestrator.spec import token_file as token_file_reader
 from orchestrator.telemetry import grafana
 
 dashboards = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -71,8 +72,10 @@ def _token(token: str, file: Path | None) -> str:
     if file is None:
         return token
     try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        return token_file_reader.read(file)
+    except token_file_reader.TokenExposedError as error:
+        raise RefusedError(error.message, hint=error.remedy) from error
+    except token_file_reader.TokenFileError as error:
         raise BadRequestError(
-            f"the token cannot be read: {error}", hint="name a file that holds nothing else"
+            f"the token cannot be read: {error.message}", hint="name a file that holds nothing else"
         ) from error

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from orchestrator.api.errors import RefusedError
-from orchestrator.api.launch import ServeOptions
+from orchestrator.api.launch import ServeOptions, read_token
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make files of other users")
 
 
 def test_the_token_is_what_the_file_holds(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "token").chmod(0o600)
     assert ServeOptions(token_file=str(tmp_path / "token")).read_token() == "secret"
     assert ServeOptions().read_token() == ""
 
@@ -19,7 +23,49 @@ def test_the_token_is_what_the_file_holds(tmp_path: Path) -> None:
 def test_a_file_without_a_token_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text(" \n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for name, said in (("missing", "cannot be read"), ("empty", "holds no token"), ("binary", "cannot be read")):
+    for name in ("empty", "binary"):
+        (tmp_path / name).chmod(0o600)
+    (tmp_path / "pipe").mkdir()
+    for name, said in (
+        ("missing", "cannot be read"),
+        ("empty", "holds no token"),
+        ("binary", "cannot be read"),
+        ("pipe", "not a regular file"),
+    ):
         with pytest.raises(RefusedError, match=said) as caught:
             ServeOptions(token_file=str(tmp_path / name)).read_token()
         assert "urandom" in caught.value.hint
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o660, 0o602, 0o610])
+def test_a_file_that_others_can_read_or_change_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    os.chown(token, -1, os.getegid() if os.geteuid() else 65534)
+    token.chmod(mode)
+    with pytest.raises(RefusedError, match=f"mode {mode:04o}") as caught:
+        read_token(str(token))
+    assert caught.value.hint == f"chmod 600 {token}"
+    token.chmod(0o600)
+    assert read_token(str(token)) == "secret"
+
+
+@as_root
+def test_a_secret_that_kubernetes_mounts_for_the_pod_s_group_is_taken(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    token.chmod(0o440)
+    assert read_token(str(token)) == "secret"
+    token.chmod(0o444)
+    with pytest.raises(RefusedError, match="mode 0444"):
+        read_token(str(token))
+
+
+@as_root
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    token.chmod(0o600)
+    os.chown(token, 65534, 65534)
+    with pytest.raises(RefusedError, match="belongs to user 65534"):
+        read_token(str(token))

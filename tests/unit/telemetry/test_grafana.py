@@ -189,6 +189,11 @@ def test_a_grafana_below_a_path() -> None:
 def test_the_command_pushes(server: FakeGrafana, tmp_path: Path, orch: Callable[..., tuple[int, str, str]]) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
+    file.chmod(0o644)
+    code, _, err = orch("push", "--url", server.url, "--token-file", str(file))
+    assert code == 5
+    assert f"chmod 600 {file}" in err
+    file.chmod(0o600)
     code, out, err = orch("push", "--url", server.url, "--token-file", str(file))
     assert (code, err) == (0, "")
     assert f"orch / Cluster  {server.url}/d/orch-cluster/x" in out

@@ -1,0 +1,119 @@
+"""A daemon that serves a group: members get in, see every job and act on their own; other users do not get in."""
+
+from __future__ import annotations
+
+import grp
+import os
+import shutil
+import stat
+import tempfile
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+# Imported here, because a process that has become another user may not be able to read this Python's files.
+from orchestrator.api import following, group_access, peer, submission, views, wire  # noqa: F401
+from orchestrator.api.client import Client
+from orchestrator.api.endpoint import Endpoint
+from orchestrator.gpu import view  # noqa: F401
+from tests.support.stack import Stack, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+GROUP = "users"
+MEMBER, ANOTHER, STRANGER = 23451, 23452, 23453
+JOB = "name: theirs\nentrypoint: sleep 1000\nresources: {num_workers: 1, resources_per_worker: {gpu: 0, cpu: 0.1}}\n"
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become different users")
+
+
+def as_user(uid: int, action: Callable[[], object], *, member: bool = True) -> str:
+    """What ``action`` returned, as text, or the name and message of what it raised, in a process of user ``uid``."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setgroups([grp.getgrnam(GROUP).gr_gid] if member else [])
+            os.setgid(uid)
+            os.setuid(uid)
+            try:
+                said = str(action())
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+            os.write(writer, said.encode())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read().decode()
+    assert os.waitpid(pid, 0)[1] == 0, said
+    return said
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    """A daemon that serves the group, in a home that was its owner's alone and has files that any user could read."""
+    home = Path(tempfile.mkdtemp(prefix="orch-t-", dir="/var/lib"))
+    made = Stack(home=home, extra=("--group", GROUP))
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    (home / "left-open").write_text("a secret of the owner")
+    (home / "left-open").chmod(0o644)
+    (home / "jobs").mkdir(mode=0o755)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def client(stack: Stack) -> Client:
+    return Client(Endpoint(socket_path=str(stack.settings.socket)), environ={"PATH": "/usr/bin:/bin"})
+
+
+def submit(stack: Stack, uid: int) -> str:
+    return as_user(uid, lambda: client(stack).submit_text(JOB, cwd="/srv").job_id)
+
+
+def test_members_get_in_and_strangers_do_not(stack: Stack) -> None:
+    assert as_user(MEMBER, lambda: client(stack).health().ready) == "True"
+    assert as_user(STRANGER, lambda: client(stack).health(), member=False).startswith("NotPermittedError")
+
+
+def test_members_see_every_job_and_cancel_their_own(stack: Stack) -> None:
+    theirs = submit(stack, MEMBER)
+    assert theirs.startswith("theirs-")
+    assert as_user(ANOTHER, lambda: client(stack).job(theirs).id) == theirs
+    for act in (
+        lambda: client(stack).cancel(theirs),
+        lambda: client(stack).pause(theirs),
+        lambda: client(stack).update(theirs, priority=99),
+        lambda: client(stack).stacks(theirs),
+    ):
+        assert as_user(ANOTHER, act).startswith("NotPermittedError")
+    assert "ActionReply" in as_user(MEMBER, lambda: client(stack).cancel(theirs))
+    wait_until("it is cancelled", lambda: stack.job(theirs).state == "CANCELLED")
+
+
+def test_the_daemon_and_its_nodes_are_the_owner_s(stack: Stack) -> None:
+    (node,) = stack.client.nodes()
+    assert as_user(MEMBER, lambda: client(stack).shutdown()).startswith("NotPermittedError")
+    assert as_user(MEMBER, lambda: client(stack).prune(older_than_seconds=0)).startswith("NotPermittedError")
+    assert as_user(MEMBER, lambda: client(stack).node_action(node.name, "cordon")).startswith("NotPermittedError")
+
+
+def test_members_can_pass_through_the_home_and_open_nothing_in_it(stack: Stack) -> None:
+    paths = stack.settings.paths
+    assert as_user(MEMBER, lambda: os.listdir(paths.home)).startswith("PermissionError")
+    assert as_user(MEMBER, lambda: os.listdir(paths.run)).startswith("PermissionError")
+    assert as_user(MEMBER, lambda: os.listdir(paths.jobs)).startswith("PermissionError")
+    for file in (paths.home / "left-open", paths.store, paths.daemon_log):
+        assert as_user(MEMBER, lambda file=file: file.read_bytes()).startswith("PermissionError"), file
+    assert as_user(STRANGER, lambda: os.stat(paths.socket), member=False).startswith("PermissionError")
