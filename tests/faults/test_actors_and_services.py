@@ -150,4 +150,4 @@ def test_a_new_agent_still_replaces_fork_servers(stack: Stack) -> None:
     wait_until("the agent is replaced", lambda: node_agents(stack))
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    wait_until("the fork server is replaced", lambda: set(fork_servers(stack)) - set(before), 40)
+    wait_until("the fork server is replaced", lambda: set(fork_servers(stack)) - set(before))

@@ -127,7 +127,7 @@ def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Led
     assert failed.failure.sentence == "rank 0 raised ValueError: a fault of the schedule"
     assert "rank 0 suffers exception" in "\n".join(failed.failure.log_tail)
     for job_id in (crashing, losing):
-        wait_until("it goes on", lambda job_id=job_id: ledger.attempts(job_id) == [1, 2], 60)
+        wait_until("it goes on", lambda job_id=job_id: ledger.attempts(job_id) == [1, 2])
     over.touch()
     for job_id in (crashing, losing):
         job = stack.wait(job_id)

@@ -65,7 +65,7 @@ def test_stopped_and_deadlocked_ranks_are_found_and_pauses_are_not(stack: Stack,
     stack.wait_step(stopped, 30)
     os.kill(stack.pids(stopped)[1], signal.SIGSTOP)
     for job_id, words in ((stopped, "rank 1 is stopped"), (locked, "rank 1 waits in a lock that nobody releases")):
-        job = stack.wait(job_id, 60)
+        job = stack.wait(job_id)
         assert (job.state, job.restarts_by_class, job.attempt) == ("SUCCEEDED", {"hang": 1}, 2), job.reason
         (failed,) = [e for e in stack.client.events(job_id) if e.kind == "attempt_failed"]
         assert words in failed.body["failure"]["sentence"]
@@ -75,7 +75,7 @@ def test_stopped_and_deadlocked_ranks_are_found_and_pauses_are_not(stack: Stack,
             assert f"stacks of rank {rank}: process" in log
             assert "train.py" in log
         assert "all_reduce" in stack.log(job_id, attempt=1, rank=0)
-    job = stack.wait(paused, 60)
+    job = stack.wait(paused)
     assert (job.state, job.attempt) == ("SUCCEEDED", 1)
     assert not {"hang", "slow", "attempt_failed"} & set(kinds(stack, paused))
 
@@ -92,18 +92,18 @@ def test_notify_tells_and_leaves_the_job_alone(stack: Stack, tmp_path: Path) -> 
         assert [rank["rank"] for rank in ranks] == [0, 1]
         assert (ranks[0]["state"], ranks[0]["pid"]) == ("T", pid)
         assert any("train.py" in frame for rank in ranks for frame in rank["threads"][0]["frames"])
-        wait_until("it is told", lambda: "hang" in kinds(stack, job_id), 20)
+        wait_until("it is told", lambda: "hang" in kinds(stack, job_id))
         assert stack.job(job_id).state == "RUNNING"
         assert "rank 0 is stopped" in stack.client.events(job_id)[-1].summary
     finally:
         os.kill(pid, signal.SIGCONT)
-    job = stack.wait(job_id, 60)
+    job = stack.wait(job_id)
     assert (job.state, job.attempt) == ("SUCCEEDED", 1)
 
 
 def test_the_rank_that_the_others_wait_for_is_named(stack: Stack, tmp_path: Path) -> None:
     job_id = submit(stack, tmp_path, "slow")
-    slow = wait_until("it is named", lambda: stack.job(job_id).straggler, 30)
+    slow = wait_until("it is named", lambda: stack.job(job_id).straggler)
     assert slow.rank == 1
     assert slow.factor > 2
     assert "rank 1 takes" in stack.orch("status", job_id).stdout
@@ -126,11 +126,11 @@ def test_steps_that_are_only_printed_are_shown_and_their_hang_is_told(stack: Sta
     assert job.progress.total_steps == 100_000
     pid = stack.pids(job_id)[1]
     os.kill(pid, signal.SIGSTOP)
-    wait_until("it is told", lambda: "hang" in kinds(stack, job_id), 30)
+    wait_until("it is told", lambda: "hang" in kinds(stack, job_id))
     assert (stack.job(job_id).state, stack.job(job_id).attempt) == ("RUNNING", 1)
     stack.client.cancel(job_id)
     os.kill(pid, signal.SIGCONT)
-    assert stack.wait(job_id, 30).state == "CANCELLED"
+    assert stack.wait(job_id).state == "CANCELLED"
 
 
 @pytest.mark.parametrize("rank", ["2", "-1"])

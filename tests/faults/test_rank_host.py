@@ -79,7 +79,7 @@ async def story(host: RankHost, attempt: int) -> list[RankEvent]:
     """The attempt's events up to its last."""
     events: list[RankEvent] = []
     cursor = PollCursor()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while not events or events[-1].kind != "gone":
             reply = await host.poll(attempt, cursor, 5)
             cursor = reply.cursor

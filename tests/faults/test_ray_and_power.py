@@ -48,12 +48,12 @@ def test_a_dead_head_is_started_again_and_jobs_resume(
     kill(head[part])
     starting = submit(stack, ledger, tmp_path, name="new", ranks=2, until=str(done))
     for job_id in jobs:
-        wait_until(f"{job_id} resumes", stepping(ledger, job_id, attempt=2, ranks=2), 60)
+        wait_until(f"{job_id} resumes", stepping(ledger, job_id, attempt=2, ranks=2))
     all_gone("the first attempts", ranks)
     assert stack.daemon_pid() == pid, "the daemon lives on"
     assert set(stack.head_pids().values()).isdisjoint(head.values())
     stack.client.resume(paused)
-    wait_until("it starts", lambda: ledger.last_step(starting) > 0, 60)
+    wait_until("it starts", lambda: ledger.last_step(starting) > 0)
     wait_until("it resumes", stepping(ledger, paused, attempt=2))
     done.touch()
     for job_id in jobs:
@@ -73,13 +73,13 @@ def test_a_head_that_dies_again_while_it_comes_back(breakable: Stack, ledger: Le
     kill(first["gcs_server"])
     second = wait_until("there is another head", lambda: another_head(stack, first), 60, interval=0.002)
     kill(second["raylet"])
-    wait_until("there is a third head", lambda: another_head(stack, second), 60)
-    wait_until("Ray is there for good", lambda: not stack.client.health().problems, 60)
+    wait_until("there is a third head", lambda: another_head(stack, second))
+    wait_until("Ray is there for good", lambda: not stack.client.health().problems)
 
     def steps() -> bool:
         return stepping(ledger, job_id, attempt=stack.job(job_id).attempt, ranks=2)()  # the attempt may be a new one
 
-    wait_until("the job steps", steps, 60)
+    wait_until("the job steps", steps)
     assert stack.job(job_id).attempt > 1
     done.touch()
     assert stack.wait(job_id).state == "SUCCEEDED"

@@ -70,7 +70,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_until(condition: Callable[[], bool], what: str, deadline: timedelta = timedelta(seconds=20)) -> None:
+def wait_until(condition: Callable[[], bool], what: str, deadline: timedelta = timedelta(seconds=90)) -> None:
     """Polls until the condition holds; fails the test with `what` when it never does."""
     until = time.monotonic() + deadline.total_seconds()
     while not condition():

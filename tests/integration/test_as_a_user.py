@@ -158,7 +158,7 @@ def test_max_duration_ends_a_job_as_failed_with_its_class(stack: Stack, tmp_path
         tmp_path,
         train="import time\ntime.sleep(600)\n",
     )
-    job = stack.wait(job_id, 30)
+    job = stack.wait(job_id)
     assert job.state == "FAILED"
     assert job.failure is not None
     assert job.failure.failure_class == "timeout"

@@ -39,7 +39,7 @@ def test_a_script_that_saves_by_itself_gets_its_newest_good_checkpoint_back(stac
         listed = json.loads(stack.orch("checkpoints", job_id, "--json").stdout)["checkpoints"]
         return [item["step"] for item in listed]
 
-    wait_until("the newest two of three are kept", lambda: saved() == [3, 2], 60)
+    wait_until("the newest two of three are kept", lambda: saved() == [3, 2])
     out = Path(stack.job(job_id).working_dir) / "out"
     wait_until("the third is deleted", lambda: sorted(path.name for path in out.iterdir()) == ["ckpt-2", "ckpt-3"])
     facts = (out / "ckpt-3" / "state.json").stat()

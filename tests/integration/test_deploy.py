@@ -141,7 +141,7 @@ class Container:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=60)
 
     def __enter__(self) -> Self:
         return self
@@ -234,12 +234,12 @@ def test_a_container_of_a_ray_elsewhere_leaves_jobs_alone(tmp_path: Path, flag: 
 
 def test_other_programs_run_as_they_are_and_codes_come_through(tmp_path: Path) -> None:
     with Container(tmp_path, "sh", "-c", "exit 3") as container:
-        assert container.process.wait(timeout=20) == 3
+        assert container.process.wait(timeout=60) == 3
     (tmp_path / "broken").mkdir()
     with Container(tmp_path / "broken", "orch", "serve") as container:
         container.wait_until_ready()
         os.kill(int((tmp_path / "broken/log.pid").read_text()), signal.SIGTERM)
-        assert container.process.wait(timeout=20) == 7, "a daemon that ends by itself ends the container with its code"
+        assert container.process.wait(timeout=60) == 7, "a daemon that ends by itself ends the container with its code"
 
 
 # -- compose

@@ -83,7 +83,7 @@ def test_four_ranks_become_two_and_three_and_the_result_is_that_of_one(stack: St
     wait_until("it goes on with two", lambda: _runs_on(stack, elastic, 2))
     assert "2 of 1-4 ranks" in stack.orch("status", elastic).stdout
     stack.client.cancel(holders[0])
-    wait_until("it grows to three", lambda: _runs_on(stack, elastic, 3), 40)
+    wait_until("it grows to three", lambda: _runs_on(stack, elastic, 3))
     reasons = [e for e in stack.client.events(elastic) if e.kind == "stop_requested"]
     assert "to run on 3 ranks instead of 2" in reasons[-1].summary
     progress = stack.job(elastic).progress

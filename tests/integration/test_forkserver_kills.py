@@ -38,7 +38,7 @@ from tests.integration.forkserver_fixture import (
 from tests.integration.forkserver_ranks import Rank, start_rank, start_store
 
 SCRIPTS = Path(__file__).parent / "forkserver_scripts"
-EVENT = timedelta(seconds=20)
+EVENT = timedelta(seconds=90)
 
 
 @pytest.fixture(scope="module")

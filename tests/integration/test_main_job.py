@@ -67,7 +67,7 @@ stop_duration: 1s
     pids += stack.pids(job_id)
     assert all(psutil.pid_exists(pid) for pid in pids)
     assert stack.orch("cancel", job_id).returncode == 0
-    job = stack.wait(job_id, 20)
+    job = stack.wait(job_id)
     assert job.state == "CANCELLED"
     assert all(process_gone(pid) for pid in pids)
 

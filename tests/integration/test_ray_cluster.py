@@ -78,7 +78,7 @@ def ready(stack: Stack, wanted: set[str]) -> None:
     def known() -> bool:
         return wanted <= {node.id for node in stack.client.nodes() if node.state == "READY"}
 
-    wait_until("the daemon knows the nodes", known, 60)
+    wait_until("the daemon knows the nodes", known)
 
 
 def submit(stack: Stack, ledger: Ledger, directory: Path, **options: Any) -> str:
@@ -116,7 +116,7 @@ def test_ranks_are_told_where_they_are(whole: RayCluster, guest: Stack, tmp_path
     apart = guest.submit(spec("apart", "STRICT_SPREAD"), tmp_path / "a", train=SHOW)
     together = guest.submit(spec("together", "PACK"), tmp_path / "b", train=SHOW)
     for job_id in (apart, together):
-        job = guest.wait(job_id, 60)
+        job = guest.wait(job_id)
         assert job.state == "SUCCEEDED", job.failure
     found = environments(guest, apart)
     assert sorted(found) == [0, 1, 2]
@@ -144,7 +144,7 @@ def test_lost_nodes_are_survived_and_nodes_that_join_are_used(
     first = tree(*ledger.pids(frozen, 1).values())
     silent.freeze()
     try:
-        wait_until("the job on the frozen node is degraded", degraded(guest, frozen, expected=True), 15)
+        wait_until("the job on the frozen node is degraded", degraded(guest, frozen, expected=True))
         job = guest.job(frozen)
         assert (job.state, job.attempt, job.restarts) == ("RUNNING", 1, 0), (
             "not failed while Ray has hopes for its node"
@@ -155,7 +155,7 @@ def test_lost_nodes_are_survived_and_nodes_that_join_are_used(
         whole.add_node()
         whole.add_node()
         for job_id, ranks in ((killed, 2), (frozen, 1)):
-            wait_until(f"{job_id} goes on elsewhere", stepping(ledger, job_id, attempt=2, ranks=ranks), 60)
+            wait_until(f"{job_id} goes on elsewhere", stepping(ledger, job_id, attempt=2, ranks=ranks))
             assert ledger.resumed(job_id, 2) >= 5, "from its checkpoint"
             assert {victim.id, silent.id}.isdisjoint(seats(guest, job_id))
         all_gone("the ranks that were cut off", first, 1)
@@ -189,11 +189,11 @@ def test_an_elastic_job_goes_on_with_fewer_nodes_and_grows_again(
 
         return look
 
-    wait_until("it steps on three nodes", steps_on(3), 60)
+    wait_until("it steps on three nodes", steps_on(3))
     whole.node(seats(guest, job_id)[1]).kill()
-    wait_until("it goes on with two", steps_on(2), 60)
+    wait_until("it goes on with two", steps_on(2))
     whole.add_node()
-    wait_until("it grows again", steps_on(3), 60)
+    wait_until("it grows again", steps_on(3))
     stop_file.touch()
     job = guest.wait(job_id)
     assert (job.state, job.restarts_by_class) == ("SUCCEEDED", {"infra": 1}), job.failure
@@ -215,10 +215,10 @@ def test_a_restarted_daemon_adopts_and_a_node_may_be_away_for_a_moment(
     away = whole.node(seats(guest, job_id)[1])
     away.freeze()
     try:
-        wait_until("it is degraded", degraded(guest, job_id, expected=True), 15)
+        wait_until("it is degraded", degraded(guest, job_id, expected=True))
     finally:
         away.thaw()
-    wait_until("it is degraded no more", degraded(guest, job_id, expected=False), 15)
+    wait_until("it is degraded no more", degraded(guest, job_id, expected=False))
     done.touch()
     job = guest.wait(job_id)
     assert (job.state, job.attempt, job.restarts) == ("SUCCEEDED", 1, 0)
@@ -259,10 +259,10 @@ def test_other_users_of_the_cluster_are_respected_and_left_alone(
     def seen() -> bool:
         return all(n.cpus_free == 0 for n in guest.client.nodes() if n.id in held)
 
-    wait_until("what others hold is seen", seen, 15)
+    wait_until("what others hold is seen", seen)
     fits = submit(guest, ledger, tmp_path, name="fits", ranks=2, steps=3, spec=spread(2, "SPREAD", cpu=1))
     waits = submit(guest, ledger, tmp_path, name="waits", ranks=2, steps=3, spec=spread(2, cpu=1))
-    assert guest.wait(fits, 30).state == "SUCCEEDED"
+    assert guest.wait(fits).state == "SUCCEEDED"
     assert set(seats(guest, fits)) == {whole.workers[2].id}, "the one node that nobody holds"
     job = guest.job(waits)
     assert (job.state, job.attempt) == ("PENDING", 0)
@@ -270,7 +270,7 @@ def test_other_users_of_the_cluster_are_respected_and_left_alone(
     assert json.loads(whole.run(ASK).splitlines()[-1]) == [["holder-0", "holder-1"], [], [1, 1]]
     whole.run(LET_GO)
     guest.up()
-    assert guest.wait(waits, 60).state == "SUCCEEDED", "what was given back is used"
+    assert guest.wait(waits).state == "SUCCEEDED", "what was given back is used"
     ledger.check()
 
 
@@ -312,7 +312,7 @@ def test_a_node_that_does_not_share_the_home(whole: RayCluster, guest: Stack, tm
     assert "checkpoint.storage_path" in refused.value.hint
     spec["checkpoint"] = {"storage_path": str(tmp_path / "shared")}
     job_id = guest.submit(json.dumps(spec), directory, train=APART)
-    job = guest.wait(job_id, 60)
+    job = guest.wait(job_id)
     assert (job.state, job.restarts_by_class) == ("SUCCEEDED", {"infra": 1}), job.failure
     assert seats(guest, job_id) == [node.id]
     first, second = guest.log(job_id, attempt=1), guest.log(job_id, attempt=2)
@@ -341,7 +341,7 @@ print("goodbye from", os.environ["RANK"], flush=True)
     def said(word: str) -> set[str]:
         return {line for line in guest.log(job_id).splitlines() if line.startswith(word)}
 
-    wait_until("every rank's words arrive while it runs", lambda: len(said("hello")) == 3, 30)
+    wait_until("every rank's words arrive while it runs", lambda: len(said("hello")) == 3)
     listed = json.loads(guest.orch("nodes", "--json").stdout)
     ours = [n for n in listed["nodes"] if n["jobs"] == [job_id]]
     assert {n["id"] for n in ours} == {node.id for node in whole.workers}
@@ -388,10 +388,10 @@ def test_a_runtime_env_is_installed_by_ray(whole: RayCluster, guest: Stack, tmp_
     spec["retry"] = {"max_restarts": {"infra": 0}}
     broken = guest.submit(json.dumps(spec), work, train=see)
     for job_id, said in ((modules, "40 ['--flag']"), (pip, "2 ['--flag'] __main__")):
-        job = guest.wait(job_id, 60)
+        job = guest.wait(job_id)
         assert job.state == "SUCCEEDED", (job.failure, guest.log(job_id))
         assert guest.log(job_id).splitlines()[-1] == said
-    job = guest.wait(broken, 60)
+    job = guest.wait(broken)
     assert job.state == "FAILED"
     assert job.failure is not None
     assert "runtime_env could not be installed" in job.failure.sentence

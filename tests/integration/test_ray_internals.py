@@ -38,7 +38,7 @@ def test_idle_workers_can_be_asked_for(stack: Stack) -> None:
 
     fields = set(node_manager_pb2.PrestartWorkersRequest.DESCRIPTOR.fields_by_name)
     assert {"language", "num_workers", "keep_alive_duration_secs"} <= fields
-    assert wait_until("an idle worker waits", lambda: ray_workers(stack, "ray::IDLE"), 30)
+    assert wait_until("an idle worker waits", lambda: ray_workers(stack, "ray::IDLE"))
 
 
 def test_the_loopback_switch_still_exists() -> None:

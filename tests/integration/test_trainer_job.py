@@ -45,7 +45,7 @@ def test_a_job_of_the_training_system(stack: Stack, tmp_path: Path) -> None:
             progress = stack.job(job_id).progress
             return progress is not None and wanted <= set(progress.metrics)
 
-        wait_until("the figures are in the status", told, 20)
+        wait_until("the figures are in the status", told)
         shown = stack.orch("status", job_id).stdout
         assert re.search(r"speed +[\d.e+]+ samples/s  [\d.e+]+ tokens/s  MFU [\d.]+ %", shown)
         page = httpx.get(f"http://{stack.client.health().read_address}/metrics").text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.stack import Stack, process_gone, wait_until
+from tests.support.stack import PATIENCE_SECONDS, Stack, process_gone, wait_until
 
 
 def tree(*pids: int) -> list[int]:
@@ -57,7 +57,7 @@ def listening_on(pids: list[int]) -> set[str]:
     return found
 
 
-def all_gone(what: str, pids: list[int], seconds: float = 10.0) -> None:
+def all_gone(what: str, pids: list[int], seconds: float = PATIENCE_SECONDS) -> None:
     """Wait until none of the processes is left."""
     wait_until(f"{what}: {pids} are gone", lambda: all(process_gone(pid) for pid in pids), seconds, interval=0.005)
 

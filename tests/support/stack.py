@@ -29,10 +29,11 @@ from tests.support.leftovers import note_home
 PYTHON = sys.executable
 ORCH = [PYTHON, "-m", "orchestrator.cli.main"]
 UP_SECONDS = 120.0
+PATIENCE_SECONDS = 90.0  # with what happens at once on an idle machine
 KILL_SECONDS = 60.0
 
 
-def wait_until(what: str, condition: Any, seconds: float = 30.0, interval: float = 0.02) -> Any:
+def wait_until(what: str, condition: Any, seconds: float = PATIENCE_SECONDS, interval: float = 0.02) -> Any:
     """Poll until ``condition()`` is true, and return its value; fail with ``what`` at the deadline."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -151,7 +152,9 @@ class Stack:
 
     # -- as a user
 
-    def orch(self, *arguments: str, seconds: float = 60.0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def orch(
+        self, *arguments: str, seconds: float = PATIENCE_SECONDS, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*ORCH, *arguments],
             env=self.environ,
@@ -174,17 +177,17 @@ class Stack:
     def job(self, job_id: str) -> JobView:
         return self.client.job(job_id)
 
-    def wait(self, job_id: str, seconds: float = 60.0) -> JobView:
+    def wait(self, job_id: str, seconds: float = PATIENCE_SECONDS) -> JobView:
         return self.client.wait(job_id, timeout_seconds=seconds)
 
-    def wait_state(self, job_id: str, *states: str, seconds: float = 30.0) -> JobView:
+    def wait_state(self, job_id: str, *states: str, seconds: float = PATIENCE_SECONDS) -> JobView:
         def reached() -> JobView | None:
             job = self.job(job_id)
             return job if job.state in states else None
 
         return wait_until(f"{job_id} is {' or '.join(states)}; it is {self.job(job_id).state}", reached, seconds)
 
-    def wait_step(self, job_id: str, step: int, seconds: float = 30.0) -> JobView:
+    def wait_step(self, job_id: str, step: int, seconds: float = PATIENCE_SECONDS) -> JobView:
         def reached() -> JobView | None:
             job = self.job(job_id)
             return job if job.progress and (job.progress.step or 0) >= step else None

@@ -295,7 +295,7 @@ def test_junk_on_the_wire_is_answered_and_survived(served: ServedFake) -> None:
         b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
     ):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(5)
+            sock.settimeout(60)
             sock.connect(served.endpoint.socket_path)
             sock.sendall(junk + b"\r\n\r\n")
             answer = b""
@@ -306,7 +306,7 @@ def test_junk_on_the_wire_is_answered_and_survived(served: ServedFake) -> None:
 
 
 def test_a_header_given_twice_counts_as_neither(served: ServedFake) -> None:
-    with socket.create_connection((served.tcp_endpoint.host, served.tcp_endpoint.port), timeout=5) as sock:
+    with socket.create_connection((served.tcp_endpoint.host, served.tcp_endpoint.port), timeout=60) as sock:
         sock.sendall(
             f"GET /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
             f"Authorization: Bearer wrong\r\nConnection: close\r\n\r\n".encode()

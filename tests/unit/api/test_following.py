@@ -35,7 +35,7 @@ class Later:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive()
 
 

@@ -71,7 +71,7 @@ def losing_proxy(directory: Path, target: str, *, lose: int) -> Iterator[tuple[E
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         assert not thread.is_alive()
 
 

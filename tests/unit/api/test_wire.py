@@ -35,7 +35,7 @@ def server(path: Path, behave: Callable[[socket.socket], None]) -> Iterator[Endp
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path / "s"))
     listener.listen(4)
-    listener.settimeout(10)
+    listener.settimeout(60)
 
     def serve() -> None:
         try:
@@ -54,7 +54,7 @@ def server(path: Path, behave: Callable[[socket.socket], None]) -> Iterator[Endp
         yield Endpoint(socket_path=str(path / "s"))
     finally:
         listener.close()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         assert not thread.is_alive()
 
 
@@ -69,7 +69,7 @@ def says(*parts: bytes) -> Callable[[socket.socket], None]:
 
 def test_a_body_with_a_length(tmp_path: Path) -> None:
     with server(tmp_path, says(HEAD + b"Content-Length: 7\r\n\r\n", b'{"a"', b":1}")) as endpoint:
-        assert wire.call(endpoint, "GET", "/", deadline_seconds=5) == {"a": 1}
+        assert wire.call(endpoint, "GET", "/", deadline_seconds=60) == {"a": 1}
 
 
 def test_a_body_in_chunks_with_extensions_and_trailers(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_body_in_chunks_with_extensions_and_trailers(tmp_path: Path) -> None:
         b"0\r\nTrailer: x\r\n\r\n",
     )
     with server(tmp_path, says(*parts)) as endpoint:
-        assert wire.call(endpoint, "GET", "/", deadline_seconds=5) == [1, 2]
+        assert wire.call(endpoint, "GET", "/", deadline_seconds=60) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_body_in_chunks_with_extensions_and_trailers(tmp_path: Path) -> None:
 )
 def test_a_cut_answer_is_a_lost_connection(tmp_path: Path, answer: bytes) -> None:
     with server(tmp_path, says(answer)) as endpoint, pytest.raises(wire.ConnectionLostError):
-        wire.call(endpoint, "GET", "/", deadline_seconds=5)
+        wire.call(endpoint, "GET", "/", deadline_seconds=60)
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_a_cut_answer_is_a_lost_connection(tmp_path: Path, answer: bytes) -> Non
 )
 def test_what_does_not_speak_our_protocol_is_told_so(tmp_path: Path, answer: bytes) -> None:
     with server(tmp_path, says(answer)) as endpoint, pytest.raises(ProtocolMismatchError):
-        wire.call(endpoint, "GET", "/", deadline_seconds=5)
+        wire.call(endpoint, "GET", "/", deadline_seconds=60)
 
 
 def test_a_mismatch_names_both_versions_and_the_way_out(tmp_path: Path) -> None:
     answer = b"HTTP/1.1 200 OK\r\nX-Orch-Protocol: 99\r\nContent-Length: 2\r\n\r\n{}"
     with server(tmp_path, says(answer)) as endpoint, pytest.raises(ProtocolMismatchError, match=r"99.* 1$") as caught:
-        wire.call(endpoint, "GET", "/", deadline_seconds=5)
+        wire.call(endpoint, "GET", "/", deadline_seconds=60)
     assert "orch down && orch up" in caught.value.hint
 
 
@@ -198,7 +198,7 @@ def test_an_early_refusal_is_read_although_the_body_was_not_taken(tmp_path: Path
     body = b'{"code": "request_too_large", "message": "too large"}'
     answer = b"HTTP/1.1 413 x\r\nX-Orch-Protocol: 1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     with server(tmp_path, says(answer)) as endpoint, pytest.raises(OrchError, match="too large"):
-        wire.call(endpoint, "POST", "/", body={"yaml": "x" * 3_000_000}, deadline_seconds=5)
+        wire.call(endpoint, "POST", "/", body={"yaml": "x" * 3_000_000}, deadline_seconds=60)
 
 
 def test_nothing_listens(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_nothing_listens_on_tcp() -> None:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: refused for sure
         endpoint = Endpoint(host="127.0.0.1", port=taken.getsockname()[1])
         with pytest.raises(DaemonUnreachableError, match="refused"):
-            wire.call(endpoint, "GET", "/", deadline_seconds=2)
+            wire.call(endpoint, "GET", "/", deadline_seconds=60)
 
 
 def test_a_socket_of_someone_else_is_refused_not_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_a_full_queue_of_connections_is_waited_out(tmp_path: Path) -> None:
 
             timer = threading.Timer(0.1, make_room)
             timer.start()
-            wire.connect(Endpoint(socket_path=str(path)), time.monotonic() + 5).close()
+            wire.connect(Endpoint(socket_path=str(path)), time.monotonic() + 60).close()
             timer.join()
         finally:
             for filler in fillers:

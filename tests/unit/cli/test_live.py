@@ -35,7 +35,7 @@ class Play:
 
     def _run(self) -> None:
         for step in self._steps:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while not self._served.do(lambda service: service._waiters):
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
@@ -45,7 +45,7 @@ class Play:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive()
 
 
