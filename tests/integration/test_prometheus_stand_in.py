@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(120),
     pytest.mark.skipif(
         shutil.which("prometheus") is None or shutil.which("prometheus-alertmanager") is None,
         reason="prometheus or its alertmanager is missing: .ci/install-test-tools",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "trainer_scripts"
-DEADLINE_SECONDS = 90.0
+DEADLINE_SECONDS = 240.0
 _STARTS = itertools.count()
 
 

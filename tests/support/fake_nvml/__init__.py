@@ -64,7 +64,7 @@ def library(*, without: Iterable[str] = ()) -> Path:
 def _build(without: tuple[str, ...]) -> Path:
     global _build_directory  # noqa: PLW0603  # one for the process, removed by its finalizer
     if _build_directory is None:
-        _build_directory = tempfile.TemporaryDirectory(prefix="orch-fake-nvml-")
+        _build_directory = tempfile.TemporaryDirectory(prefix="fake-nvml-")
     root = Path(_build_directory.name) / (hashlib.sha256(repr(without).encode()).hexdigest()[:12])
     root.mkdir()
     target = root / "libnvidia-ml.so.1"
