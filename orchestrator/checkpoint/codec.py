@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint import foreign
-from orchestrator.checkpoint.errors import CorruptCheckpointError, UnsupportedStateError
+from orchestrator.checkpoint.errors import MALFORMED, CorruptCheckpointError, UnsupportedStateError
 from orchestrator.checkpoint.tensorfile import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def decode(tree: Any, entries: Sequence[TensorEntry], data: memoryview) -> Any:
     """
     try:
         return _Decoder({entry.name: entry for entry in entries}, data).value(tree)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
+    except MALFORMED as error:
         raise CorruptCheckpointError(f"state tree cannot be restored: {type(error).__name__}: {error}") from error
 
 

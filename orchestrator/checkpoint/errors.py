@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 
 class CheckpointError(Exception):
     """Base of all errors of this package."""
@@ -29,3 +31,16 @@ class OvertakenError(CheckpointError):
 
 class InsufficientSpaceError(CheckpointError):
     """The storage has no room for another checkpoint; free some, or lower checkpoint.keep."""
+
+
+MALFORMED = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    BufferError,
+    RuntimeError,  # RecursionError, and most of torch's
+    struct.error,
+)
+"""What restoring a state raises that no version has written. Not MemoryError: that says nothing about the checkpoint."""

@@ -44,13 +44,11 @@ def put_back(copy: Path, path: str) -> None:
 def _copy(source: str, target: Path) -> None:
     with open_regular(source) as readable:
         facts = os.fstat(readable.fileno())
-        free = os.statvfs(target.parent)
         mode = facts.st_mode & 0o700
         handle = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, mode or 0o600)
         try:
             if not _clone(readable.fileno(), handle):
-                if free.f_bavail * free.f_frsize < facts.st_size:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+                _check_room(target, facts.st_size)
                 _copy_bytes(readable.fileno(), handle, facts.st_size)
             os.fsync(handle)
         except BaseException:
@@ -58,6 +56,12 @@ def _copy(source: str, target: Path) -> None:
             raise
         finally:
             os.close(handle)
+
+
+def _check_room(target: Path, size: int) -> None:
+    free = os.statvfs(target.parent)
+    if free.f_bavail * free.f_frsize < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
 
 def _clone(source: int, target: int) -> bool:

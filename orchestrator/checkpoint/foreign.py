@@ -8,10 +8,12 @@ stored one by one.
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.checkpoint.dtypes import OTHER_TORCH_TYPES, TORCH_TYPES, torch_type
 from orchestrator.checkpoint.errors import UnsupportedStateError
 from orchestrator.checkpoint.sharded import ShardedLeaf
 
@@ -20,18 +22,14 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.tensorfile import TensorEntry
 
-TORCH_TYPES: Mapping[str, str] = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64",
-    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
-    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
-}  # fmt: skip
 NUMPY_TYPES: Mapping[str, str] = {
     "<f8": "F64", "<f4": "F32", "<f2": "F16", "<c8": "C64",
     "<i8": "I64", "<i4": "I32", "<i2": "I16", "|i1": "I8",
     "<u8": "U64", "<u4": "U32", "<u2": "U16", "|u1": "U8", "|b1": "BOOL",
 }  # fmt: skip
+_LARGEST_SIZE = 2**63
 _STORABLE_NUMPY_KINDS = "biufcSUmM"
+_NUMPY_TYPE = re.compile(r"[<>|=][biufcSUmM]\d+(?:\[\w+\])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +53,10 @@ def describe(value: Any, path: str) -> Described:
             return _describe_tensor(torch, value, path)
         if type(value) is torch.Size:
             return Described(node={"$": "torch.Size", "v": list(value)})
+        if isinstance(value, torch.dtype):
+            name = str(value).removeprefix("torch.")
+            if name not in TORCH_TYPES and name not in OTHER_TORCH_TYPES:
+                raise UnsupportedStateError(f"{path}: the type {name} cannot be stored; store its name, as text")
         if isinstance(value, torch.dtype | torch.device):
             return Described(node={"$": f"torch.{type(value).__name__}", "v": str(value).removeprefix("torch.")})
     if numpy is not None:
@@ -85,13 +87,22 @@ def restore(node: Mapping[str, Any], entry: TensorEntry | None, data: memoryview
     if kind == "ndarray" and entry is not None:
         return _restore_array(node, entry, data)
     if kind == "sharded":
-        return ShardedLeaf(key=node["k"], shape=tuple(node["s"]), dtype=node["d"])
+        key, shape = node["k"], node["s"]
+        if not isinstance(key, str) or not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError("a sharded tensor is malformed")
+        return ShardedLeaf(key=key, shape=tuple(shape), dtype=node["d"])
     if kind in ("numpy", "numpy.text"):
         return _restore_scalar(node)
     if kind in ("torch.Size", "torch.dtype", "torch.device"):
         import torch
 
-        return getattr(torch, node["v"]) if kind == "torch.dtype" else getattr(torch, kind[6:])(node["v"])
+        if kind == "torch.dtype":
+            return torch_type(node["v"])
+        if kind == "torch.device":
+            return torch.device(node["v"])
+        if not all(type(size) is int and abs(size) < _LARGEST_SIZE for size in node["v"]):
+            raise ValueError("a size is malformed")
+        return torch.Size(node["v"])
     raise ValueError(f"unknown type {kind!r}; it was written by a newer version")
 
 
@@ -119,6 +130,8 @@ def _describe_tensor(torch: Any, value: Any, path: str) -> Described:
     node: dict[str, Any] = {"$": "parameter" if kind is torch.nn.Parameter else "tensor"}
     dtype = TORCH_TYPES.get(name)
     stored = shape
+    if dtype is None and name not in OTHER_TORCH_TYPES:
+        raise UnsupportedStateError(f"{path}: tensors of type {name} cannot be stored; convert it with .to()")
     if dtype is None:  # a type that safetensors lacks travels as bytes
         node.update(d=name, s=list(shape))
         dtype, stored = "U8", (value.numel() * value.element_size(),)
@@ -163,9 +176,8 @@ def _describe_scalar(numpy: Any, value: Any, path: str) -> Described:
 def _restore_tensor(node: Mapping[str, Any], entry: TensorEntry, data: memoryview) -> Any:
     import torch
 
-    name = node.get("d") or _TORCH_NAMES[entry.dtype]
+    dtype = torch_type(node.get("d") or _TORCH_NAMES[entry.dtype])
     shape = node.get("s", entry.shape)
-    dtype = getattr(torch, name)
     if entry.end == entry.begin:
         tensor = torch.empty(shape, dtype=dtype)
     else:
@@ -178,7 +190,7 @@ def _restore_tensor(node: Mapping[str, Any], entry: TensorEntry, data: memoryvie
 def _restore_array(node: Mapping[str, Any], entry: TensorEntry, data: memoryview) -> Any:
     import numpy as np
 
-    dtype = np.dtype(node.get("d") or _NUMPY_NAMES[entry.dtype])
+    dtype = _restore_numpy_type(np, node.get("d") or _NUMPY_NAMES[entry.dtype])
     shape = node.get("s", entry.shape)
     if entry.end == entry.begin:
         return np.empty(shape, dtype)
@@ -190,7 +202,13 @@ def _restore_scalar(node: Mapping[str, Any]) -> Any:
 
     if node["$"] == "numpy.text":
         return np.bytes_(bytes.fromhex(node["v"])) if node.get("b") else np.str_(node["v"])
-    return np.frombuffer(bytes.fromhex(node["v"]), np.dtype(node["d"]))[0]
+    return np.frombuffer(bytes.fromhex(node["v"]), _restore_numpy_type(np, node["d"]))[0]
+
+
+def _restore_numpy_type(numpy: Any, text: Any) -> Any:
+    if not isinstance(text, str) or not _NUMPY_TYPE.fullmatch(text):
+        raise ValueError(f"{text!r} is no type of an array that is ever stored")
+    return numpy.dtype(text)
 
 
 def _remedy(value: Any) -> str:

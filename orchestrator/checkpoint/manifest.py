@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FORMAT = "orch-checkpoint"
+_MOST = 2**63
 FORMAT_VERSION = 1
 
 
@@ -74,6 +75,7 @@ def parse(raw: bytes | bytearray | memoryview) -> Manifest:
             raise CorruptCheckpointError(
                 f"manifest: not {FORMAT} version {FORMAT_VERSION}; read it with the orch that wrote it"
             )
+        _check_types(body)
         manifest = Manifest(
             step=body["step"],
             attempt=body["attempt"],
@@ -84,11 +86,25 @@ def parse(raw: bytes | bytearray | memoryview) -> Manifest:
             metrics={name: float(value) for name, value in body["metrics"].items()},
             files=parse_files(body["files"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptCheckpointError(f"manifest: torn or damaged ({type(error).__name__}: {error})") from error
     if claimed != _digest(body) or _text(body) != raw:
         raise CorruptCheckpointError("manifest: its own digest does not match")
     return manifest
+
+
+def _check_types(body: Mapping[str, Any]) -> None:
+    """Raise TypeError for values that ``render`` never writes, whatever the digest says."""
+    counts = [body["step"], body["attempt"], body["world_size"], *body["ranks"]]
+    counts += [record["bytes"] for record in body["files"].values()]
+    if any(type(count) is not int or not 0 <= count < _MOST for count in counts):
+        raise TypeError("a count is none")
+    if not isinstance(body["job_id"], str) or type(body["created_at"]) not in (int, float):
+        raise TypeError("job_id or created_at is malformed")
+    if not math.isfinite(body["created_at"]):
+        raise ValueError("created_at is no time")
+    if any(not isinstance(record["sha256"], str) for record in body["files"].values()):
+        raise TypeError("a digest is none")
 
 
 def render_files(files: Mapping[str, FileRecord]) -> dict[str, dict[str, Any]]:

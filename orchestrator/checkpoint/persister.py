@@ -229,7 +229,7 @@ class SnapshotPersister:
             return False
 
     def _oldest_pending(self) -> tuple[SnapshotMeta, SnapshotSlot] | None:
-        """This rank's oldest snapshot that has to reach storage and has not."""
+        """The rank's oldest snapshot that has to reach storage and has not."""
         wanted = frozenset[int]() if self._leader is None else self._leader.wanted()
         pending = [(word, slot) for slot in self._directory.slots(self._rank) if (word := slot.pending(wanted))]
         for word, slot in sorted(pending, key=lambda item: item[0]):

@@ -13,7 +13,7 @@ from orchestrator.checkpoint import codec, layout, manifest, tensorfile
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.info import CheckpointInfo, CheckpointStatus
 from orchestrator.checkpoint.manifest import FileRecord, Manifest
-from orchestrator.checkpoint.sharded import join
+from orchestrator.checkpoint.sharded import join, pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -121,12 +121,12 @@ class CheckpointReader:
 
     def _pieces(self, known: Manifest) -> Iterator[Mapping[str, Any]]:
         for rank in known.ranks:
-            yield from self._part(layout.shard_part(rank), known)
+            yield from pieces_of(self._part(layout.shard_part(rank), known))
 
     def _part(self, part: str, known: Manifest) -> Any:
         try:
             tree = json.loads(bytes(self._file(layout.tree_file(part), known)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptCheckpointError(f"{layout.tree_file(part)} is not JSON: {error}") from error
         name = layout.tensor_file(part)
         if name not in known.files:

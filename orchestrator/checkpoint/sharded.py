@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint import layout
-from orchestrator.checkpoint.errors import CorruptCheckpointError, UnsupportedStateError
+from orchestrator.checkpoint.dtypes import torch_type
+from orchestrator.checkpoint.errors import MALFORMED, CorruptCheckpointError, UnsupportedStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -69,7 +70,7 @@ def join(state: Any, read_pieces: Callable[[], Iterable[Mapping[str, Any]]], int
         return state
     pieces: dict[str, list[Mapping[str, Any]]] = {key: [] for key in leaves}
     for piece in read_pieces():
-        pieces.setdefault(piece["key"], []).append(piece)
+        pieces.setdefault(_checked(piece)["key"], []).append(piece)
     for key, leaf in leaves.items():
         if sum(piece["tensor"].numel() for piece in pieces[key]) != math.prod(leaf.shape):
             raise CorruptCheckpointError(f"the pieces of {key} do not make up a tensor of shape {leaf.shape}")
@@ -163,12 +164,38 @@ def _visit(value: Any, path: str, replace: Callable[[Any, str], Any], kind: Any)
 def _whole(leaf: ShardedLeaf, pieces: Iterable[Mapping[str, Any]]) -> Any:
     import torch
 
-    made = torch.empty(leaf.shape, dtype=getattr(torch, leaf.dtype))
-    for piece in pieces:
-        tensor = piece["tensor"]
-        where = tuple(slice(at, at + size) for at, size in zip(piece["offsets"], tensor.shape, strict=True))
-        made[where].copy_(tensor)
+    try:
+        made = torch.empty(leaf.shape, dtype=torch_type(leaf.dtype))
+        for piece in pieces:
+            tensor = piece["tensor"]
+            where = tuple(slice(at, at + size) for at, size in zip(piece["offsets"], tensor.shape, strict=True))
+            made[where].copy_(tensor)
+    except MALFORMED as error:
+        raise CorruptCheckpointError(f"the pieces of {leaf.key} do not fit together: {error}") from error
     return made
+
+
+def pieces_of(part: Any) -> list[Any]:
+    """The pieces that one rank has stored. Raises CorruptCheckpointError for what is no list."""
+    if not isinstance(part, list):
+        raise CorruptCheckpointError("a rank's pieces of sharded tensors are malformed")
+    return part
+
+
+def _checked(piece: Any) -> Mapping[str, Any]:
+    """A piece as it is stored. Raises CorruptCheckpointError for anything else."""
+    import torch
+
+    if (
+        isinstance(piece, dict)
+        and isinstance(piece.get("key"), str)
+        and isinstance(piece.get("tensor"), torch.Tensor)
+        and isinstance(piece.get("offsets"), list)
+        and len(piece["offsets"]) == piece["tensor"].dim()
+        and all(type(at) is int and at >= 0 for at in piece["offsets"])
+    ):
+        return piece
+    raise CorruptCheckpointError("a piece of a sharded tensor is malformed")
 
 
 def _fill(targets: dict[str, Any], pieces: Mapping[str, list[Mapping[str, Any]]]) -> None:

@@ -16,6 +16,7 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ _STORED_AT = 80  # the identity of the snapshot that has reached it, or that sto
 _META = struct.Struct("<II")  # length and CRC-32 of the JSON that follows
 _META_AT = 128
 _MADV_POPULATE_READ = 22  # Linux 5.14; Python has no name for it yet
+_PART_NAME = re.compile(r"state|(?:rank|shard)-\d{5,10}")
+_TOKEN = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 _STEP_BITS = 40
 _MAX_STEP = 2**_STEP_BITS - 1
 _MAX_ATTEMPT = 2**23
@@ -207,7 +210,10 @@ class SnapshotSlot:
         raw = self.memory[start : min(start + length, HEADER_BYTES)]
         if zlib.crc32(raw) != crc or self.identity() != before:
             return None
-        meta = _meta_from(json.loads(raw))
+        try:
+            meta = _meta_from(json.loads(raw), len(self.memory))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return None  # no version has ever written that
         return meta if identity(meta.version) == before else None
 
     def holds(self, meta: SnapshotMeta) -> bool:
@@ -403,10 +409,25 @@ def _meta_body(meta: SnapshotMeta) -> dict[str, Any]:
     return body
 
 
-def _meta_from(body: dict[str, Any]) -> SnapshotMeta:
+def _meta_from(body: dict[str, Any], size: int) -> SnapshotMeta:
+    """The inverse of ``_meta_body``, for a slot of ``size`` bytes. What comes from a rank's memory names files: it is checked."""
     parts = tuple(
         PartRegion(name=name, tree_at=tree_at, tree_bytes=tree, image_at=image_at, image_bytes=image)
         for name, tree_at, tree, image_at, image in body.pop("parts")
     )
+    for part in parts:
+        regions = (part.tree_at, part.tree_bytes), (part.image_at, part.image_bytes)
+        if not isinstance(part.name, str) or not _PART_NAME.fullmatch(part.name):
+            raise ValueError("a part has a name that none has")
+        if any(type(at) is not int or type(length) is not int for at, length in regions):
+            raise TypeError("a part lies nowhere")
+        if any(at < 0 or length < 0 or at + length > size for at, length in regions):
+            raise ValueError("a part lies outside of its slot")
     metrics = {name: float(value) for name, value in body.pop("metrics").items()}
-    return SnapshotMeta(**body, parts=parts, metrics=metrics)
+    meta = SnapshotMeta(**body, parts=parts, metrics=metrics)
+    counts = (meta.attempt, meta.step, meta.rank, meta.world_size)
+    if any(type(count) is not int or count < 0 for count in counts) or type(meta.created_at) not in (int, float):
+        raise TypeError("a count or a time is none")
+    if not isinstance(meta.job_id, str) or not isinstance(meta.token, str) or not _TOKEN.fullmatch(meta.token):
+        raise ValueError("job_id or token is malformed")
+    return meta

@@ -9,7 +9,7 @@ from orchestrator.checkpoint import codec, layout, tensorfile
 from orchestrator.checkpoint.buffers import writable
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.reader import Checkpoint
-from orchestrator.checkpoint.sharded import join
+from orchestrator.checkpoint.sharded import join, pieces_of
 from orchestrator.checkpoint.snapshot_file import SnapshotDirectory, SnapshotMeta, SnapshotSlot
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class SnapshotReader:
     def _pieces(self, whole: SnapshotMeta) -> Iterator[Mapping[str, Any]]:
         for rank in range(whole.world_size):
             meta, slot = self._find(rank, whole.version)
-            yield from _read(slot, meta, layout.shard_part(rank))
+            yield from pieces_of(_read(slot, meta, layout.shard_part(rank)))
 
 
 def _read(slot: SnapshotSlot, meta: SnapshotMeta, name: str) -> Any:
@@ -85,7 +85,7 @@ def _read(slot: SnapshotSlot, meta: SnapshotMeta, name: str) -> Any:
         raise CorruptCheckpointError(f"the snapshot of step {meta.step} was overwritten while it was read")
     try:
         node = json.loads(tree)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"the snapshot of step {meta.step} is damaged: {error}") from error
     if region.image_bytes == 0:
         return codec.decode(node, (), memoryview(b""))

@@ -85,7 +85,7 @@ def parse(
         body = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
         data = view[_LENGTH.size + length :]
         entries = tuple(_entry(name, value) for name, value in body.items() if name != "__metadata__")
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptCheckpointError(f"tensor file: unreadable header ({error})") from error
     _check(entries, len(data) if data_bytes is None else data_bytes)
     return entries, data
@@ -96,6 +96,8 @@ def _entry(name: str, value: Mapping[str, object]) -> TensorEntry:
     if not (isinstance(shape, list) and isinstance(offsets, list) and isinstance(dtype, str)):
         raise TypeError(f"entry {name!r} is malformed")
     begin, end = offsets
+    if any(type(number) is not int for number in (*shape, begin, end)) or any(size < 0 for size in shape):
+        raise TypeError(f"entry {name!r} has a shape or an offset that is no count")
     return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), begin=begin, end=end)
 
 

@@ -155,14 +155,14 @@ class WatchedFiles:
             registry = self._read()
             chosen: dict[str, str | None] = registry["chosen"]
             if str(attempt) not in chosen:
-                chosen[str(attempt)] = self._choose(registry)
+                chosen[str(attempt)] = self._choose(registry, attempt)
                 self._put_others_back(registry)
                 if chosen[str(attempt)] is None:
-                    self._note_unused(registry)
+                    self._note_unused(registry, attempt)
                 self._write(registry)
             return chosen[str(attempt)]
 
-    def _choose(self, registry: dict[str, Any]) -> str | None:
+    def _choose(self, registry: dict[str, Any], attempt: int) -> str | None:
         for info in self._infos(registry):
             entry = registry["known"][info.path]
             if info.status is not CheckpointStatus.COMPLETE:
@@ -171,7 +171,7 @@ class WatchedFiles:
             if not why:
                 return info.path
             if self._has_good_copy(entry):
-                return self._restored(info.path, registry, why)
+                return self._restored(info.path, registry, why, attempt)
             entry["why"] = why
             self.problems.append(f"{info.path}: {why}")
         return None
@@ -366,14 +366,15 @@ class WatchedFiles:
         except OSError:
             return False
 
-    def _restored(self, path: str, registry: dict[str, Any], why: str) -> str:
+    def _restored(self, path: str, registry: dict[str, Any], why: str, attempt: int) -> str:
         """Where the copy of a file can be read: in the file's place, unless what is there may be whole, too."""
         entry = registry["known"][path]
+        which = f"the copy of step {entry['step']}" if entry["step"] else "its newest copy"
         if self._is_torn(path) and self._put_back(path, registry):
-            message = f"{path} was not whole after its writer's end; the copy of step {entry['step']} was put back"
+            message = f"attempt {attempt}: {path} was not whole after its writer's end; {which} was put back"
             self.notes.append(Note(code="checkpoint_restored", message=message))
             return path
-        message = f"{path}: {why}; the copy of step {entry['step']} is used instead"
+        message = f"attempt {attempt}: {path}: {why}; {which} is used instead"
         self.notes.append(Note(code="checkpoint_copy_used", message=message))
         return str(self._copy_path(entry))
 
@@ -416,7 +417,7 @@ class WatchedFiles:
                 with contextlib.suppress(OSError):
                     file_facts.delete(str(self._storage.root / _COPIES / name))
 
-    def _note_unused(self, registry: Mapping[str, Any]) -> None:
+    def _note_unused(self, registry: Mapping[str, Any], attempt: int) -> None:
         """The job has files of its own, and begins without one."""
         own = [
             path
@@ -426,8 +427,8 @@ class WatchedFiles:
         if own:
             others = f" and {len(own) - 1} more" if len(own) > 1 else ""
             message = (
-                f"none of the job's own checkpoints is used: {own[0]}{others} could not be shown to be whole when the attempt"
-                " before ended; this attempt begins without one"
+                f"attempt {attempt} begins without any of the job's own checkpoints: {own[0]}{others} could not be shown to be"
+                " whole when the attempt before ended"
             )
             self.notes.append(Note(code="checkpoint_unused", message=message))
 

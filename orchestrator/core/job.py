@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.ids import JobId
+from orchestrator.core.job_checkpoints import checkpoint_saved
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
 from orchestrator.spec.job import ElasticWorkers, JobSpec, from_dict, to_dict
 
@@ -499,48 +500,7 @@ def _last_failure(job: Job, event: ev.JobFinished) -> ev.Failure | None:
 
 @_fold.register
 def _(event: ev.CheckpointSaved, job: Job) -> Job:
-    if event.digest:
-        return _script_saved(event, job)
-    if event.attempt != job.attempt_number:
-        return job  # fenced: only the current attempt's checkpoints count
-    if not event.path and not job.gang_open:
-        return job  # it went with the actors that had it in memory
-    newest = job.checkpoint_at is None or event.step > job.checkpoint_step
-    durable = bool(event.path) and (job.durable_at is None or event.step > job.durable_step)
-    if newest:
-        if job.attempts:
-            progressed = job.attempts[-1].progressed or event.step > job.attempts[-1].start_step
-            job = _with_attempt(job, checkpoint_step=event.step, progressed=progressed)
-            job = replace(job, no_progress=0 if progressed else job.no_progress)
-        job = replace(job, checkpoint_step=event.step, checkpoint_at=event.at)
-    if durable:
-        job = replace(job, checkpoint_path=event.path, durable_step=event.step, durable_at=event.at)
-    return job
-
-
-def _script_saved(event: ev.CheckpointSaved, job: Job) -> Job:
-    """A file of the script's own: newer by its content and time, whatever number its name has.
-
-    One that an attempt has left may be found as late as when the next one is about to start: it is what that one begins with.
-    """
-    if not job.attempts or not job.attempt_number - 1 <= event.attempt <= job.attempt_number:
-        return job
-    if event.digest == job.checkpoint_digest or (job.durable_at is not None and event.at <= job.durable_at):
-        return job
-    if event.attempt == job.attempt_number:
-        job = _with_attempt(job, checkpoint_step=event.step, progressed=True)
-    else:
-        job = _with_attempt(job, checkpoint_step=event.step, start_step=event.step)
-    return replace(
-        job,
-        no_progress=0,
-        checkpoint_step=event.step,
-        checkpoint_at=event.at,
-        checkpoint_path=event.path,
-        checkpoint_digest=event.digest,
-        durable_step=event.step,
-        durable_at=event.at,
-    )
+    return checkpoint_saved(event, job)
 
 
 @_fold.register

@@ -61,7 +61,7 @@ def ignored_by(rules: Sequence[IgnoreRules], relative: str, *, is_dir: bool) -> 
 
 def left_out_by(root: Path, path: str) -> str:
     """The ignore file that leaves ``path`` (absolute, or relative to ``root``) out of ``root``'s copy; empty where none does."""
-    relative = os.path.relpath(os.path.join(root, path), root)
+    relative = os.path.relpath(root / path, root)
     parts = PurePosixPath(relative).parts
     if not parts or parts[0] in ("..", "."):
         return ""

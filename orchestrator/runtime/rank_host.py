@@ -401,7 +401,8 @@ class RankHost:
     async def _last_look(self, files: FileWatcher) -> None:
         """Let what the rank has saved count before its end does: whether there was progress decides about the next attempt."""
         with contextlib.suppress(TimeoutError):  # the look goes on; what it finds is told later
-            await asyncio.wait_for(asyncio.shield(asyncio.to_thread(files.look)), LAST_LOOK_SECONDS)
+            async with asyncio.timeout(LAST_LOOK_SECONDS):
+                await asyncio.shield(asyncio.to_thread(files.look))
 
     async def _add_exit(self, at: float, exit_code: int | None, signal: int | None, printed: tuple[str, ...]) -> None:
         error = self._error if exit_code != 0 else None

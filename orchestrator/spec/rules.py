@@ -73,6 +73,18 @@ def storage(path: str) -> None:
         raise BadValueError(
             f"{quoted(path)} is relative", "write a path beginning with /, or a URL such as s3://bucket/x"
         )
+    scheme, url, rest = path.partition("://")
+    if not url:
+        return
+    if scheme != "s3":
+        instead = (
+            f"write {rest}"
+            if scheme == "file" and rest.startswith("/")
+            else "write s3://bucket/x, or a path beginning with /"
+        )
+        raise BadValueError(f"{quoted(path)} is no storage that orch can use", instead)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*(?:/[^/?#]+)*/?", rest) or ".." in rest.split("/"):
+        raise BadValueError(f"{quoted(path)} names no bucket", "write s3://bucket, or s3://bucket/some/path")
 
 
 def web_address(url: str) -> None:

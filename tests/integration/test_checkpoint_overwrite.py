@@ -48,6 +48,7 @@ entrypoint: python train.py
 env: {{TORN: "{torn}"}}
 resources: {{num_workers: 1, resources_per_worker: {{gpu: 0, cpu: 0.1}}}}
 checkpoint: {{watch: out/ckpt.pt}}
+health: {{progress: {{pattern: 'step (\\d+)/(\\d+)'}}}}
 retry: {{max_no_progress: 1, max_restarts: {{infra: 10}}}}
 """
 

@@ -483,7 +483,9 @@ def test_a_save_waits_for_storage_and_says_so_when_every_slot_holds_a_wanted_sna
 
     def save_all():
         for step in range(1, 7):
-            writer.save({"state": state(step)}, step=step, gang=False, wanted=True, on_wait=lambda: waits.append(step))
+            writer.save(
+                {"state": state(step)}, step=step, gang=False, wanted=True, on_wait=lambda step=step: waits.append(step)
+            )
 
     training = threading.Thread(target=save_all)
     training.start()

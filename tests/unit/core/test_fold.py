@@ -9,7 +9,8 @@ from hypothesis import given, settings
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError, IllegalTransitionError
-from orchestrator.core.job import STORY_LENGTH, fold
+from orchestrator.core.failure import decide_retry
+from orchestrator.core.job import STORY_LENGTH, fold, job_from_dict, job_to_dict
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose
 from tests.unit.core import strategies
 from tests.unit.core.builders import (
@@ -458,3 +459,50 @@ def test_a_new_priority_counts() -> None:
 
 def test_before_its_first_attempt_a_job_without_a_fixed_size_is_as_small_as_it_may_be() -> None:
     assert pending(make_spec(workers="auto")).num_workers == 1
+
+
+def script_saved(job: Job, digest: str, *, at: float, step: int = 0, attempt: int | None = None) -> ev.CheckpointSaved:
+    return ev.CheckpointSaved(
+        job_id=job.id, at=at, attempt=attempt or job.attempt_number, step=step, path="/w/ckpt.pt", digest=digest
+    )
+
+
+def restarted(job: Job, *, at: float) -> Job:
+    job = after(job, failed(job), gone(job, at=at))
+    up = ev.AttemptRunning(job_id=job.id, at=at + 2, attempt=job.attempt_number + 1, pids=(1,))
+    return after(job, started(job, at=at + 1, gang=job.gang), up)
+
+
+def test_a_newer_file_of_the_same_name_is_progress_and_the_same_one_is_none() -> None:
+    job = running()
+    for number in range(1, 6):
+        job = after(job, script_saved(job, f"content {number}", at=100.0 * number))
+        assert job.attempts[-1].progressed
+        assert (job.checkpoint_at, job.durable_at) == (100.0 * number, 100.0 * number)
+        job = restarted(job, at=100.0 * number + 1)
+        assert job.no_progress == 1
+    for number in range(1, 4):
+        job = after(job, script_saved(job, "content 5", at=900.0 + number))
+        assert not job.attempts[-1].progressed
+        job = restarted(job, at=1000.0 + number)
+        assert job.no_progress == 1 + number
+    assert not decide_retry(job, failure(), 2000.0).retry
+    assert decide_retry(after(job, script_saved(job, "content 6", at=2000.0)), failure(), 2001.0).retry
+
+
+def test_a_file_that_is_found_when_the_next_attempt_begins_is_what_that_one_begins_with() -> None:
+    job = restarted(running(), at=50.0)
+    found = after(job, script_saved(job, "late", at=40.0, step=300, attempt=1))
+    assert (found.checkpoint_step, found.attempts[-1].start_step, found.no_progress) == (300, 300, 0)
+    assert not found.attempts[-1].progressed, "it was the attempt before that saved it"
+    assert after(found, script_saved(found, "older", at=30.0, step=200, attempt=1)) == found
+    stranger = after(found, ev.CheckpointSaved(job_id=job.id, at=60.0, attempt=1, step=500, path="/c/step-500"))
+    assert stranger == found, "orch's own checkpoints of an older attempt are fenced"
+
+
+def test_a_record_of_an_older_version_still_opens() -> None:
+    row = job_to_dict(after(running(), checkpoint(running(), 5, path="/c")))
+    del row["checkpoint_digest"]
+    for attempt in row["attempts"]:
+        del attempt["progressed"]
+    assert job_from_dict(row).attempts[-1].progressed is False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from orchestrator.core import events as ev
 from orchestrator.daemon.progress import ProgressBook
+from orchestrator.spec.job import CheckpointSpec
 from orchestrator.train.progress import CheckpointFacts, ProgressSnapshot
-from tests.unit.core.builders import make_spec, pending, running
+from tests.unit.core.builders import after, failed, gone, make_spec, pending, running, started
 
 
 def notes(book: ProgressBook, path: Path, memory_bytes: int | None, **facts: object) -> list[str]:
@@ -45,3 +47,39 @@ def test_why_there_are_no_snapshots_is_told_once(tmp_path: Path) -> None:
     book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
     assert notes(book, metrics, None, snapshots_off="no room") == ["no room"]
     assert notes(book, metrics, None, snapshots_off="no room") == []
+
+
+def test_waiting_for_storage_is_told_and_again_when_it_has_doubled(tmp_path: Path) -> None:
+    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    told = []
+    for waits, seconds in ((0, 0.0), (3, 0.1), (9, 0.6), (10, 1.0), (12, 1.3), (40, 2.0), (41, 9.0)):
+        told += notes(book, metrics, None, waits=waits, waited_seconds=seconds)
+    assert [text.partition(":")[0] for text in told] == [
+        "training has waited 0.6 s for storage, in 9 saves",
+        "training has waited 1.3 s for storage, in 12 saves",
+        "training has waited 9.0 s for storage, in 41 saves",
+    ]
+
+
+def test_checkpoints_that_are_not_on_storage_are_told_each_time_that_there_are_more(tmp_path: Path) -> None:
+    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    told = []
+    for left_out, step in ((0, None), (1, 5), (1, 5), (4, 8)):
+        told += notes(book, metrics, None, left_out=left_out, left_out_step=step)
+    assert len(told) == 2
+    assert told[0].startswith("1 checkpoint is not on storage")
+    assert told[1].endswith("the newest of them is that of step 8")
+
+
+def test_steps_lost_by_a_script_that_saves_by_itself_are_counted_from_what_it_was_given(tmp_path: Path) -> None:
+    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    job = running(pending(make_spec(checkpoint=CheckpointSpec(watch="out/ckpt.pt"))))
+    book.take(job, 1, 0, ProgressSnapshot(step=320, max_step=320), metrics)
+    saved = ev.CheckpointSaved(job_id=job.id, at=5.0, attempt=1, step=300, path="/w/ckpt.pt", digest="d")
+    job = after(job, saved, failed(job), gone(job))
+    up = ev.AttemptRunning(job_id=job.id, at=9.0, attempt=2, pids=(1,))
+    job = after(job, started(job, gang=job.gang), up)
+    new = ProgressSnapshot(step=321, max_step=321, new_step=321, new_step_at=10.0)
+    (first,) = [e for e in book.take(job, 2, 0, new, metrics) if e.kind == "first_step"]
+    assert isinstance(first, ev.FirstStep)
+    assert first.steps_lost == 20

@@ -1,0 +1,52 @@
+"""A script that needs data which .gitignore names: the submitter is told what stays behind, and how to bring it along."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.support.stack import Stack
+
+SCRIPT = """
+with open("data/train.bin", "rb") as file:
+    print(len(file.read()), "bytes of data", flush=True)
+"""
+SPEC = """
+version: 1
+name: leftout
+entrypoint: python train.py
+resources: {num_workers: 1, resources_per_worker: {gpu: 0, cpu: 0.1}}
+"""
+SAID = "1 file, 2.2 MB left out by .gitignore"
+
+
+def test_what_gitignore_leaves_out_is_told_before_and_after(stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "job.yaml").write_text(SPEC)
+    (tmp_path / ".gitignore").write_text("*.bin\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.bin").write_bytes(bytes(2_200_000))
+    planned = stack.orch("submit", "job.yaml", "--dry-run", cwd=tmp_path)
+    assert SAID in planned.stdout
+    done = stack.orch("submit", "job.yaml", "--json", cwd=tmp_path)
+    reply = json.loads(done.stdout)
+    assert SAID in done.stderr
+    assert reply["left_out"] == {
+        "files": 1,
+        "size_bytes": 2_200_000,
+        "by": [".gitignore"],
+        "largest": ["data/train.bin"],
+        "more": False,
+    }
+    job = stack.wait(reply["job_id"])
+    assert job.failure is not None
+    assert (job.state, job.failure.failure_class) == ("FAILED", "user")
+    assert ".gitignore leaves out of the job's copy" in job.failure.sentence
+    assert "!train.bin" in job.failure.advice
+    first = stack.client.events(job.id)[0]
+    assert SAID in first.summary
+    (tmp_path / ".orchignore").write_text("!train.bin\n")
+    again = json.loads(stack.orch("submit", "job.yaml", "--json", cwd=tmp_path).stdout)
+    assert again["left_out"] is None
+    assert stack.wait(again["job_id"]).state == "SUCCEEDED"
+    assert "2200000 bytes of data" in stack.log(again["job_id"])
