@@ -43,6 +43,12 @@ def make_private(path: Path, *, traversable: bool = False) -> Path:
     return path
 
 
+def check_private(path: Path) -> None:
+    """Raise NotPrivateError when something at `path`, or above it, keeps it from being this user's alone. Makes nothing."""
+    with contextlib.suppress(FileNotFoundError):
+        os.close(enter_private(path))
+
+
 def enter_private(path: Path, *, make: bool = False, traversable: bool = False) -> int:
     """A descriptor of the directory `path`, checked as `make_private` does; the caller closes it.
 

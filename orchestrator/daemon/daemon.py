@@ -69,17 +69,9 @@ REMEMBER_ENDED: Final = 1000
 
 
 class Daemon:
-    """See the module. ``start`` returns when jobs are taken and placed; ``run`` when it was told to stop."""
+    """See the module. ``start`` returns when jobs are taken and placed; ``run`` when told to stop. Ranks get ``umask``."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        options: ServeOptions,
-        environ: Mapping[str, str],
-        *,
-        rank_umask: int | None = None,
-    ) -> None:
-        """Ranks start with ``environ`` and ``rank_umask`` (None: this process's own), as if the daemon were not between."""
+    def __init__(self, settings: Settings, options: ServeOptions, environ: Mapping[str, str], umask: int) -> None:
         self.settings = settings
         self.options = options
         self.started_at = time.time()
@@ -131,7 +123,7 @@ class Daemon:
             self._progress.of,
             self.log,
         )
-        self.gangs, self.calls = self._make_gangs(environ, rank_umask)
+        self.gangs, self.calls = self._make_gangs(environ, umask)
         self.readiness = Readiness(
             self._not_ready,
             {
@@ -154,7 +146,7 @@ class Daemon:
             processes=self.settings.exporter_processes,
         )
 
-    def _make_gangs(self, environ: Mapping[str, str], rank_umask: int | None) -> tuple[Gangs, GangCalls]:
+    def _make_gangs(self, environ: Mapping[str, str], umask: int) -> tuple[Gangs, GangCalls]:
         limits = LogLimits(max_bytes=self.settings.log_max_bytes, keep_files=self.settings.log_keep_files)
         gangs = Gangs(
             cluster=self.cluster,
@@ -168,7 +160,7 @@ class Daemon:
             post=self.loop.post,
             progress=self._take_progress,
             previous_step=self._progress.previous_step,
-            rank_umask=rank_umask,
+            rank_umask=umask,
             gpu_evidence=lambda uuids: gpu_evidence(self.exporters, uuids),
             log=self.log,
         )
@@ -596,8 +588,7 @@ class Daemon:
         self._warmed_for.pop(job.id, None)
         with contextlib.suppress(OSError):
             self.settings.paths.secrets(job.id).unlink(missing_ok=True)
-        most_ranks = max((a.ranks for a in job.attempts), default=job.num_workers)
-        clear_job_pages(self.cluster.namespace, job.id, most_ranks)
+        clear_job_pages(self.cluster.namespace, job.id, max((a.ranks for a in job.attempts), default=job.num_workers))
         self._remembered.append(job.id)
         for job_id in self._remembered[:-REMEMBER_ENDED]:
             self._progress.forget(job_id)

@@ -87,7 +87,7 @@ def _check_exporters(settings: Settings, options: ServeOptions) -> None:
 
 
 async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, str], rank_umask: int) -> None:
-    daemon = Daemon(settings, options, environ, rank_umask=rank_umask)
+    daemon = Daemon(settings, options, environ, rank_umask)
     try:
         if options.group:
             open_way(settings.home, settings.socket, options.group)

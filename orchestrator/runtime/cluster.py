@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.cluster import Node
-from orchestrator.private_files import make_private, remove_private
+from orchestrator.private_files import check_private, make_private, remove_private
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.forkclient import StartedServer, start_fork_server
 from orchestrator.runtime.gpu_holds import GpuHolds, still_there
@@ -136,8 +136,8 @@ class Cluster:
         try:
             make_private(self._paths.ray)
             if self.embedded:
-                make_node_directory(self.namespace, "local")
-                make_private(page_directory(self.namespace))
+                check_private(self.node_dir("local"))
+                check_private(page_directory(self.namespace))
         except OSError as error:
             raise ClusterError(str(error)) from error
         self._home_token = self._keep_home_token()
