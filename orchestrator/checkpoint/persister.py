@@ -312,7 +312,10 @@ class SnapshotPersister:
     def _persist(self, meta: SnapshotMeta, slot: SnapshotSlot) -> bool:
         started, word = time.monotonic(), identity(meta.version)
         try:
-            info = self._write(meta, slot)
+            with self._directory.storing(self._rank) as alone:
+                if not alone:
+                    return False  # the rank itself stores what is newer, and is about to end
+                info = self._write(meta, slot)
         except StaleAttemptError:
             self._done = word  # a newer attempt has taken over elsewhere
             slot.mark_stored(word)

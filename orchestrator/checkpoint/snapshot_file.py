@@ -28,7 +28,7 @@ from orchestrator.checkpoint.layout import Version
 from orchestrator.private_files import make_private
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
 HEADER_BYTES = 16 * 1024
 SLOTS = 3  # the newest, the one being written, and one that is being persisted
@@ -285,6 +285,23 @@ class SnapshotDirectory:
     def store_state(self, rank: int) -> StoreState:
         """The words by which a rank and its persister tell each other how storage keeps up."""
         return StoreState(self.path / f"{layout.rank_part(rank)}.store")
+
+    @contextlib.contextmanager
+    def storing(self, rank: int) -> Iterator[bool]:
+        """Whether this process, and no other, brings the rank's state to storage until the end of the block.
+
+        Its persister does, and the rank itself before it leaves: two writers of one checkpoint would spoil each other's files.
+        """
+        lock = WriterLock(self.path / f"{layout.rank_part(rank)}.storing")
+        try:
+            lock.acquire()
+        except SnapshotUnavailableError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
 
     def hold(self) -> HoldWord:
         """The word by which the persisters ask that a snapshot be left alone."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from orchestrator.core.errors import UnknownEventError
-from orchestrator.core.states import FailureClass, JobState, StopPurpose
+from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,6 +120,8 @@ class RankExited(Event):
     ``evidence`` is what the kernel and the GPU's driver said about it; ``policy`` is the action (fail, restart) of the
     job's first log policy that its output fits, ``policy_note`` what is to be told about that. ``missing_file`` is the file
     that a FileNotFoundError names, ``left_out_by`` the ignore file that kept it out of the job's copy.
+    ``stop_seen_at`` is when the rank noticed that it was asked to stop, whether orch had sent the request or not; None: never,
+    or not known. ``last_step`` and ``total_steps`` are what it, or its output, had reported.
     """
 
     kind: ClassVar[str] = "rank_exited"
@@ -136,6 +138,10 @@ class RankExited(Event):
     policy_note: str = ""
     missing_file: str = ""
     left_out_by: str = ""
+    stop_seen_at: float | None = None
+    stop_scope: StopScope | None = None
+    last_step: int | None = None
+    total_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,6 +351,11 @@ def _left_out(value: Any) -> LeftOut | None:
     return None if value is None else LeftOut(**{name: _tuples(item) for name, item in value.items()})
 
 
+def stop_scope_from(value: str | None) -> StopScope | None:
+    """A StopScope from its JSON form."""
+    return None if value is None else StopScope(value)
+
+
 def _keep(value: Any) -> Any:
     return value
 
@@ -353,6 +364,7 @@ _RESTORE: Mapping[tuple[str, str], Any] = {
     ("job_submitted", "spec"): _keep,
     ("job_submitted", "left_out"): _left_out,
     ("gang_placed", "seats"): _seats,
+    ("rank_exited", "stop_scope"): stop_scope_from,
     ("attempt_failed", "failure"): failure_from,
     ("stop_requested", "purpose"): StopPurpose,
     ("job_finished", "state"): JobState,

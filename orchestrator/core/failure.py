@@ -2,6 +2,9 @@
 
 Survivors of a dead rank fail too, with errors of the collective they were waiting in. They are collateral: they never
 hide the rank that failed first. When only collateral is known yet, the verdict waits a moment for the root.
+
+A rank that left because it was asked to stop, though orch had not asked, has failed whatever its exit code is: its job is
+not done. The others were probably asked as well, and get the time to save that the job gives them.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.events import Failure
 from orchestrator.core.signatures import evidence_line, match_signature
-from orchestrator.core.states import FailureClass
+from orchestrator.core.states import FailureClass, StopScope
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestrator.core.job import Exit, Job
     from orchestrator.core.signatures import Signature
 
@@ -35,6 +40,10 @@ _COLLATERAL = re.compile(
     re.IGNORECASE,
 )
 _SIGABRT = 6
+# What a shell returns for a child that one of these signals ended: they come from outside of the program.
+_SHELL_BASE = 128
+_SIGTERM = 15
+_SIGNALS_FROM_OUTSIDE = frozenset({1, 9, 15})
 _SIGNAL_NAMES = {
     1: "SIGHUP",
     2: "SIGINT",
@@ -47,6 +56,11 @@ _SIGNAL_NAMES = {
     13: "SIGPIPE",
     15: "SIGTERM",
 }
+
+
+# SIGTERM is a request to stop: it comes from a person or a program, and says nothing about the node.
+_STOPPED = "stopped_from_outside"
+_STOPPED_ADVICE = "the job resumes from its last checkpoint; to stop a job, use `orch pause` or `orch cancel`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +91,10 @@ def is_collateral(ended: Exit) -> bool:
 
 def classify(job: Job, now: float) -> Verdict | float | None:
     """The verdict on the current attempt; a time to ask again at, when the root is not known yet; None if none failed."""
-    failed = [e for e in job.exits if not e.ok]
+    left = job.left_early
+    failed = [e for e in job.exits if not e.ok and e not in left]
+    if left and not any(not is_collateral(e) and e.failed_at < _asked_at(left) for e in failed):
+        return _classify_left(job, left, now)
     if not failed:
         return None
     first = min(failed, key=lambda e: (is_collateral(e), e.failed_at))
@@ -88,6 +105,42 @@ def classify(job: Job, now: float) -> Verdict | float | None:
         if now < settled_at:
             return settled_at
     return Verdict(_judged(job, first), first.failed_at)
+
+
+def _asked_at(left: Sequence[Exit]) -> float:
+    return min(e.stop_seen_at for e in left if e.stop_seen_at is not None)
+
+
+def _classify_left(job: Job, left: tuple[Exit, ...], now: float) -> Verdict | float:
+    """The verdict on ranks that left, once the others have ended too, or had their time to."""
+    until = min(e.at for e in left) + job.spec.stop_duration.total_seconds()
+    if len(job.exits) < job.num_workers and not job.gang_lost and now < until:
+        return until
+    return Verdict(stop_failure(left), _asked_at(left))
+
+
+def stop_failure(left: Sequence[Exit]) -> Failure:
+    """Ranks left because of a request to stop that orch had not sent."""
+    first = min(left, key=lambda e: (e.stop_seen_at or e.at, e.rank))
+    machine = any(e.stop_scope is StopScope.MACHINE for e in left)
+    what = "SIGTERM to the processes of its node" if machine else "a request to stop"
+    return Failure(
+        failure_class=FailureClass.PREEMPTION if machine else FailureClass.INFRA,
+        code=_STOPPED,
+        sentence=f"rank {first.rank} ended{_position(first)} after {what} that orch did not send",
+        rank=first.rank,
+        exit_code=first.exit_code,
+        signal=first.signal,
+        log_tail=first.log_tail,
+        advice=_STOPPED_ADVICE,
+        policy=first.policy,
+    )
+
+
+def _position(ended: Exit) -> str:
+    if ended.last_step is None:
+        return ""
+    return f" at step {ended.last_step}" + (f" of {ended.total_steps}" if ended.total_steps is not None else "")
 
 
 def _judged(job: Job, first: Exit) -> Failure:
@@ -123,6 +176,8 @@ def _failure(job: Job, first: Exit) -> Failure:
             advice=signature.advice.replace("JOB", job.id),
         )
     if first.signal is not None:
+        return _signalled(first)
+    if first.exit_code is not None and first.exit_code - _SHELL_BASE in _SIGNALS_FROM_OUTSIDE and not first.error_type:
         return _signalled(first)
     if first.exit_code is None and not first.error_type:
         return gang_failure(f"rank {first.rank} went away without an exit status", first.rank)
@@ -167,16 +222,24 @@ def _because(first: Exit, signature: Signature) -> str:
 
 
 def _signalled(first: Exit) -> Failure:
-    name = _SIGNAL_NAMES.get(first.signal or 0, f"signal {first.signal}")
+    number = first.signal if first.signal is not None else (first.exit_code or 0) - _SHELL_BASE
+    name = _SIGNAL_NAMES.get(number, f"signal {number}")
+    how = (
+        "was killed by"
+        if first.signal is not None
+        else f"ended with exit code {first.exit_code}, as a process killed by"
+    )
     advice = {
         9: "somebody or the kernel killed it; if memory ran out, `dmesg` says so: ask for more with resources_per_worker.memory",
         11: "a native library crashed; the last lines of its log may say where",
-    }.get(first.signal or 0, "")
+        _SIGTERM: _STOPPED_ADVICE,
+    }.get(number, "")
     return Failure(
         failure_class=FailureClass.INFRA,
-        code="signal",
-        sentence=f"rank {first.rank} was killed by {name}",
+        code=_STOPPED if number == _SIGTERM else "signal",
+        sentence=f"rank {first.rank} {how} {name}",
         rank=first.rank,
+        exit_code=first.exit_code,
         signal=first.signal,
         log_tail=first.log_tail,
         advice=advice,
@@ -200,7 +263,8 @@ def decide_retry(job: Job, failure: Failure, now: float) -> Retry:
         return Retry(retry=False, keep_gang=False, not_before=now, refusal=refusal)
     progressed = job.attempts[-1].progressed or job.checkpoint_step > job.attempts[-1].start_step
     without_progress = 0 if progressed else job.no_progress
-    if without_progress >= job.spec.retry.max_no_progress:
+    preempted = failure.failure_class is FailureClass.PREEMPTION  # says nothing about the job
+    if not preempted and without_progress >= job.spec.retry.max_no_progress:
         return Retry(
             retry=False,
             keep_gang=False,

@@ -14,7 +14,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.ids import JobId
 from orchestrator.core.job_checkpoints import checkpoint_saved
-from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
+from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, StopScope, check_transition
 from orchestrator.spec.job import ElasticWorkers, JobSpec, from_dict, to_dict
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ class Exit:
     policy_note: str = ""
     missing_file: str = ""
     left_out_by: str = ""
+    stop_seen_at: float | None = None
+    stop_scope: StopScope | None = None
+    last_step: int | None = None
+    total_steps: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -51,6 +55,11 @@ class Exit:
     def failed_at(self) -> float:
         """When the failure began: the exception if there was one, else the death."""
         return self.error_at if self.error_at is not None else self.at
+
+    @property
+    def finished(self) -> bool:
+        """The rank had reported its last step."""
+        return self.last_step is not None and self.total_steps is not None and self.last_step >= self.total_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +202,26 @@ class Job:
     def attempt_number(self) -> int:
         """Number of the current or last attempt; 0 before the first."""
         return self.attempts[-1].number if self.attempts else 0
+
+    @property
+    def left_early(self) -> tuple[Exit, ...]:
+        """The ranks that ended, however, after a request to stop that orch had not sent, and before their last step.
+
+        A rank that reports no steps has come to its last one when another has.
+        """
+        finished = any(e.finished for e in self.exits)
+        return tuple(e for e in self.exits if self._asked_from_outside(e) and not self._completed(e, finished=finished))
+
+    def _asked_from_outside(self, ended: Exit) -> bool:
+        return ended.stop_seen_at is not None and (self.stop is None or ended.stop_seen_at < self.stop.at)
+
+    def _completed(self, ended: Exit, *, finished: bool) -> bool:
+        return ended.ok and (ended.finished or (finished and ended.last_step is None))
+
+    @property
+    def ended_well(self) -> bool:
+        """Every rank ended with 0, and none because it was asked to."""
+        return len(self.exits) == self.num_workers and all(e.ok for e in self.exits) and not self.left_early
 
     @property
     def started_at(self) -> float | None:
@@ -358,10 +387,10 @@ def _(event: ev.AttemptFailed, job: Job) -> Job:
     if not _current(job, event.attempt) or job.state not in (JobState.STARTING, JobState.RUNNING) or job.succeeded:
         return job
     failure_class = event.failure.failure_class
-    lost_gang = failure_class is FailureClass.INFRA and job.gang_lost
+    preempted = failure_class is FailureClass.PREEMPTION
     job = _with_attempt(
         job,
-        state=AttemptState.LOST if lost_gang else AttemptState.FAILED,
+        state=_failed_attempt(job, failure_class),
         ended_at=event.failed_at,
         failure=event.failure,
     )
@@ -377,9 +406,15 @@ def _(event: ev.AttemptFailed, job: Job) -> Job:
         keep_gang=event.keep_gang and not job.gang_lost,
         not_before=max(event.not_before, job.not_before),
         restarts=restarts,
-        no_progress=(0 if progressed else job.no_progress) + int(event.retry),
+        no_progress=(0 if progressed else job.no_progress) + int(event.retry and not preempted),
         failure=event.failure,
     )
+
+
+def _failed_attempt(job: Job, failure_class: FailureClass) -> AttemptState:
+    if failure_class is FailureClass.PREEMPTION:
+        return AttemptState.PREEMPTED
+    return AttemptState.LOST if failure_class is FailureClass.INFRA and job.gang_lost else AttemptState.FAILED
 
 
 @_fold.register
@@ -557,7 +592,14 @@ def job_from_dict(row: Mapping[str, Any]) -> Job:
 
 
 def _exit_from(value: Mapping[str, Any]) -> Exit:
-    return Exit(**{**value, "log_tail": tuple(value["log_tail"]), "evidence": tuple(value.get("evidence", ()))})
+    return Exit(
+        **{
+            **value,
+            "log_tail": tuple(value["log_tail"]),
+            "evidence": tuple(value.get("evidence", ())),
+            "stop_scope": ev.stop_scope_from(value.get("stop_scope")),
+        }
+    )
 
 
 def _attempt_from(value: Mapping[str, Any]) -> Attempt:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core import elastic
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
-from orchestrator.core.failure import classify, decide_retry, gang_failure
+from orchestrator.core.failure import classify, decide_retry, gang_failure, stop_failure
 from orchestrator.core.placement import claim, could_ever_fit, free_on, rank_size
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
 
@@ -101,11 +101,15 @@ def request_stop(job: Job, purpose: StopPurpose, by: str, now: float) -> list[ev
 
 
 def declare_hung(job: Job, failure: ev.Failure, failed_at: float, now: float) -> list[ev.Event]:
-    """The events that end an attempt which hangs since ``failed_at``; empty when it has ended, or is ending, by itself."""
+    """The events that end an attempt which hangs since ``failed_at``; empty when it has ended, or is ending, by itself.
+
+    Ranks that wait for one that has left hang because of what made it leave.
+    """
     if job.state is not JobState.RUNNING or job.succeeded or job.gang_lost or any(not e.ok for e in job.exits):
         return []
     commands = Commands()
-    _fail(job, failure, failed_at, now, commands)
+    left = job.left_early
+    _fail(job, stop_failure(left) if left else failure, failed_at, now, commands)
     return commands.events
 
 
@@ -130,7 +134,7 @@ def _advance_live(job: Job, now: float, commands: Commands) -> None:
         if not job.gang_open:
             commands.events.append(_finished(job, now))
         return
-    if len(job.exits) == job.num_workers and all(e.ok for e in job.exits):
+    if job.ended_well:
         commands.events.append(_all_ended_well(job, now))
         return
     verdict = classify(job, now)
@@ -252,9 +256,9 @@ def _advance_draining(job: Job, now: float, commands: Commands) -> None:
 
 
 def _ended_by_itself(job: Job) -> bool:
-    """Every rank had ended with 0 before anybody asked for a stop."""
+    """Every rank had ended well before a stop was requested."""
     stop_at = job.stop.at if job.stop else 0.0
-    return len(job.exits) == job.num_workers and all(e.ok and e.at <= stop_at for e in job.exits)
+    return job.ended_well and all(e.at <= stop_at for e in job.exits)
 
 
 def _finished(job: Job, now: float) -> ev.JobFinished:

@@ -64,6 +64,15 @@ class FailureClass(StrEnum):
     SPEC = "spec"
 
 
+class StopScope(StrEnum):
+    """What a request to stop reached."""
+
+    RANK = "rank"
+    """The rank's own process, as far as is known."""
+    MACHINE = "machine"
+    """Its keeper as well, which only a request to everything on the node reaches."""
+
+
 class StopPurpose(StrEnum):
     """Why a job is drained; decides the state that follows. Weakest first: a later one overrides an earlier one."""
 

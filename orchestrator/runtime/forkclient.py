@@ -91,7 +91,7 @@ class SpawnRequest:
     """One process to start.
 
     `env` is the complete environment. `threads` is torch's thread count; None takes OMP_NUM_THREADS from `env`, else
-    the machine's default. `record` is copied into the exit record. `cold` asks for a fresh interpreter in any case;
+    the machine's default. `record` is copied into the exit record, and what the progress page `page` says at the end. `cold` asks for a fresh interpreter in any case;
     the server decides so by itself where a fork would differ from one (`Started.cold` says why).
     """
 
@@ -105,6 +105,7 @@ class SpawnRequest:
     threads: int | None = None
     cold: bool = False
     exit_record: Path | None = None
+    page: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     umask: int | None = None
     """None: the server's, which lets nobody else read what is written."""
@@ -289,6 +290,7 @@ def _spawn_message(request: SpawnRequest, roles: Mapping[str, int]) -> tuple[dic
         "threads": request.threads,
         "cold": request.cold,
         "exit_record": None if request.exit_record is None else str(request.exit_record),
+        "page": None if request.page is None else str(request.page),
         "record": dict(request.record),
         "umask": request.umask,
         "secrets": list(request.secrets),

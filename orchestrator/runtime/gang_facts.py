@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint import layout
 from orchestrator.core import events as ev
+from orchestrator.runtime.endings import stop_facts
 from orchestrator.runtime.forkclient import read_exit_record
 from orchestrator.runtime.ignore_rules import left_out_by
 
@@ -64,6 +65,10 @@ def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: s
         policy_note=event.policy_note,
         missing_file=missing,
         left_out_by=_left_out_by(work_dir, missing),
+        stop_seen_at=event.stop_seen_at,
+        stop_scope=event.stop_scope,
+        last_step=event.last_step,
+        total_steps=event.total_steps,
     )
 
 
@@ -77,11 +82,17 @@ def _left_out_by(work_dir: str, missing: str) -> str:
 
 
 def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
-    """The exits of ranks that had ended by themselves when their actor died: their keepers' records say so."""
+    """The exits of ranks that had ended by themselves when their actor died: their keepers' records say so.
+
+    A rank that was killed with its actor while its node was shutting down had been asked to stop.
+    """
     words: list[ev.Event] = []
     for rank in range(ranks):
         record = read_exit_record(paths.exit_record(job_id, attempt, rank))
-        if record is not None and record.cause is None:
+        if record is None:
+            continue
+        shut_down = record.cause == "lifeline" and record.ending.keeper_terminated_at is not None
+        if record.cause is None or shut_down:
             words.append(_recorded_exit(job_id, attempt, rank, record))
     return words
 
@@ -152,7 +163,7 @@ def _is_of(path: str, step: int) -> bool:
 
 
 def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -> ev.RankExited:
-    error = record.error
+    error, stop = record.error, stop_facts(record.ending)
     return ev.RankExited(
         job_id=job_id,
         at=record.ended_at,
@@ -163,4 +174,8 @@ def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -
         error_type=error.type if error else "",
         error_message=error.message if error else "",
         error_at=error.at if error else None,
+        stop_seen_at=stop.stop_seen_at,
+        stop_scope=stop.stop_scope,
+        last_step=stop.last_step,
+        total_steps=stop.total_steps,
     )

@@ -9,7 +9,7 @@ import asyncio
 import json
 import select
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.runtime.forkserver import wire
@@ -79,6 +79,18 @@ class ErrorRaised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What a process left behind about its end beside its status; None where nothing is known."""
+
+    stop_seen_at: float | None = None
+    """When it noticed a request to stop, whether its owner's or another: its handler for SIGTERM ran, or its page says so."""
+    keeper_terminated_at: float | None = None
+    """When its keeper got SIGTERM, which its owner never sends."""
+    last_step: int | None = None
+    total_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
     """The process has ended; one of `exit_code` and `signal` is None."""
 
@@ -89,6 +101,7 @@ class Exited:
     record_error: str | None
     """What kept the exit record from being written; None: it is on disk."""
     at: float
+    ending: Ending = Ending()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +135,7 @@ class ExitRecord:
     signal: int | None
     cause: str | None
     error: ErrorRaised | None
+    ending: Ending = Ending()
 
 
 def read_exit_record(path: Path) -> ExitRecord | None:
@@ -134,7 +148,14 @@ def read_exit_record(path: Path) -> ExitRecord | None:
     if fields.pop("version") != _RECORD_VERSION:
         raise ForkServerVersionError(f"{path} was written by another version of orch; read it with that one")
     error = fields.pop("error")
-    return ExitRecord(error=None if error is None else ErrorRaised(**error), **fields)
+    ending = _ending(fields)
+    known = {name: value for name, value in fields.items() if name not in Ending.__slots__}
+    return ExitRecord(error=None if error is None else ErrorRaised(**error), ending=ending, **known)
+
+
+def _ending(fields: Mapping[str, Any]) -> Ending:
+    """A keeper of an earlier version says none of it."""
+    return Ending(**{name: fields.get(name) for name in Ending.__slots__})
 
 
 class Lifeline:
@@ -149,6 +170,7 @@ class Lifeline:
         self._lines = wire.LineReader()
         self._pending: list[Event] = []
         self._ended = False
+        self._ending = Ending()
         self._waiting: asyncio.Future[None] | None = None
 
     def signal(self, number: int) -> bool:
@@ -233,11 +255,20 @@ class Lifeline:
 
     def _take(self, data: bytes) -> None:
         if data:
-            self._pending += [event for message in self._lines.feed(data) if (event := _event(message)) is not None]
+            self._pending += [
+                event for message in self._lines.feed(data) if (event := self._event(message)) is not None
+            ]
             self._ended = any(isinstance(event, Gone) for event in self._pending)
         else:
             self._ended = True
             self._pending.append(KeeperLost(at=time.time()))
+
+    def _event(self, message: dict[str, Any]) -> Event | None:
+        kind = message.pop("event", "")
+        if kind == "ending":  # a message of its own, which owners of earlier versions pass over
+            self._ending = _ending(message)
+        event = _EVENTS[kind](**message) if kind in _EVENTS else None
+        return replace(event, ending=self._ending) if isinstance(event, Exited) else event
 
 
 def _resolve(waiting: asyncio.Future[None]) -> None:
@@ -251,8 +282,3 @@ _EVENTS: dict[str, type[Started | ErrorRaised | Exited | Gone]] = {
     "exited": Exited,
     "gone": Gone,
 }
-
-
-def _event(message: dict[str, Any]) -> Event | None:
-    kind = _EVENTS.get(message.pop("event", ""))
-    return None if kind is None else kind(**message)

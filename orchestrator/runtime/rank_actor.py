@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from orchestrator.runtime.forkclient import start_fork_server
 from orchestrator.runtime.node_agent import PRELOAD
@@ -125,11 +125,15 @@ class RankActor:
                     alive = await asyncio.to_thread(is_alive, node_id)
             except Exception:
                 if time.monotonic() - reached > LEASE_SECONDS:
-                    os._exit(1)  # the lifeline closes, the keeper kills the rank
+                    self._end()
             else:
                 if not alive:
-                    os._exit(1)
+                    self._end()
                 reached = time.monotonic()
+
+    def _end(self) -> NoReturn:
+        self._host.kill_now()  # a closed lifeline alone lets a rank that is stopping end by itself
+        os._exit(1)
 
 
 async def _start_fork_server(plan: RankPlan) -> None:

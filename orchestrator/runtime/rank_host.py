@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.checkpoint.persister import SnapshotPersister
 from orchestrator.checkpoint.watcher import FileWatcher
 from orchestrator.private_files import make_private
+from orchestrator.runtime.endings import stop_facts
 from orchestrator.runtime.evidence import KernelWatch, OomWatch
 from orchestrator.runtime.forkclient import (
     ErrorRaised,
@@ -242,6 +243,11 @@ class RankHost:
                 self._launched = attempt
                 self._add(kind="gone", at=time.time())
 
+    def kill_now(self) -> None:
+        """SIGKILL of the whole tree, ordered before this returns, for a caller that is about to end its process."""
+        if self._lifeline is not None:
+            self._lifeline.kill()
+
     async def flush(self, seconds: float) -> PersisterStatus | None:
         """Bring the newest snapshot to storage; what became of it, or None where there are no snapshots."""
         persister, files = self._persister, self._files
@@ -387,11 +393,12 @@ class RankHost:
                         self._files.ended(event.at, well=event.exit_code == 0)
                         await self._last_look(self._files)
                     output.drain()
-                    await self._add_exit(event.at, event.exit_code, event.signal, output.tail)
+                    await self._add_exit(event, output)
                 case Gone() | KeeperLost():
                     output.drain()
                     if not exited:
-                        await self._add_exit(event.at, None, 9, output.tail)
+                        unknown = Exited(exit_code=None, signal=9, cause=None, record_error=None, at=event.at)
+                        await self._add_exit(unknown, output)
                     self._add(kind="gone", at=event.at)
         if self._kernel is not None:
             self._kernel.close()
@@ -404,17 +411,20 @@ class RankHost:
             async with asyncio.timeout(LAST_LOOK_SECONDS):
                 await asyncio.shield(asyncio.to_thread(files.look))
 
-    async def _add_exit(self, at: float, exit_code: int | None, signal: int | None, printed: tuple[str, ...]) -> None:
-        error = self._error if exit_code != 0 else None
-        tail = printed if exit_code != 0 else ()
+    async def _add_exit(self, ended: Exited, output: RankOutput) -> None:
+        failed = ended.exit_code != 0
+        error = self._error if failed else None
+        tail = output.tail if failed else ()
+        stop = stop_facts(ended.ending)
+        if ended.cause is None and stop.stop_seen_at is not None and stop.last_step is None:
+            stop = stop_facts(ended.ending, await output.last_progress())
         said = "\n".join((*tail, f"{error.type}: {error.message}" if error else ""))
-        failed = exit_code != 0
         policy, note = await match_policies(self._policies, said) if failed else ("", "")
         self._add(
             kind="exited",
-            at=at,
-            exit_code=exit_code,
-            signal=signal,
+            at=ended.at,
+            exit_code=ended.exit_code,
+            signal=ended.signal,
             error_type=error.type if error else "",
             error_message=error.message if error else "",
             error_at=error.at if error else None,
@@ -423,6 +433,10 @@ class RankHost:
             policy=policy,
             policy_note=note,
             missing_file=error.missing_file if error else "",
+            stop_seen_at=stop.stop_seen_at,
+            stop_scope=stop.stop_scope,
+            last_step=stop.last_step,
+            total_steps=stop.total_steps,
         )
 
     def _evidence(self) -> tuple[str, ...]:

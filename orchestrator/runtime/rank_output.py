@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.runtime.log_progress import LogProgress
 from orchestrator.runtime.logs import LogWriter
+from orchestrator.train.progress import ProgressSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.logs import LogLimits
-    from orchestrator.train.progress import ProgressSnapshot
 
 _READ_BYTES: Final = 256 * 1024
 
@@ -57,6 +57,11 @@ class RankOutput:
     def over(self, snapshot: ProgressSnapshot) -> ProgressSnapshot:
         """The snapshot, with the steps that were read from what was printed where the script reports none itself."""
         return self._progress.over(snapshot)
+
+    async def last_progress(self) -> ProgressSnapshot:
+        """The last step that was printed, once all lines have been searched; later ones are not."""
+        await self._progress.close()
+        return self._progress.over(ProgressSnapshot())
 
     def listen(self, stdout: int, stderr: int) -> None:
         """Take what comes from these pipes, which do not block, until their ends."""

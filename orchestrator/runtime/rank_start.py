@@ -114,6 +114,7 @@ class RankStarter:
                     threads=plan.threads,
                     cold=plan.cold,
                     exit_record=Path(plan.exit_record),
+                    page=Path(plan.page),
                     record={"job": plan.job_id, "attempt": plan.attempt, "rank": plan.rank},
                     umask=plan.umask,
                     secrets=plan.secrets,

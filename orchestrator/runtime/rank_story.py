@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.persister import PersisterStatus
+    from orchestrator.core.states import StopScope
     from orchestrator.train.progress import ProgressSnapshot
 
 
@@ -29,6 +30,10 @@ class RankEvent:
     policy: str = ""
     policy_note: str = ""
     missing_file: str = ""
+    stop_seen_at: float | None = None
+    stop_scope: StopScope | None = None
+    last_step: int | None = None
+    total_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,7 @@ _MAX_RESTARTS = _record(
         "infra": _key(_BUDGET, "restarts after signals, lost nodes and GPUs, host memory running out"),
         "hang": _key(_BUDGET, "restarts after hangs"),
         "preemption": _key(
-            OneOf(Word("unlimited", None), scalar=_UNLIMITED_BUDGET), "restarts after making room for other jobs"
+            OneOf(Word("unlimited", None), scalar=_UNLIMITED_BUDGET), "restarts after SIGTERM to a whole node"
         ),
     },
     shorthand="each class of failure has its own: {user: 0, infra: 10, hang: 2, preemption: unlimited}",

@@ -51,6 +51,7 @@ class FaultToleranceManager:
         self._place = place
         self._enabled = config.enable_fault_tolerance
         self._stop = StopAgreement(place, ctx.should_stop)
+        self._leaving = False
         self._trainer: MultiGPUTrainer | None = None
         self.saved_step: int | None = None
         """The step of the newest checkpoint of this process, or of the one it began from."""
@@ -102,9 +103,10 @@ class FaultToleranceManager:
     ) -> bool:
         """Save a checkpoint of `progress`; every rank calls it. False when it could not be stored; training goes on.
 
-        `rank_state` is what this rank keeps beside its random numbers.
+        `rank_state` is what this rank keeps beside its random numbers. A step that is saved already is saved again only
+        before a stop: the first save may be in memory alone.
         """
-        if not self._enabled or self.saved_step == progress.step:
+        if not self._enabled or (self.saved_step == progress.step and not self._leaving):
             return True
         trainer = self._required()
         shared = shared_state(trainer, progress) if self._place.is_main or trainer.shards_parameters else None
@@ -119,7 +121,11 @@ class FaultToleranceManager:
 
     def should_stop(self) -> bool:
         """Whether all ranks save and leave now. Ask after every step, on every rank."""
-        return self._enabled and self._stop.reached()
+        if not (self._enabled and self._stop.reached()):
+            return False
+        self._leaving = True
+        self._ctx.confirm_stop()
+        return True
 
     # Errors
 

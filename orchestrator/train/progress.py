@@ -268,8 +268,10 @@ class ProgressPage:
             layout.FACTS.publish(self._page, self._facts_counter, payload)
 
     def mark_stop_seen(self) -> None:
-        """The training loop has been told to stop."""
-        self._page[layout.STOP_SEEN_AT] = 1
+        """The training loop has been told to stop. The first time counts: the rank's keeper reads it when the rank has ended."""
+        if self._page[layout.STOP_SEEN_AT] == 0:
+            layout.STOP_SEEN_TIME.pack_into(self._page, layout.STOP_SEEN_TIME_AT, time.time())
+            self._page[layout.STOP_SEEN_AT] = 1
 
     @property
     def stop_requested(self) -> bool:

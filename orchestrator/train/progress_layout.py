@@ -29,6 +29,8 @@ WRITER_PID = struct.Struct("<Q")
 WRITER_PID_AT = 16
 STOP_REQUESTED_AT = 64  # one byte each, on cache lines of their own: one is the actor's, the other the rank's
 STOP_SEEN_AT = 128
+STOP_SEEN_TIME = struct.Struct("<d")  # when; 0.0 on a page of a writer that did not say
+STOP_SEEN_TIME_AT = 136
 
 MAX_METRICS = 64
 MAX_METRIC_NAME_BYTES = 64

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
 from orchestrator.checkpoint.overlap import OptimizerGuard, Trust, Window
 from orchestrator.checkpoint.sharded import parts_of
-from orchestrator.checkpoint.snapshot_file import SnapshotUnavailableError, identity
+from orchestrator.checkpoint.snapshot_file import SnapshotDirectory, SnapshotUnavailableError, identity
 from orchestrator.checkpoint.snapshot_reader import SnapshotReader
 from orchestrator.checkpoint.snapshot_writer import SnapshotWriter
 from orchestrator.checkpoint.store import CheckpointStore
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from orchestrator.train.environment import RankEnvironment
     from orchestrator.train.progress import ProgressPage
     from orchestrator.train.schedule import SaveSchedule
+
+
+_STORE_TOO_SECONDS = 30.0  # the rank actor stores this slowly: it may get the newest snapshot there itself
+_STORE_TOO_POLL_SECONDS = 0.01
 
 
 class CheckpointWarning(UserWarning):
@@ -68,16 +72,22 @@ class Saver:
         metrics: Mapping[str, float],
         overlap: bool | None = None,
         durable: bool = False,
+        leaving: bool = False,
     ) -> bool:
-        """See Context.save. ``durable``: the save has to reach storage, rather than a newer one."""
+        """See Context.save. ``durable``: the save has to reach storage, rather than a newer one.
+
+        ``leaving``: it is on storage before this returns, whatever becomes of the rank actor.
+        """
         clock = time.perf_counter()
         parts, gang = parts_of(state, rank_state, self._environment.rank)
         if not parts:
             return True
         try:
-            if self._snapshot(parts, step, metrics, gang=gang, overlap=overlap, durable=durable):
-                return True
-            return self._store_now(parts, step, metrics, gang=gang)
+            if not self._snapshot(parts, step, metrics, gang=gang, overlap=overlap, durable=durable):
+                return self._store_now(parts, step, metrics, gang=gang)
+            if leaving:
+                self._store_too(parts, step, metrics, gang=gang)
+            return True
         finally:
             self.stall_seconds = time.perf_counter() - clock
 
@@ -251,6 +261,18 @@ class Saver:
         if info is not None:
             self._saved(info)
         return True
+
+    def _store_too(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> None:
+        """Bring to storage what is in shared memory already, after a write of the rank actor's that is under way."""
+        assert self._environment.snapshot_dir is not None
+        directory = SnapshotDirectory(self._environment.snapshot_dir)
+        deadline = time.monotonic() + _STORE_TOO_SECONDS
+        while time.monotonic() < deadline:
+            with directory.storing(self._environment.rank) as alone:
+                if alone:
+                    self._store_now(parts, step, metrics, gang=gang)
+                    return
+            time.sleep(_STORE_TOO_POLL_SECONDS)
 
     def _snapshots(self, path: str) -> SnapshotWriter:
         if self._writer is None:

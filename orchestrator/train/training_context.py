@@ -186,8 +186,16 @@ class Context:
         with self._lock:
             late = False if self._stopping else overlap  # nothing may come after it
             sure = self._environment.interval != AUTO if durable is None else durable
+            # Where orch has not asked for the stop, what has may end the rank actor too, before it has stored a snapshot.
+            leaving = self._stopping and not (self._page is not None and self._page.stop_requested)
             done = self._saver.save(
-                state, step=number, rank_state=rank_state, metrics=scores, overlap=late, durable=sure
+                state,
+                step=number,
+                rank_state=rank_state,
+                metrics=scores,
+                overlap=late,
+                durable=sure,
+                leaving=leaving,
             )
             if self._schedule is not None:
                 self._schedule.saved(stall_seconds=self._saver.stall_seconds, cost_seconds=self._saver.cost_seconds)
@@ -235,10 +243,17 @@ class Context:
         requested = self._stop.received or (self._page is not None and self._page.stop_requested)
         if not self._agreement.is_now(requested=requested):
             return False
+        self.confirm_stop()
+        return True
+
+    def confirm_stop(self) -> None:
+        """Say that this rank leaves now, because ranks have agreed on it: one of them was asked to, maybe not this one.
+
+        Needed only after an agreement of your own: `should_stop` does it where its answer is yes.
+        """
         if self._page is not None:
             self._page.mark_stop_seen()
         self._stopping = True
-        return True
 
     def _check_asked(self) -> None:
         if not self._asked and self._environment.elastic is not None:

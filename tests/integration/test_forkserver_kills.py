@@ -388,3 +388,74 @@ def test_clients_may_ask_while_others_hang(own_server: RunningServer) -> None:
         half.send(b"\0\0")
         ForkServerClient(own_server.socket).hello_sync()
         assert silent.fileno() >= 0 < half.fileno(), "both still hang"
+
+
+def stopping(server: RunningServer, folder: Path, how: str) -> Rank:
+    """A process whose owner has a pipe to it, as a rank actor has."""
+    reader, writer = os.pipe()
+    request = SpawnRequest(
+        mode="script",
+        target=str(SCRIPTS / "stopping.py"),
+        args=(str(folder), how),
+        cwd=str(folder),
+        env=ENVIRONMENT,
+        exit_record=folder / "exit.json",
+    )
+    spawned = server.client.spawn_sync(request, stdout=writer, stderr=writer)
+    os.close(writer)
+    wait_until((folder / "ready").exists, "the script")
+    os.close(reader)  # the owner is about to die
+    return Rank(time.time(), spawned.lifeline, spawned.keeper_pid, folder / "out", folder / "err", folder / "exit.json")
+
+
+def test_a_rank_that_the_shutdown_of_its_machine_stops_outlives_its_owner(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    """It prints more than a pipe holds, to an owner that is gone, before it has saved."""
+    rank = stopping(server, tmp_path, "slowly")
+    (script,) = children_of(rank.keeper_pid)
+    for pid in (script, rank.keeper_pid):
+        os.kill(pid, signal.SIGTERM)
+    wait_until((tmp_path / "told").exists, "the handler")
+    rank.lifeline.close()
+    assert_gone(rank.keeper_pid, script)
+    assert (tmp_path / "saved").read_text() == str(int(signal.SIGTERM))
+    record = read_exit_record(rank.record_path)
+    assert record is not None
+    assert (record.exit_code, record.signal, record.cause) == (17, None, None)
+    assert record.ending.stop_seen_at is not None
+    assert record.ending.keeper_terminated_at is not None
+
+
+def test_a_rank_that_does_not_end_in_a_shutdown_is_killed_with_its_owner(server: RunningServer, tmp_path: Path) -> None:
+    rank = stopping(server, tmp_path, "ignore")
+    (script,) = children_of(rank.keeper_pid)
+    for pid in (script, rank.keeper_pid):
+        os.kill(pid, signal.SIGTERM)
+    rank.lifeline.close()
+    assert_gone(rank.keeper_pid, script)
+    record = read_exit_record(rank.record_path)
+    assert record is not None
+    assert (record.signal, record.cause) == (signal.SIGKILL, "lifeline")
+    assert record.ending.keeper_terminated_at is not None
+
+
+@pytest.mark.parametrize("order", ["stop", "kill"])
+def test_an_order_of_the_owner_leaves_no_time_after_its_death(
+    server: RunningServer, tmp_path: Path, order: str
+) -> None:
+    rank = stopping(server, tmp_path, "slowly")
+    (script,) = children_of(rank.keeper_pid)
+    for pid in (script, rank.keeper_pid):
+        os.kill(pid, signal.SIGTERM)
+    wait_until((tmp_path / "told").exists, "the handler")
+    if order == "stop":
+        rank.lifeline.stop(timedelta(minutes=5))
+    else:
+        rank.lifeline.kill()
+    rank.lifeline.close()
+    assert_gone(rank.keeper_pid, script)
+    record = read_exit_record(rank.record_path)
+    assert record is not None
+    assert record.signal == signal.SIGKILL
+    assert not (tmp_path / "saved").exists()

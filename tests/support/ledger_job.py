@@ -2,7 +2,7 @@
 
 Its one argument is JSON: ``ledger`` (the file), and where wanted ``steps`` (then it ends), ``until`` (ends once that
 file exists), ``seconds`` per step, ``save_every`` steps, ``collective`` (ranks meet in an all_reduce each step), ``deaf`` (to stop
-requests), ``children`` (commands to start), and ``faults``: what befalls which rank of which attempt before which step
+requests), ``stop_code`` (exit code after a stop), ``stop_seconds`` (printed through before the save of a stop), ``asks`` (false: SIGTERM keeps its default), ``children`` (commands to start), and ``faults``: what befalls which rank of which attempt before which step
 is done, or once which file exists.
 """
 
@@ -63,11 +63,20 @@ class Job:
             time.sleep(self.options.get("seconds", 0.02))
             self.one_step(step + 1)
             step += 1
-            if not self.options.get("deaf") and self.ctx.should_stop():
-                self.ctx.save({"step": step}, step=step)
-                self.write("stopped", step)
-                return
+            asks = self.options.get("asks", True) and not self.options.get("deaf")
+            if asks and self.ctx.should_stop():
+                self.leave(step)
         self.write("end", step)
+
+    def leave(self, step: int) -> None:
+        """Save and end, after a request to stop."""
+        until = time.monotonic() + self.options.get("stop_seconds", 0)
+        while time.monotonic() < until:
+            print("about to save", "." * 10_000, flush=True)
+            time.sleep(0.05)
+        self.ctx.save({"step": step}, step=step)
+        self.write("stopped", step)
+        sys.exit(self.options.get("stop_code", 0))
 
     def meet(self) -> None:
         """Wait until every rank has loaded, as ranks do that train together."""

@@ -6,6 +6,10 @@ three things alone: signals (SIGCHLD, SIGUSR1 from the child's reports), the lif
 The order of things at a death is the point of it all: reap, write the exit record durably, tell the owner, kill what
 is left, say that all is gone. The lifeline never blocks the keeper: what the owner does not read waits in memory, so a
 frozen owner cannot hold up a deadline. End of file on the lifeline is an order to kill everything.
+
+One exception to that: when the machine shuts down, everything on it gets SIGTERM, the keeper and its owner too, and the owner
+is gone long before a rank has saved. A rank that was asked to stop a moment ago may then end by itself until `STOP_SECONDS`
+after that; the keeper takes what it prints meanwhile.
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import linux, proctree, wire
+from . import linux, page, proctree, wire
 from .launch import Program, launch
 from .masking import Masker
 from .reports import Reports
@@ -38,6 +43,9 @@ RECORD_VERSION = 1
 _SWEEP_SECONDS = 0.05
 _SLOWEST_SWEEP_SECONDS = 1.0
 _READ_BYTES = 65536
+
+STOP_SECONDS = 10.0
+"""How long a rank that was asked to stop may outlive its owner: less than a lost node's ranks count as alive."""
 
 
 def keep(spawn: Spawn, baseline: Baseline) -> Program:
@@ -83,6 +91,8 @@ class Keeper:
         self._error: dict[str, Any] | None = None
         self._cause: str | None = None
         self._deadline = math.inf
+        self._deadline_cause = "stop_deadline"
+        self._terminated_at: float | None = None
         self._exited = False
         self._childless = False
         self._clearing = False
@@ -91,17 +101,20 @@ class Keeper:
         self._lifeline.setblocking(False)
         self._lines = wire.LineReader()
         self._unsent = bytearray()
+        self._pipes = [end for end in map(_read_end, {spawn.stdout, spawn.stderr}) if end is not None]
         self._wake = self._take_signals()
 
     def _take_signals(self) -> socket.socket:
-        """Signals become bytes on a socket. Requests to end are ignored: a keeper ends when its tree has."""
+        """Signals become bytes on a socket. Requests to end are noted at most: a keeper ends when its tree has."""
         linux.set_process_name("orch-keeper")
         linux.set_title(f"orch-keeper of {self._child_pid}: {self._spawn.mode} {self._spawn.target}")
         reader, writer = socket.socketpair()
         reader.setblocking(False)
         writer.setblocking(False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTSTP):
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTSTP):
             signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # drops one that was pending before there was a rank
+        signal.signal(signal.SIGTERM, self._on_terminate)
         for number in (signal.SIGCHLD, signal.SIGUSR1):
             signal.signal(number, _noted)
         signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
@@ -111,6 +124,10 @@ class Keeper:
         linux.unblock_signals()
         return reader
 
+    def _on_terminate(self, _number: int, _frame: object) -> None:
+        if self._terminated_at is None:
+            self._terminated_at = time.time()
+
     def run(self) -> None:
         """Returns when nothing is left below this process and the owner has been told, or is gone."""
         while not (self._childless and self._lifeline is None):
@@ -119,7 +136,7 @@ class Keeper:
             self._reap()
             if time.monotonic() >= self._deadline:
                 self._deadline = math.inf
-                self._kill_all("stop_deadline")
+                self._kill_all(self._deadline_cause)
             if self._clearing and not self._childless:
                 proctree.kill_sweep(os.getpid())
                 self._reap()
@@ -130,12 +147,27 @@ class Keeper:
         poll.register(self._wake, select.POLLIN)
         if self._lifeline is not None:
             poll.register(self._lifeline, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        else:
+            for pipe in self._pipes:
+                poll.register(pipe, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll(self._timeout_milliseconds())}
         if self._wake.fileno() in ready:
             with contextlib.suppress(BlockingIOError):
                 self._wake.recv(_READ_BYTES)
         if self._lifeline is not None and self._lifeline.fileno() in ready:
             self._read_lifeline()
+        for pipe in ready.intersection(self._pipes):
+            self._drop_output(pipe)
+
+    def _drop_output(self, pipe: int) -> None:
+        """Take what the rank prints without its owner: a full pipe would hold it up, one without a reader break it."""
+        try:
+            data = os.read(pipe, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:  # every writer is gone
+            self._pipes.remove(pipe)
+            os.close(pipe)
 
     def _timeout_milliseconds(self) -> float | None:
         seconds = self._deadline - time.monotonic()
@@ -169,7 +201,20 @@ class Keeper:
             self._lifeline.close()
         self._lifeline = None
         self._unsent.clear()
-        self._kill_all("lifeline")
+        left = self._seconds_to_stop()
+        if left > 0.0:
+            self._deadline, self._deadline_cause = time.monotonic() + left, "lifeline"
+        else:
+            self._kill_all("lifeline")
+
+    def _seconds_to_stop(self) -> float:
+        """How long the rank may still take to end by itself; 0 unless it was asked to, and not by its owner."""
+        if self._exited or self._clearing or self._cause is not None:
+            return 0.0
+        now = time.time()
+        asked = page.read_last_page(self._spawn.page, now=now).stop_seen_at
+        times = [at for at in (self._terminated_at, self._reports.terminated_at, asked) if at is not None]
+        return min(STOP_SECONDS, STOP_SECONDS - (now - min(times))) if times else 0.0
 
     def _obey(self, command: dict[str, Any]) -> None:
         match command["cmd"]:
@@ -260,9 +305,22 @@ class Keeper:
             "signal": -code if code < 0 else None,
             "cause": self._cause,
         }
-        trouble = self._write_record({**outcome, "ended_at": ended_at})
+        ending = self._ending(ended_at)
+        trouble = self._write_record({**outcome, **ending, "ended_at": ended_at})
+        self._tell({"event": "ending", **ending})
         self._tell({"event": "exited", **outcome, "at": ended_at, "record_error": trouble})
         self._flush()
+
+    def _ending(self, now: float) -> dict[str, Any]:
+        """Whether the process was asked to stop, by its owner or not, whether the keeper was as well, and how far it was."""
+        last = page.read_last_page(self._spawn.page, now=now)
+        seen = [at for at in (last.stop_seen_at, self._reports.terminated_at) if at is not None]
+        return {
+            "stop_seen_at": min(seen, default=None),
+            "keeper_terminated_at": self._terminated_at,
+            "last_step": last.last_step,
+            "total_steps": last.total_steps,
+        }
 
     def _write_record(self, outcome: dict[str, Any]) -> str | None:
         """The exit record, durable when this returns None; otherwise what stood in the way."""
@@ -283,6 +341,16 @@ class Keeper:
             text = f"{errno.errorcode.get(error.errno or 0, '?')}: {error.strerror} ({self._spawn.exit_record})"
             sys.stderr.write(f"keeper {os.getpid()}: exit record not written: {text}\n")
             return text
+        return None
+
+
+def _read_end(descriptor: int) -> int | None:
+    """A read end of the pipe that ``descriptor`` writes to; None for anything else, or where the system gives none."""
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return None
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
         return None
 
 

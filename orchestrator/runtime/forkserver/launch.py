@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
-from . import coldness, interpreter, linux, quirks, store
+from . import coldness, interpreter, linux, quirks, stop_notes, store
 from .masking import Masker
 from .reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
 
@@ -97,6 +97,7 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) 
     interpreter.restore(spawn, baseline)
     run = interpreter.prepare(spawn)
     linux.reset_signals(python=True)
+    stop_notes.note_sigterm(reports.note_sigterm)
     _report_started(reports, cold=None)
     linux.unblock_signals()
     return Program(run, reports)

@@ -1,4 +1,4 @@
-"""What a training process tells its keeper: that it is ready, and why it is failing.
+"""What a training process tells its keeper: that it is ready, why it is failing, and when SIGTERM has reached it.
 
 Owns one page range of shared memory and one signal. No file descriptor: a script may close all it finds, and one that
 counts them must find none of ours. The training process appends JSON lines, then sends SIGUSR1 to its keeper; the
@@ -11,6 +11,7 @@ import mmap
 import os
 import signal
 import struct
+import time
 from typing import Any
 
 from . import wire
@@ -18,6 +19,8 @@ from .masking import Masker
 
 _SIZE_BYTES = 256 * 1024
 _LENGTH = struct.Struct("=I")
+_TERMINATED_AT = struct.Struct("=d")  # behind the length; a time, 0.0 before there is one
+_HEAD_BYTES = _LENGTH.size + _TERMINATED_AT.size
 
 MAX_TRACEBACK_CHARACTERS = 64 * 1024
 MAX_MESSAGE_CHARACTERS = 8 * 1024
@@ -40,7 +43,7 @@ class Reports:
         self._memory = mmap.mmap(-1, _SIZE_BYTES)
         self._keeper = os.getpid()
         self._writer = 0
-        self._read = _LENGTH.size
+        self._read = _HEAD_BYTES
         self.masker = Masker(())
         """The child's: text is masked before it is cut, or half a secret would be left."""
 
@@ -53,7 +56,7 @@ class Reports:
         if os.getpid() != self._writer:
             return
         line = wire.encode_line(message)
-        used = max(_LENGTH.unpack_from(self._memory)[0], _LENGTH.size)
+        used = max(_LENGTH.unpack_from(self._memory)[0], _HEAD_BYTES)
         if used + len(line) > _SIZE_BYTES:
             return
         self._memory[used : used + len(line)] = line
@@ -62,6 +65,17 @@ class Reports:
             os.kill(self._keeper, signal.SIGUSR1)
         except OSError:
             return  # the keeper reads again when this process ends
+
+    def note_sigterm(self) -> None:
+        """Called in the child when SIGTERM has reached it: the first time is kept. Wakes nobody, so a handler may call it."""
+        if os.getpid() == self._writer and self.terminated_at is None:
+            _TERMINATED_AT.pack_into(self._memory, _LENGTH.size, time.time())
+
+    @property
+    def terminated_at(self) -> float | None:
+        """When SIGTERM first reached a handler of the child's."""
+        (at,) = _TERMINATED_AT.unpack_from(self._memory, _LENGTH.size)
+        return at or None
 
     def receive(self) -> list[dict[str, Any]]:
         """The messages since the last call; called in the keeper."""

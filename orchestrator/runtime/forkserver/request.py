@@ -32,6 +32,8 @@ class Spawn:
     threads: int | None
     cold: bool
     exit_record: str | None
+    page: str | None
+    """The process's progress page, read once it has ended."""
     record: dict[str, Any]
     stdout: int
     stderr: int
@@ -73,6 +75,7 @@ def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
         threads=_threads(message),
         cold=message.get("cold") is True,
         exit_record=None if message.get("exit_record") is None else _text(message, "exit_record"),
+        page=None if message.get("page") is None else _text(message, "page"),
         record=_object(message, "record"),
         stdout=named["stdout"],
         stderr=named["stderr"],

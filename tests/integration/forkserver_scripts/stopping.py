@@ -13,9 +13,19 @@ def save(number, _frame):
     sys.exit(17)
 
 
+def save_slowly(number, frame):
+    (folder / "told").touch()
+    for _ in range(300):
+        print("." * 10_000, flush=True)
+        time.sleep(0.005)
+    save(number, frame)
+
+
 match sys.argv[2]:
     case "save":
         signal.signal(signal.SIGTERM, save)
+    case "slowly":
+        signal.signal(signal.SIGTERM, save_slowly)
     case "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 (folder / "ready").touch()

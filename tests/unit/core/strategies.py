@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
 from orchestrator.core.job import fold
-from orchestrator.core.states import FailureClass, JobState, StopPurpose
+from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
 from tests.unit.core.builders import ID, T0, make_spec, pending, submission
 
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         evidence=lines,
         policy=st.sampled_from(["", "fail", "restart"]),
         policy_note=text,
+        stop_seen_at=maybe_times,
+        stop_scope=st.sampled_from([None, *StopScope]),
+        last_step=st.none() | st.integers(0, 10),
+        total_steps=st.none() | st.integers(0, 10),
     ),
     ev.GangLost: st.builds(ev.GangLost, **common, gang=numbers, rank=st.none() | ranks, reason=text, not_before=times),
     ev.AttemptFailed: st.builds(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestrator.core import events as ev
 from orchestrator.core.failure import (
     KEEP_GANG_SECONDS,
     SETTLE_SECONDS,
@@ -16,8 +17,10 @@ from orchestrator.core.failure import (
     decide_retry,
     is_collateral,
 )
+from orchestrator.core.scheduler import declare_hung
 from orchestrator.core.signatures import SIGNATURES
-from orchestrator.core.states import FailureClass
+from orchestrator.core.states import AttemptState, FailureClass, StopScope
+from orchestrator.core.trust import strike_of
 from orchestrator.spec.job import Backoff, ExitCodes, MaxRestarts, RetrySpec
 from tests.unit.core.builders import (
     T0,
@@ -325,3 +328,99 @@ class TestBackoff:
 def test_the_exit_codes_to_retry_are_the_jobs_own(code: int, failure_class: FailureClass) -> None:
     job = job_with({"exit_code": code}, retry=RetrySpec(exit_codes=ExitCodes(retry=(3,))))
     assert verdict(job).failure.failure_class is failure_class
+
+
+ASKED_AT = T0 + 8
+ASKED = {"stop_seen_at": ASKED_AT, "stop_scope": StopScope.RANK}
+SHUT_DOWN = {"stop_seen_at": ASKED_AT, "stop_scope": StopScope.MACHINE}
+
+
+class TestStopFromOutside:
+    """Ranks that end after a request to stop that orch did not send."""
+
+    @pytest.mark.parametrize(
+        "fields",
+        [{"exit_code": 0}, {"exit_code": 143}, {"exit_code": 1}, {"signal": 15}, {"signal": 9}, BOOM, GLOO],
+    )
+    @pytest.mark.parametrize(("asked", "failure_class"), [(ASKED, INFRA), (SHUT_DOWN, PREEMPTION)])
+    def test_however_they_end_the_job_has_neither_succeeded_nor_failed_by_itself(
+        self, fields: dict[str, Any], asked: dict[str, Any], failure_class: FailureClass
+    ) -> None:
+        job = job_with({**fields, **asked, "last_step": 11, "total_steps": 60}, workers=1)
+        found = verdict(job)
+        assert (found.failure.failure_class, found.failure.code) == (failure_class, "stopped_from_outside")
+        assert found.failure.sentence.startswith("rank 0 ended at step 11 of 60 after ")
+        assert found.failed_at == ASKED_AT
+        assert not job.ended_well
+
+    def test_a_rank_that_had_done_its_last_step_has_finished(self) -> None:
+        done = {"exit_code": 0, **ASKED, "last_step": 60, "total_steps": 60}
+        assert job_with(done, workers=1).ended_well
+        assert job_with(done, {"exit_code": 0, **ASKED}).ended_well, "rank 0 reports for both"
+        assert not job_with(done, {"exit_code": 0, **ASKED, "last_step": 59, "total_steps": 60}).ended_well
+        assert not job_with({**done, "exit_code": 143}, workers=1).ended_well
+
+    def test_without_a_total_nothing_says_that_it_has_finished(self) -> None:
+        job = job_with({"exit_code": 0, **ASKED, "last_step": 60}, workers=1)
+        assert verdict(job).failure.sentence.startswith("rank 0 ended at step 60 after a request to stop")
+
+    def test_a_rank_that_nothing_asked_has_ended_by_itself(self) -> None:
+        job = job_with({"exit_code": 0, "last_step": 11, "total_steps": 60}, workers=1)
+        assert job.ended_well
+        assert classify(job, NOW) is None
+
+    def test_one_that_left_explains_the_others_whatever_they_raise(self) -> None:
+        left = {"exit_code": 0, **ASKED, "at": T0 + 9}
+        assert verdict(job_with(left, {**BOOM, "at": T0 + 10})).failure.rank == 0
+        assert verdict(job_with({**BOOM, "at": T0 + 10}, left)).failure.rank == 1
+
+    def test_it_does_not_hide_a_rank_that_had_failed_before(self) -> None:
+        found = verdict(job_with({"exit_code": 0, **ASKED, "at": T0 + 9}, {**BOOM, "at": ASKED_AT - 1}))
+        assert (found.failure.rank, found.failure.failure_class) == (1, USER)
+
+    def test_the_others_have_their_time_to_save(self) -> None:
+        job = job_with({"exit_code": 0, **ASKED, "at": T0 + 10}, {})
+        until = T0 + 10 + job.spec.stop_duration.total_seconds()
+        assert classify(job, T0 + 10) == until
+        assert verdict(job, until).failure.rank == 0
+
+    def test_what_died_with_its_gang_is_not_waited_for(self) -> None:
+        job = job_with({"exit_code": 0, **SHUT_DOWN, "at": T0 + 10}, {})
+        assert verdict(after(job, lost(job)), T0 + 10).failure.failure_class is PREEMPTION
+
+    def test_one_keeper_that_was_told_says_that_all_were(self) -> None:
+        assert verdict(job_with({"exit_code": 0, **ASKED}, {"exit_code": 0, **SHUT_DOWN})).failure.failure_class is (
+            PREEMPTION
+        )
+
+    @pytest.mark.parametrize(("code", "name"), [(143, "SIGTERM"), (137, "SIGKILL"), (129, "SIGHUP")])
+    def test_a_shells_exit_code_for_a_signal_is_no_error_of_the_script(self, code: int, name: str) -> None:
+        found = verdict(job_with({"exit_code": code}, workers=1)).failure
+        assert (found.failure_class, found.exit_code) == (INFRA, code)
+        assert found.sentence == f"rank 0 ended with exit code {code}, as a process killed by {name}"
+
+    def test_a_preemption_says_nothing_about_progress(self) -> None:
+        job = changed(running(), no_progress=3)
+        stopped = failure(PREEMPTION)
+        assert decide_retry(job, stopped, NOW).retry
+        assert after(job, failed(job, failure=stopped)).no_progress == 3
+        assert after(job, failed(job, failure=failure())).no_progress == 4
+
+    def test_a_preempted_attempt_is_shown_as_one(self) -> None:
+        job = running()
+        assert after(job, failed(job, failure=failure(PREEMPTION))).attempts[-1].state is AttemptState.PREEMPTED
+
+    def test_ranks_that_hang_on_one_that_left_hang_because_of_what_made_it_leave(self) -> None:
+        hung = failure(HANG)
+        (event,) = declare_hung(job_with({"exit_code": 0, **SHUT_DOWN}, {}), hung, T0 + 9, NOW)
+        assert isinstance(event, ev.AttemptFailed)
+        assert event.failure.failure_class is PREEMPTION
+        (event,) = declare_hung(job_with({"exit_code": 0}, {}), hung, T0 + 9, NOW)
+        assert isinstance(event, ev.AttemptFailed)
+        assert event.failure == hung
+
+    def test_it_speaks_against_no_node(self) -> None:
+        for exits in ({"signal": 15}, {"exit_code": 0, **ASKED}, {"exit_code": 143}):
+            job = job_with(exits, workers=1)
+            event = failed(job, failure=verdict(job).failure)
+            assert strike_of(after(job, event), event) is None

@@ -13,7 +13,7 @@ from orchestrator.core.errors import UnknownEventError
 from orchestrator.core.job import job_from_dict, job_to_dict
 from orchestrator.core.states import JobState
 from tests.unit.core import strategies
-from tests.unit.core.builders import ID, T0, in_state
+from tests.unit.core.builders import ID, T0, after, exited, in_state, make_spec, pending, running
 
 
 @settings(max_examples=100, deadline=None)
@@ -42,6 +42,20 @@ def test_a_record_of_before_a_field_was_added_takes_its_default() -> None:
     job = in_state(JobState.RUNNING)
     row = {name: value for name, value in job_to_dict(job).items() if name != "fenced_until"}
     assert job_from_dict(row) == job
+
+
+def test_an_exit_of_before_stops_were_recorded_is_one_that_nothing_asked_for() -> None:
+    job = running(pending(make_spec(workers=1)))
+    event = exited(job, exit_code=0)
+    body = ev.event_body(event)
+    for name in ("stop_seen_at", "stop_scope", "last_step", "total_steps"):
+        del body[name]
+    assert ev.event_from(event.kind, body, job_id=event.job_id, at=event.at, cause="") == event
+    row = job_to_dict(after(job, event))
+    for ended in row["exits"]:
+        del ended["stop_seen_at"], ended["stop_scope"], ended["last_step"], ended["total_steps"]
+    assert job_from_dict(row) == after(job, event)
+    assert job_from_dict(row).ended_well
 
 
 def test_every_event_class_is_in_the_table_and_in_the_strategies() -> None:

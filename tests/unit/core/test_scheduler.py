@@ -12,7 +12,7 @@ from orchestrator.core.effects import Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.core.failure import SETTLE_SECONDS
 from orchestrator.core.job import job_from_dict, job_to_dict
 from orchestrator.core.scheduler import Commands, State, decide, desired_effect, queue_order, request_stop
-from orchestrator.core.states import FailureClass, JobState, StopPurpose
+from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
 from orchestrator.spec.job import HealthSpec, RetrySpec
 from tests.unit.core.builders import (
     ID,
@@ -162,6 +162,13 @@ class TestLive:
         event = only_event(job)
         assert event == ev.AttemptRunning(job_id=ID, at=NOW, attempt=1, pids=())
         assert isinstance(only_event(after(job, event)), ev.AttemptSucceeded)
+
+    def test_zeros_after_a_request_to_stop_from_outside_are_no_success(self) -> None:
+        runs = running(pending(make_spec(workers=1)))
+        left = exited(runs, exit_code=0, at=T0 + 10, stop_seen_at=T0 + 9, stop_scope=StopScope.MACHINE)
+        event = only_event(after(runs, left))
+        assert isinstance(event, ev.AttemptFailed)
+        assert (event.failure.failure_class, event.retry) == (FailureClass.PREEMPTION, True)
 
     def test_one_rank_that_ended_with_zero_is_not_enough(self) -> None:
         job = running()
@@ -338,6 +345,16 @@ class TestDraining:
         event = only_event(job)
         assert isinstance(event, ev.JobFinished)
         assert event.state is JobState.SUCCEEDED
+
+    @pytest.mark.parametrize("purpose", [StopPurpose.CANCEL, StopPurpose.PAUSE, StopPurpose.PREEMPT])
+    def test_a_job_that_something_else_had_stopped_the_moment_before_did_not_succeed(
+        self, purpose: StopPurpose
+    ) -> None:
+        runs = running(pending(make_spec(workers=1)))
+        left = exited(runs, exit_code=0, at=T0 + 19, stop_seen_at=T0 + 18, stop_scope=StopScope.RANK)
+        job = after(runs, left, stop(runs, purpose, at=T0 + 20), gone(runs), released(runs))
+        event = only_event(job)
+        assert not isinstance(event, ev.JobFinished) or event.state is JobState.CANCELLED
 
     def test_a_job_that_saved_and_ended_with_zero_when_it_was_told_did_not_succeed(self) -> None:
         job = running()

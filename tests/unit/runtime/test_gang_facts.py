@@ -12,6 +12,7 @@ from orchestrator.checkpoint.layout import Version
 from orchestrator.checkpoint.persister import PersisterStatus
 from orchestrator.core import events as ev
 from orchestrator.core.ids import JobId
+from orchestrator.core.states import StopScope
 from orchestrator.runtime.gang_facts import exited, in_memory, last_words, saved, seats_of
 from orchestrator.runtime.rank_actor import RankGreeting
 from orchestrator.runtime.rank_story import RankEvent
@@ -67,6 +68,18 @@ def test_last_words_are_the_exits_that_nobody_ordered(tmp_path: Path) -> None:
     ]
     assert isinstance(words[1], ev.RankExited)
     assert (words[1].at, words[1].error_type, words[1].error_at) == (9.0, "ValueError", 8.5)
+
+
+def test_last_words_tell_that_a_rank_was_asked_to_stop(tmp_path: Path) -> None:
+    paths = Paths(home=tmp_path, socket=tmp_path / "s")
+    record(paths, 0, exit_code=0, stop_seen_at=8.0, keeper_terminated_at=7.0, last_step=11, total_steps=60)
+    record(paths, 1, signal=9, cause="lifeline", keeper_terminated_at=7.0)  # killed with its actor, in the shutdown
+    record(paths, 2, signal=9, cause="stop_deadline", stop_seen_at=8.0)  # orch asked
+    record(paths, 3, exit_code=0)  # of a keeper that noted none of this
+    words = [w for w in last_words(paths, JOB, 1, 4) if isinstance(w, ev.RankExited)]
+    assert [(w.rank, w.exit_code, w.signal) for w in words] == [(0, 0, None), (1, None, 9), (3, 0, None)]
+    told = [(w.stop_seen_at, w.stop_scope, w.last_step, w.total_steps) for w in words]
+    assert told == [(7.0, StopScope.MACHINE, 11, 60), (7.0, StopScope.MACHINE, None, None), (None, None, None, None)]
 
 
 def test_a_checkpoint_is_told_by_the_rank_whose_part_completed_it() -> None:

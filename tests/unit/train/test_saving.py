@@ -1,11 +1,15 @@
 """Saving through shared memory: what the training script sees of it, and what the page tells."""
 
+import subprocess
+import sys
+import threading
 import warnings
 
 import pytest
 import torch
 
 from orchestrator.checkpoint import CheckpointStore, UnsupportedStateError
+from orchestrator.checkpoint.info import CheckpointStatus
 from orchestrator.checkpoint.persister import SnapshotPersister, StoreSettings
 from orchestrator.train.environment import read_environment
 from orchestrator.train.saving import CheckpointWarning
@@ -141,3 +145,58 @@ def test_ranks_that_cannot_agree_decide_for_themselves(make, tmp_path):
     with pytest.warns(CheckpointWarning, match="each rank decides for itself"):
         assert ctx.should_save(1)
     assert not ctx.should_stop()
+
+
+def test_a_stop_that_orch_did_not_send_is_saved_to_storage_before_the_rank_leaves(make, page, tmp_path):
+    ctx = make()
+    assert ctx.save({"w": torch.ones(3)}, step=1)
+    assert CheckpointStore(tmp_path / "checkpoints").list() == ()
+    ctx.confirm_stop()
+    assert ctx.save({"w": torch.ones(3)}, step=2)
+    assert [info.step for info in CheckpointStore(tmp_path / "checkpoints").list()] == [2]
+    seen = page.read()
+    assert (seen.snapshot_step, seen.checkpoint.saved_step, seen.stop_seen) == (2, 2, True)
+
+
+def test_a_stop_that_orch_sent_is_saved_by_the_rank_actor(make, page, tmp_path):
+    ctx = make()
+    page.request_stop()
+    assert ctx.should_stop()
+    assert ctx.save({"w": torch.ones(3)}, step=2)
+    assert page.read().snapshot_step == 2
+    assert CheckpointStore(tmp_path / "checkpoints").list() == ()
+
+
+def test_rank_and_rank_actor_never_store_at_the_same_time(make, tmp_path):
+    ctx = make()
+    assert ctx.save({"w": torch.ones(3)}, step=1)
+    snapshots = tmp_path / "snapshots"
+    persister = SnapshotPersister(snapshots, rank=0, settings=StoreSettings(root=str(tmp_path / "checkpoints")))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(snapshots)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "True\n"
+        assert not persister.poll()
+        ctx.confirm_stop()
+        saving = threading.Thread(target=ctx.save, args=({"w": torch.ones(3)},), kwargs={"step": 2})
+        saving.start()
+        assert CheckpointStore(tmp_path / "checkpoints").list() == (), "another process stores"
+    finally:
+        holder.communicate("\n")
+    saving.join()
+    assert [info.step for info in CheckpointStore(tmp_path / "checkpoints").list()] == [2]
+    assert persister.flush(30), "the lock is free again"
+    infos = {info.step: info.status for info in CheckpointStore(tmp_path / "checkpoints").list()}
+    assert infos[2] is CheckpointStatus.COMPLETE
+    assert set(infos.values()) == {CheckpointStatus.COMPLETE}
+    persister.close()
+
+
+HOLD = """
+import sys
+from orchestrator.checkpoint.snapshot_file import SnapshotDirectory
+with SnapshotDirectory(sys.argv[1]).storing(0) as alone:
+    print(alone, flush=True)
+    sys.stdin.readline()
+"""
