@@ -40,6 +40,7 @@ class Exit:
     policy_note: str = ""
     missing_file: str = ""
     left_out_by: str = ""
+    memory: ev.MemoryUse | None = None
 
     @property
     def ok(self) -> bool:
@@ -597,7 +598,12 @@ def job_from_dict(row: Mapping[str, Any]) -> Job:
 
 
 def _exit_from(value: Mapping[str, Any]) -> Exit:
-    return Exit(**{**value, "log_tail": tuple(value["log_tail"]), "evidence": tuple(value.get("evidence", ()))})
+    restored = {
+        "log_tail": tuple(value["log_tail"]),
+        "evidence": tuple(value.get("evidence", ())),
+        "memory": ev.memory_from(value.get("memory")),
+    }
+    return Exit(**{**value, **restored})
 
 
 def _attempt_from(value: Mapping[str, Any]) -> Attempt:

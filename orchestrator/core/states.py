@@ -64,6 +64,13 @@ class FailureClass(StrEnum):
     SPEC = "spec"
 
 
+class OutOf(StrEnum):
+    """Whose memory ran out when the kernel killed a process for it: the rank's own limit's, or the whole machine's."""
+
+    LIMIT = "limit"
+    MACHINE = "machine"
+
+
 class StopPurpose(StrEnum):
     """Why a job is drained; decides the state that follows. Weakest first: a later one overrides an earlier one."""
 

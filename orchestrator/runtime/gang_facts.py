@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint import layout
 from orchestrator.core import events as ev
+from orchestrator.runtime.evidence import memory_use
 from orchestrator.runtime.forkclient import read_exit_record
 from orchestrator.runtime.ignore_rules import left_out_by
 
@@ -64,6 +65,7 @@ def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: s
         policy_note=event.policy_note,
         missing_file=missing,
         left_out_by=_left_out_by(work_dir, missing),
+        memory=event.memory,
     )
 
 
@@ -163,4 +165,5 @@ def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -
         error_type=error.type if error else "",
         error_message=error.message if error else "",
         error_at=error.at if error else None,
+        memory=memory_use(record.memory, machine=False),
     )

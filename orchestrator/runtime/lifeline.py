@@ -9,7 +9,7 @@ import asyncio
 import json
 import select
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.runtime.forkserver import wire
@@ -79,6 +79,20 @@ class ErrorRaised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUsed:
+    """What the process used of the machine's memory.
+
+    ``peak_bytes``, ``limit_bytes`` and ``kills`` are of its control group: None and 0 where there is none, or no limit.
+    """
+
+    max_rss_bytes: int
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    kills: int = 0
+    """How many processes of the group the kernel has killed because its limit was reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
     """The process has ended; one of `exit_code` and `signal` is None."""
 
@@ -89,6 +103,7 @@ class Exited:
     record_error: str | None
     """What kept the exit record from being written; None: it is on disk."""
     at: float
+    memory: MemoryUsed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +137,7 @@ class ExitRecord:
     signal: int | None
     cause: str | None
     error: ErrorRaised | None
+    memory: MemoryUsed | None = None
 
 
 def read_exit_record(path: Path) -> ExitRecord | None:
@@ -134,7 +150,12 @@ def read_exit_record(path: Path) -> ExitRecord | None:
     if fields.pop("version") != _RECORD_VERSION:
         raise ForkServerVersionError(f"{path} was written by another version of orch; read it with that one")
     error = fields.pop("error")
-    return ExitRecord(error=None if error is None else ErrorRaised(**error), **fields)
+    memory = fields.pop("memory", None)
+    return ExitRecord(
+        error=None if error is None else ErrorRaised(**error),
+        memory=None if memory is None else MemoryUsed(**memory),
+        **fields,
+    )
 
 
 class Lifeline:
@@ -150,6 +171,7 @@ class Lifeline:
         self._pending: list[Event] = []
         self._ended = False
         self._waiting: asyncio.Future[None] | None = None
+        self._memory: MemoryUsed | None = None
 
     def signal(self, number: int) -> bool:
         """Sends a signal to the process's group."""
@@ -233,11 +255,22 @@ class Lifeline:
 
     def _take(self, data: bytes) -> None:
         if data:
-            self._pending += [event for message in self._lines.feed(data) if (event := _event(message)) is not None]
+            for message in self._lines.feed(data):
+                self._take_message(message)
             self._ended = any(isinstance(event, Gone) for event in self._pending)
         else:
             self._ended = True
             self._pending.append(KeeperLost(at=time.time()))
+
+    def _take_message(self, message: dict[str, Any]) -> None:
+        if message.get("event") == "memory":  # a message of its own: owners of earlier versions pass over it
+            self._memory = MemoryUsed(**{name: value for name, value in message.items() if name != "event"})
+            return
+        event = _event(message)
+        if isinstance(event, Exited):
+            event = replace(event, memory=self._memory)
+        if event is not None:
+            self._pending.append(event)
 
 
 def _resolve(waiting: asyncio.Future[None]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.persister import PersisterStatus
+    from orchestrator.core.events import MemoryUse
     from orchestrator.train.progress import ProgressSnapshot
 
 
@@ -29,6 +30,7 @@ class RankEvent:
     policy: str = ""
     policy_note: str = ""
     missing_file: str = ""
+    memory: MemoryUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
