@@ -409,8 +409,14 @@ class RankHost:
                 event = KeeperLost(at=time.time())
             if event is None:
                 event = KeeperLost(at=time.time())
-            if await self._follow(event, output, keeper):
-                break
+            try:
+                if await self._follow(event, output, keeper):
+                    break
+            except Exception as error:
+                _report_fault("an event of the keeper was left out", error)
+                if isinstance(event, Gone | KeeperLost):
+                    self._add(kind="gone", at=time.time())
+                    break
         keeper.close()
         if self._kernel is not None:
             self._kernel.close()

@@ -58,6 +58,11 @@ def try_lock(handle: int, path: Path) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    return is_current(handle, path)
+
+
+def is_current(handle: int, path: Path) -> bool:
+    """The file at ``path`` is the one that ``handle`` is of: it was not removed since, nor made anew."""
     try:
         there = path.lstat()
     except FileNotFoundError:

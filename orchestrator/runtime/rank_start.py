@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.private_files import make_private
 from orchestrator.runtime.forkclient import ForkServerClient, ForkServerMissingError, SpawnRequest
 from orchestrator.runtime.forkserver import holder
-from orchestrator.runtime.rank_locks import open_lock, rank_lock_path, try_lock
+from orchestrator.runtime.rank_locks import is_current, open_lock, rank_lock_path, try_lock
 from orchestrator.runtime.rank_remains import KEEPER_LIMIT_SECONDS, KEEPER_SECONDS, end_locked_remains, end_tree
 
 if TYPE_CHECKING:
@@ -143,25 +143,33 @@ class RankStarter:
         """
         path = rank_lock_path(self._node_dir, self._plan.job_id, self._plan.rank)
         make_private(path.parent)
+        handle = open_lock(path)
+        taken = False
+        try:
+            taken = await self._take(handle, path)
+        finally:
+            if not taken:
+                os.close(handle)
+        return handle if taken else None
+
+    async def _take(self, handle: int, path: Path) -> bool:
+        """Whether the lock is held on ``handle``, and nothing is left of the tree before; False when it was called off."""
         began, delay = time.monotonic(), 0.001
         while not self._is_called_off():
-            handle = open_lock(path)
-            try:
-                if try_lock(handle, path) and await self._is_clear(handle, path):
-                    handle, taken = -1, handle
-                    return taken
-            finally:
-                if handle >= 0:
-                    os.close(handle)
+            if try_lock(handle, path) and await self._is_clear(handle, path):
+                return True
             waited = time.monotonic() - began
             if waited > _LOCK_SECONDS:
                 raise RankBusyError(f"processes of an earlier attempt are still there after {waited:.0f} s; see {path}")
+            fcntl.flock(handle, fcntl.LOCK_UN)  # or nothing else could end what is left
+            if not is_current(handle, path):
+                raise RankBusyError(f"{path} was removed while an attempt waited for it; the next try makes it anew")
             if waited > KEEPER_SECONDS:
                 limit = 0.0 if waited > KEEPER_LIMIT_SECONDS else _ROUND_SECONDS
                 await asyncio.to_thread(end_tree, path, _ROUND_SECONDS, patience=0.0, limit=limit)
             await asyncio.sleep(delay)
             delay = min(delay * 2, 0.1)
-        return None
+        return False
 
     async def _is_clear(self, handle: int, path: Path) -> bool:
         """Nothing is left of the tree before; ends what is."""

@@ -23,6 +23,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
@@ -276,11 +277,22 @@ class Keeper:
     # -- the tree
 
     def _relay_reports(self) -> None:
-        for report in self._reports.receive():
+        for report in self._received():
+            if report.get("event") == "started":
+                report["pid"] = self._child_pid
+            elif report.get("event") != "error":
+                continue  # what the child writes into the shared memory is not the keeper's word
             message = self._without_secrets(report)
             if message["event"] == "error":
                 self._error = {key: value for key, value in message.items() if key != "event"}
             self._tell(message)
+
+    def _received(self) -> list[dict[str, Any]]:
+        try:
+            return self._reports.receive()
+        except (wire.WireError, struct.error) as error:
+            sys.stderr.write(f"keeper {os.getpid()}: a report of the child was left out: {error}\n")
+            return []
 
     def _without_secrets(self, message: dict[str, Any]) -> dict[str, Any]:
         """An exception's text may repeat what the script was given: neither the record nor the owner is told that."""
