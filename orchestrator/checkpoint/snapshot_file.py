@@ -233,6 +233,14 @@ def available_memory_bytes() -> int | None:
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         # Pages of files are given back when something else wants them; those of shared memory are not among these.
         found.append(limit - used + int(stat["active_file"]) + int(stat["inactive_file"]))
+    with contextlib.suppress(OSError, ValueError, LookupError, StopIteration):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        path = next(line.split(":", 2)[2] for line in lines if "memory" in line.split(":")[1].split(","))
+        group = CGROUPS / "memory" / path.lstrip("/")
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used = int((group / "memory.usage_in_bytes").read_text())
+        files = int(stat["total_active_file"]) + int(stat["total_inactive_file"])
+        found.append(int(stat["hierarchical_memory_limit"]) - used + files)
     return min(found, default=None)
 
 

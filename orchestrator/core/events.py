@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from orchestrator.core.errors import UnknownEventError
-from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
+from orchestrator.core.states import FailureClass, JobState, OutOf, StopPurpose, StopScope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +54,17 @@ class LeftOut:
     by: tuple[str, ...]
     largest: tuple[str, ...] = ()
     more: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What a rank's process tree used of its node's memory, and whether the kernel ended a process of it for that."""
+
+    used_bytes: int
+    """At most, of the whole tree where its control group counted it, else of the rank's process alone."""
+    limit_bytes: int | None = None
+    """Of its control group; None: there is none, or no limit."""
+    killed: OutOf | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +153,7 @@ class RankExited(Event):
     stop_scope: StopScope | None = None
     last_step: int | None = None
     total_steps: int | None = None
+    memory: MemoryUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +338,7 @@ def event_from(kind: str, body: Mapping[str, Any], *, job_id: JobId, at: float, 
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Seat | Failure | LeftOut):
+    if isinstance(value, Seat | Failure | LeftOut | MemoryUse):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
@@ -356,6 +368,14 @@ def stop_scope_from(value: str | None) -> StopScope | None:
     return None if value is None else StopScope(value)
 
 
+def memory_from(value: Mapping[str, Any] | None) -> MemoryUse | None:
+    """A MemoryUse from its JSON form."""
+    if value is None:
+        return None
+    killed = value.get("killed")
+    return MemoryUse(**{**value, "killed": None if killed is None else OutOf(killed)})
+
+
 def _keep(value: Any) -> Any:
     return value
 
@@ -365,6 +385,7 @@ _RESTORE: Mapping[tuple[str, str], Any] = {
     ("job_submitted", "left_out"): _left_out,
     ("gang_placed", "seats"): _seats,
     ("rank_exited", "stop_scope"): stop_scope_from,
+    ("rank_exited", "memory"): memory_from,
     ("attempt_failed", "failure"): failure_from,
     ("stop_requested", "purpose"): StopPurpose,
     ("job_finished", "state"): JobState,

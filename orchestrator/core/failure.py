@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.core.events import Failure
+from orchestrator.core.memory_failure import memory_failure
 from orchestrator.core.signatures import evidence_line, match_signature
 from orchestrator.core.states import FailureClass, StopScope
 
@@ -163,6 +164,9 @@ def _failure(job: Job, first: Exit) -> Failure:
         )
     if first.left_out_by:
         return _left_out(first)
+    out_of_memory = memory_failure(job, first)
+    if out_of_memory is not None:
+        return out_of_memory
     signature = match_signature(first)
     if signature is not None:
         return Failure(

@@ -45,6 +45,7 @@ class Exit:
     stop_scope: StopScope | None = None
     last_step: int | None = None
     total_steps: int | None = None
+    memory: ev.MemoryUse | None = None
 
     @property
     def ok(self) -> bool:
@@ -592,14 +593,13 @@ def job_from_dict(row: Mapping[str, Any]) -> Job:
 
 
 def _exit_from(value: Mapping[str, Any]) -> Exit:
-    return Exit(
-        **{
-            **value,
-            "log_tail": tuple(value["log_tail"]),
-            "evidence": tuple(value.get("evidence", ())),
-            "stop_scope": ev.stop_scope_from(value.get("stop_scope")),
-        }
-    )
+    restored = {
+        "log_tail": tuple(value["log_tail"]),
+        "evidence": tuple(value.get("evidence", ())),
+        "memory": ev.memory_from(value.get("memory")),
+        "stop_scope": ev.stop_scope_from(value.get("stop_scope")),
+    }
+    return Exit(**{**value, **restored})
 
 
 def _attempt_from(value: Mapping[str, Any]) -> Attempt:

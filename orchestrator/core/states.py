@@ -73,6 +73,13 @@ class StopScope(StrEnum):
     """Its keeper as well, which only a request to everything on the node reaches."""
 
 
+class OutOf(StrEnum):
+    """Whose memory ran out when the kernel killed a process for it: the rank's own limit's, or the whole machine's."""
+
+    LIMIT = "limit"
+    MACHINE = "machine"
+
+
 class StopPurpose(StrEnum):
     """Why a job is drained; decides the state that follows. Weakest first: a later one overrides an earlier one."""
 

@@ -38,6 +38,7 @@ from orchestrator.runtime.job_files import JobFiles
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.node_dir import clear_job_pages
+from orchestrator.runtime.rank_locks import remove_locks
 from orchestrator.store.errors import StoreError
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry.logging import get_logger
@@ -589,6 +590,7 @@ class Daemon:
         with contextlib.suppress(OSError):
             self.settings.paths.secrets(job.id).unlink(missing_ok=True)
         clear_job_pages(self.cluster.namespace, job.id, max((a.ranks for a in job.attempts), default=job.num_workers))
+        remove_locks(self.cluster.node_dir("local"), job.id)
         self._remembered.append(job.id)
         for job_id in self._remembered[:-REMEMBER_ENDED]:
             self._progress.forget(job_id)

@@ -13,6 +13,7 @@ from orchestrator.api.endpoint import Endpoint
 from orchestrator.api.errors import DaemonUnreachableError, OrchError
 from orchestrator.api.launch import Finding, Level
 from orchestrator.daemon.home import OTHERS, exposed_entries
+from orchestrator.runtime.forkserver.cgroups import find_place
 from orchestrator.runtime.looking import find_py_spy
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.node_dir import SHARED_MEMORY, page_directory, user_directory
@@ -42,6 +43,7 @@ def examine(settings: Settings) -> list[Finding]:
         _privacy,
         _shared_memory,
         _limits,
+        _memory_limits,
         _stacks,
         _daemon,
     )
@@ -165,6 +167,18 @@ def _limits(_: Settings) -> list[Finding]:
         what = f"a process may open only {soft} files; gangs of many ranks need more"
         return [Finding(level=Level.WARNING, what=what, remedy=remedy)]
     return [_ok(f"open files: {soft if soft != resource.RLIM_INFINITY else 'unlimited'}")]
+
+
+def _memory_limits(_: Settings) -> list[Finding]:
+    place = find_place()
+    if place is not None and place.has_memory:
+        return [_ok(f"control groups: ranks are held to resources_per_worker.memory (below {place.path})")]
+    remedy = (
+        "run orch as root, or as a systemd unit with Delegate=yes and DelegateSubgroup=service; without, the kernel still kills"
+        " ranks before orch and Ray, by their oom_score_adj"
+    )
+    what = "control groups for memory cannot be made here: ranks are not held to resources_per_worker.memory"
+    return [Finding(level=Level.WARNING, what=what, remedy=remedy)]
 
 
 def _stacks(_: Settings) -> list[Finding]:

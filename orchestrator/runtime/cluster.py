@@ -21,7 +21,8 @@ from orchestrator.runtime.deadline import within
 from orchestrator.runtime.forkclient import StartedServer, start_fork_server
 from orchestrator.runtime.gpu_holds import GpuHolds, still_there
 from orchestrator.runtime.head_processes import Head, end_fork_server, is_alive, kill_session, ray_environment
-from orchestrator.runtime.head_start import ClusterError, launch_head, start_seconds
+from orchestrator.runtime.head_start import SYSTEM_CONFIG, ClusterError, launch_head, start_seconds
+from orchestrator.runtime.late_agents import LateAgents
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
 from orchestrator.runtime.node_dir import fork_socket, make_node_directory, node_directory, page_directory
 from orchestrator.runtime.own_thread import in_own_thread
@@ -56,23 +57,6 @@ OF_THE_DRIVER: Final = (RAYLET_PID, RECONNECT_SECONDS)
 CALLS_AT_ONCE: Final = 8
 FOR_EVER_SECONDS: Final = 10**6
 LEAVE_SECONDS: Final = 120.0  # it takes 2 s, and up to 23 s were seen with calls to the dead head under way
-SYSTEM_CONFIG: Final = {
-    # Idle workers have imported what a rank actor needs, and no more, before one is asked of them.
-    "preload_python_modules": ["orchestrator.runtime.worker_preload"],
-    # Rank actors watch and restart; on a busy machine they must not wait behind what they watch.
-    "worker_niceness": 0,
-    # Nobody reads Ray's own metrics here; collecting them costs every process a little, all the time.
-    "enable_metrics_collection": False,
-    "event_stats": False,
-    "task_events_report_interval_ms": 0,
-    # Looks after objects, spilled files, idle workers and an autoscaler's wishes, of which there are next to none here.
-    "raylet_check_gc_period_milliseconds": 10_000,
-    "object_manager_timer_freq_ms": 1_000,
-    "local_fs_monitor_interval_ms": 10_000,
-    "kill_idle_workers_interval_ms": 1_000,
-    "gcs_pull_resource_loads_period_milliseconds": 10_000,
-    "memory_monitor_refresh_ms": 1_000,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +100,7 @@ class Cluster:
         self.holds = GpuHolds(self)
         self._first_gpus: dict[str, tuple[NodeGpu, ...]] = {}
         self.silent: dict[str, str] = {}  # nodes that do not answer though Ray counts them as alive, and what is wrong
+        self._late_agents = LateAgents(self)
         self._meetings: dict[str, asyncio.Task[None]] = {}
         self._others: dict[str, Held] = {}
         self._dead_since: dict[str, float] = {}
@@ -486,8 +471,11 @@ class Cluster:
         """The node's newest report; one that does not answer keeps the last: whether it lives is for Ray to say."""
         try:
             report = await within(AGAIN_SECONDS, self.agents[node_id].report.remote())
-        except Exception:
+        except Exception as error:
+            if isinstance(error, TimeoutError):
+                await self._late_agents.late(node_id)
             return
+        self._late_agents.answered(node_id)
         if node_id in self.reports:
             self.reports[node_id], self.lost_gpus[node_id] = still_there(report, self._first_gpus[node_id])
 

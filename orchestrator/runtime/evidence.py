@@ -1,4 +1,4 @@
-"""What the kernel says about a rank's death: memory kills of its control group, and lines of the kernel's log.
+"""What the kernel says about a rank's death: what memory it used, memory kills, and lines of the kernel's log.
 
 Reads files and decides nothing: each piece is one line that ``core.signatures`` looks at. A machine where a file cannot
 be read (kernel.dmesg_restrict, a container without its control group) gives less evidence, never an error.
@@ -10,14 +10,63 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.events import MemoryUse
+from orchestrator.core.states import OutOf
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.lifeline import MemoryUsed
 
 _KMSG: Final = Path("/dev/kmsg")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
+_VMSTAT: Final = Path("/proc/vmstat")
+_AT_LIMIT: Final = 0.98  # the kernel charges memory in batches of pages
 _RECORD_BYTES: Final = 8192
 _MOST_RECORDS: Final = 20_000  # a buffer that is written faster than it is read would never end
 RECENT_SECONDS: Final = 15.0
 _OUR_PID: Final = r"(?:Killed process {pid}\b|\bpid='?{pid}\b)"
+
+
+def memory_use(used: MemoryUsed | None, *, machine: bool) -> MemoryUse | None:
+    """What a rank used. With ``machine``, the kernel has just killed some process of the machine for memory.
+
+    A group's count of kills includes those of its processes for which the machine, or a group above it, had no memory left.
+    """
+    if used is None:
+        return None
+    at_limit = used.limit_bytes is not None and (used.peak_bytes or 0) >= used.limit_bytes * _AT_LIMIT
+    killed = OutOf.LIMIT if used.kills and at_limit else OutOf.MACHINE if used.kills or machine else None
+    return MemoryUse(
+        used_bytes=max(used.peak_bytes or 0, used.max_rss_bytes), limit_bytes=used.limit_bytes, killed=killed
+    )
+
+
+class MachineWatch:
+    """Counts the memory kills of the whole machine, which any user may read. ``mark`` now and then.
+
+    A kill counts when it came since the mark before the last, as with ``OomWatch``.
+    """
+
+    def __init__(self, *, source: Path = _VMSTAT) -> None:
+        self._source = source
+        self._older = self._newer = self._count()
+
+    def mark(self) -> None:
+        """Remember the count as it is now."""
+        self._older, self._newer = self._newer, self._count()
+
+    def killed(self) -> bool:
+        """The kernel has killed a process of this machine for memory since the mark before the last."""
+        count = self._count()
+        return count is not None and self._older is not None and count > self._older
+
+    def _count(self) -> int | None:
+        try:
+            found = re.search(r"^oom_kill (\d+)$", self._source.read_text(), re.MULTILINE)
+        except OSError:
+            return None
+        return int(found[1]) if found else None
 
 
 class OomWatch:
@@ -107,6 +156,11 @@ class KernelWatch:
         since = (_now() if now is None else now) - RECENT_SECONDS
         records = [] if self._places is None else _records(self._places[0])
         return tuple(f"kernel: {text}" for at, text in records if at >= since and mine.search(text))
+
+    @property
+    def readable(self) -> bool:
+        """The kernel's log can be read here."""
+        return self._places is not None
 
     def close(self) -> None:
         """Let go of the log; a second call does nothing."""

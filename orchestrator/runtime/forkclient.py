@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.private_files import make_private
 from orchestrator.runtime.forkserver import wire
+from orchestrator.runtime.forkserver.holder import MARK, MARK_CHARACTERS
 from orchestrator.runtime.lifeline import (
     ErrorRaised,
     Event,
@@ -40,10 +41,12 @@ from orchestrator.runtime.lifeline import (
     Gone,
     KeeperLost,
     Lifeline,
+    MemoryUsed,
     Started,
     read_exit_record,
 )
 from orchestrator.runtime.rank_env import inheritable_environment
+from orchestrator.runtime.stopped_server import StoppedServerWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,6 +107,8 @@ class SpawnRequest:
     env: Mapping[str, str] = field(repr=False)
     threads: int | None = None
     cold: bool = False
+    memory_bytes: int | None = None
+    """What the process and all that it starts may use, where the node can limit it."""
     exit_record: Path | None = None
     page: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
@@ -160,12 +165,13 @@ class ForkServerClient:
     async def _call(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         data = wire.encode({"protocol": wire.PROTOCOL, **message})
         loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, StoppedServerWatch(loop) as stopped:
             sock.setblocking(False)
             try:
                 async with asyncio.timeout(self._deadline.total_seconds()):
                     await loop.sock_connect(sock, _checked(self._path))
                     self._refuse_others(sock)
+                    stopped.look_at(sock)
                     # The descriptors go with the header: a few bytes, which an empty socket always takes.
                     socket.send_fds(sock, [data[: wire.HEADER.size]], fds)
                     await loop.sock_sendall(sock, data[wire.HEADER.size :])
@@ -289,6 +295,7 @@ def _spawn_message(request: SpawnRequest, roles: Mapping[str, int]) -> tuple[dic
         "env": dict(request.env),
         "threads": request.threads,
         "cold": request.cold,
+        "memory_bytes": request.memory_bytes,
         "exit_record": None if request.exit_record is None else str(request.exit_record),
         "page": None if request.page is None else str(request.page),
         "record": dict(request.record),
@@ -322,8 +329,12 @@ def _checked(path: Path) -> str:
 
 
 def _server_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """A thread count is each process's own; the server must learn what the machine's default is."""
-    return {name: value for name, value in inheritable_environment(env).items() if name != "OMP_NUM_THREADS"}
+    """A thread count is each process's own; the server must learn what the machine's default is.
+
+    The mark is room in /proc/PID/environ, into which each process that is forked writes what tree it belongs to.
+    """
+    own = {name: value for name, value in inheritable_environment(env).items() if name != "OMP_NUM_THREADS"}
+    return {**own, MARK: " " * MARK_CHARACTERS}
 
 
 def start_fork_server(
@@ -392,6 +403,7 @@ __all__ = [
     "Hello",
     "KeeperLost",
     "Lifeline",
+    "MemoryUsed",
     "Mode",
     "SpawnRequest",
     "Spawned",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from orchestrator.checkpoint import layout
 from orchestrator.core import events as ev
 from orchestrator.runtime.endings import stop_facts
+from orchestrator.runtime.evidence import memory_use
 from orchestrator.runtime.forkclient import read_exit_record
 from orchestrator.runtime.ignore_rules import left_out_by
 
@@ -69,6 +70,7 @@ def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: s
         stop_scope=event.stop_scope,
         last_step=event.last_step,
         total_steps=event.total_steps,
+        memory=event.memory,
     )
 
 
@@ -178,4 +180,5 @@ def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -
         stop_scope=stop.stop_scope,
         last_step=stop.last_step,
         total_steps=stop.total_steps,
+        memory=memory_use(record.memory, machine=False),
     )

@@ -23,6 +23,7 @@ from orchestrator.runtime.node_dir import page_directory
 from orchestrator.runtime.plan import Places, checkpoint_dir, rank_plan
 from orchestrator.runtime.rank_actor import FENCE_SECONDS, RankGreeting
 from orchestrator.runtime.rank_story import PollCursor
+from orchestrator.runtime.ray_nodes import end_worker
 from orchestrator.runtime.resuming import newest_checkpoint, watch_settings
 from orchestrator.spec.paths import Paths
 
@@ -42,6 +43,11 @@ if TYPE_CHECKING:
 
 POLL_SECONDS: Final = 30.0
 RPC_SECONDS: Final = 60.0
+ORDER_SECONDS: Final = 20.0
+"""How long a live actor may take to answer an order that it carries out later."""
+
+LATE_ANSWERS: Final = 3
+"""Answers to polls in a row that an actor may owe before it is ended; one that is stopped is ended at the first."""
 GONE_SECONDS: Final = 60.0
 UNPLACED_SECONDS: Final = 5.0
 FLUSH_SECONDS: Final = 30.0
@@ -61,6 +67,7 @@ class _Gang:
     gone: set[int] = field(default_factory=set)
     unreached: set[int] = field(default_factory=set)
     newest: dict[int, ProgressSnapshot] = field(default_factory=dict)
+    cursors: dict[int, PollCursor] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -267,12 +274,12 @@ class Gangs:
         gang = await self._attach_placed(job)
         self._watch(job, gang, job.attempt_number)
         grace = max(0.0, deadline - time.time())
-        await self._ask([a.stop.remote(job.attempt_number, grace) for a in gang.actors])
+        await self._order(job, [a.stop.remote(job.attempt_number, grace) for a in gang.actors])
 
     async def _kill(self, job: Job) -> None:
         gang = await self._attach_placed(job)
         self._watch(job, gang, job.attempt_number)
-        await self._ask([a.kill.remote(job.attempt_number) for a in gang.actors])
+        await self._order(job, [a.kill.remote(job.attempt_number) for a in gang.actors])
 
     async def _release(self, job: Job) -> None:
         await self._flush(job)
@@ -365,8 +372,67 @@ class Gangs:
 
     async def _hello(self, job: Job, gang: _Gang) -> list[RankGreeting]:
         limit = job.spec.health.startup_timeout.total_seconds()
-        greetings: list[RankGreeting] = await self._ask([a.hello.remote() for a in gang.actors], seconds=limit)
+        calls = [a.hello.remote() for a in gang.actors]
+        # Actors that were there answer at once; new ones may have to be installed first.
+        greetings: list[RankGreeting] = await (
+            self._order(job, calls) if job.seats else self._ask(calls, seconds=limit)
+        )
         return greetings
+
+    async def _order(self, job: Job, calls: Sequence[Any]) -> list[Any]:
+        """Tell all ranks' actors something; one that does not answer is ended, and its rank with it.
+
+        Raises TimeoutError then: the next try finds the actor dead, and the gang lost.
+        """
+        answered: set[int] = set()
+
+        async def answer(rank: int, call: Any) -> Any:
+            try:
+                found = await call
+            except Exception:
+                answered.add(rank)
+                raise
+            answered.add(rank)
+            return found
+
+        try:
+            return await self._ask([answer(rank, call) for rank, call in enumerate(calls)], seconds=ORDER_SECONDS)
+        except TimeoutError:
+            for rank in set(range(len(calls))) - answered:
+                await self._end_actor(job, rank)
+            raise
+
+    def _place_of(self, job: Job, rank: int) -> tuple[str, int] | None:
+        """The node and the process number of a rank's actor; None while nobody has met it."""
+        gang = self._gangs.get(job.id)
+        if gang is not None and gang.number == job.gang and rank < len(gang.greetings):
+            return gang.greetings[rank].node_id, gang.greetings[rank].pid
+        return (job.seats[rank].node_id, job.seats[rank].actor_pid) if rank < len(job.seats) else None
+
+    async def _end_actor(self, job: Job, rank: int) -> None:
+        """Have Ray end a rank's actor that does not answer, stopped or not. A node that does not answer is Ray's to judge."""
+        place = self._place_of(job, rank)
+        gang = self._gangs.get(job.id)
+        if place is None or place[0] in self._cluster.silent or gang is None or gang.number != job.gang:
+            return
+        try:
+            await self._cluster.call(end_worker, gang.actors[rank], restart=False)
+        except Exception as error:  # whatever Ray says of an actor or a head that is gone: the next try finds out
+            self._log.warning("gang.actor_not_ended", job=job.id, rank=rank, why=str(error).partition("\n")[0])
+            return
+        self._log.warning("gang.actor_ended", job=job.id, rank=rank, pid=place[1])
+        self._note(job.id, "actor_ended", f"the actor of rank {rank} did not answer and was ended", degraded=True)
+
+    async def _is_stopped(self, job: Job, rank: int) -> bool:
+        """Whether its node's agent sees that a rank's actor is stopped; False when the agent cannot be asked."""
+        place = self._place_of(job, rank)
+        agent = None if place is None else self._cluster.agent_for(place[0])
+        if place is None or agent is None:
+            return False
+        try:
+            return bool(await within(ORDER_SECONDS, agent.is_stopped.remote(place[1])))
+        except Exception:  # whatever Ray says of an agent that is dead or out of reach: another is made
+            return False
 
     async def _ask(self, calls: Sequence[Any], seconds: float = RPC_SECONDS) -> list[Any]:
         """The answers of all ranks. Raises GangLostError when an actor is dead."""
@@ -397,9 +463,10 @@ class Gangs:
         gang.watching = attempt
         gang.started, gang.gone, gang.newest, gang.unreached = {}, set(), {}, set()
         gang.watchers = [
-            asyncio.create_task(self._follow(job, gang, attempt, rank), name=f"watch-{job.id}-{rank}")
+            asyncio.create_task(self._keep_following(job, gang, attempt, rank), name=f"watch-{job.id}-{rank}")
             for rank in range(job.num_workers)
         ]
+        gang.cursors = {}
 
     def _drop(self, job_id: JobId, gang: _Gang) -> None:
         for task in gang.watchers:
@@ -407,22 +474,37 @@ class Gangs:
         if self._gangs.get(job_id) is gang:
             del self._gangs[job_id]
 
+    async def _keep_following(self, job: Job, gang: _Gang, attempt: int, rank: int) -> None:
+        """Follow a rank to its end. What cannot be taken of it is left out and logged; the rest is followed on."""
+        while True:
+            try:
+                await self._follow(job, gang, attempt, rank)
+            except Exception:  # a fault of ours, or in what was told: a rank that nothing follows would never end
+                self._log.exception("gang.watcher_failed", job=job.id, attempt=attempt, rank=rank)
+                await asyncio.sleep(_UNREACHABLE_RETRY_SECONDS)
+            else:
+                return
+
     async def _follow(self, job: Job, gang: _Gang, attempt: int, rank: int) -> None:
         """One rank's story, from its first event to its last; an actor that dies loses the gang."""
-        cursor = PollCursor()
+        late = 0
         while rank not in gang.gone:
             try:
                 reply: PollReply = await within(
-                    POLL_SECONDS + RPC_SECONDS, gang.actors[rank].poll.remote(attempt, cursor, POLL_SECONDS)
+                    POLL_SECONDS + ORDER_SECONDS,
+                    gang.actors[rank].poll.remote(attempt, gang.cursors.get(rank, PollCursor()), POLL_SECONDS),
                 )
             except asyncio.CancelledError:
                 raise
             except Exception as error:
                 lost = as_lost(rank, error)
                 if lost is not None:
-                    await self.files.bring_ends(job)
-                    self._lost(job.id, gang.number, lost, last_words(self._paths, job.id, attempt, job.num_workers))
+                    await self._actor_lost(job, gang, attempt, lost)
                     return
+                if isinstance(error, TimeoutError):
+                    late += 1
+                    if late >= LATE_ANSWERS or await self._is_stopped(job, rank):
+                        await self._end_actor(job, rank)
                 if rank not in gang.unreached:
                     gang.unreached.add(rank)
                     self._note(job.id, "unreachable", f"rank {rank} is out of reach: {error}", degraded=True)
@@ -431,20 +513,39 @@ class Gangs:
             if rank in gang.unreached:
                 gang.unreached.discard(rank)
                 self._note(job.id, "reachable", f"rank {rank} is within reach again", degraded=bool(gang.unreached))
-            cursor = reply.cursor
-            if reply.progress is not None:
-                gang.newest[rank] = reply.progress
-                self._progress(job.id, attempt, rank, reply.progress)
-            self._tell_saved(job.id, reply.persisted)
-            if reply.events:
-                self._tell(job, gang, attempt, rank, await self._with_gpu_evidence(gang, rank, reply.events))
+            late = 0
+            gang.cursors[rank] = reply.cursor
+            try:
+                self._take_news(job, gang, attempt, rank, reply)
+            finally:  # the rank's end is told, whatever its progress page says
+                if reply.events:
+                    self._tell(job, gang, attempt, rank, await self._with_gpu_evidence(gang, rank, reply.events))
+
+    async def _actor_lost(self, job: Job, gang: _Gang, attempt: int, lost: GangLostError) -> None:
+        words: Sequence[ev.Event] = ()
+        try:
+            await self.files.bring_ends(job)
+            words = last_words(self._paths, job.id, attempt, job.num_workers)
+        except Exception:  # the loss is told, whatever cannot be read of the ends
+            self._log.exception("gang.ends_not_read", job=job.id, attempt=attempt)
+        self._lost(job.id, gang.number, lost, words)
+
+    def _take_news(self, job: Job, gang: _Gang, attempt: int, rank: int, reply: PollReply) -> None:
+        if reply.progress is not None:
+            gang.newest[rank] = reply.progress
+            self._progress(job.id, attempt, rank, reply.progress)
+        self._tell_saved(job.id, reply.persisted)
 
     async def _with_gpu_evidence(self, gang: _Gang, rank: int, story: Sequence[RankEvent]) -> Sequence[RankEvent]:
         """The story, with what the driver says of the rank's GPUs beside a failure."""
         if all(event.kind != "exited" or event.exit_code == 0 for event in story) or len(gang.greetings) <= rank:
             return story
-        uuids = seats_of(gang.greetings, self._cluster.reports)[rank].gpu_uuids
-        found = await self._gpu_evidence(uuids) if uuids else ()
+        try:
+            uuids = seats_of(gang.greetings, self._cluster.reports)[rank].gpu_uuids
+            found = await self._gpu_evidence(uuids) if uuids else ()
+        except Exception:  # the end is told without it
+            self._log.exception("gang.no_gpu_evidence", rank=rank)
+            return story
         return [replace(e, evidence=(*e.evidence, *found)) if e.kind == "exited" and found else e for e in story]
 
     def _tell(self, job: Job, gang: _Gang, attempt: int, rank: int, story: Sequence[RankEvent]) -> None:

@@ -34,6 +34,27 @@ STARTER: Final = (sys.executable, "-m", "orchestrator.runtime.head")
 
 log = structlog.get_logger("orch.ray")
 
+SYSTEM_CONFIG: Final = {
+    # Idle workers have imported what a rank actor needs, and no more, before one is asked of them.
+    "preload_python_modules": ["orchestrator.runtime.worker_preload"],
+    # Rank actors watch and restart; on a busy machine they must not wait behind what they watch.
+    "worker_niceness": 0,
+    # Ranks are what the kernel kills when memory runs out. Ray would offer it its workers first, and so would its own
+    # monitor, which sees how much is used but not by which process that a worker did not start.
+    "worker_oom_score_adjustment": 0,
+    "memory_monitor_refresh_ms": 0,
+    # Nobody reads Ray's own metrics here; collecting them costs every process a little, all the time.
+    "enable_metrics_collection": False,
+    "event_stats": False,
+    "task_events_report_interval_ms": 0,
+    # Looks after objects, spilled files, idle workers and an autoscaler's wishes, of which there are next to none here.
+    "raylet_check_gc_period_milliseconds": 10_000,
+    "object_manager_timer_freq_ms": 1_000,
+    "local_fs_monitor_interval_ms": 10_000,
+    "kill_idle_workers_interval_ms": 1_000,
+    "gcs_pull_resource_loads_period_milliseconds": 10_000,
+}
+
 
 class ClusterError(Exception):
     """Ray could not be started or reached; the message says what it answered and what to do next."""

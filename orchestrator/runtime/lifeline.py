@@ -91,6 +91,20 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUsed:
+    """What the process used of the machine's memory.
+
+    ``peak_bytes``, ``limit_bytes`` and ``kills`` are of its control group: None and 0 where there is none, or no limit.
+    """
+
+    max_rss_bytes: int
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    kills: int = 0
+    """How many processes of the group the kernel has killed because its limit was reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
     """The process has ended; one of `exit_code` and `signal` is None."""
 
@@ -102,6 +116,7 @@ class Exited:
     """What kept the exit record from being written; None: it is on disk."""
     at: float
     ending: Ending = Ending()
+    memory: MemoryUsed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +151,7 @@ class ExitRecord:
     cause: str | None
     error: ErrorRaised | None
     ending: Ending = Ending()
+    memory: MemoryUsed | None = None
 
 
 def read_exit_record(path: Path) -> ExitRecord | None:
@@ -149,8 +165,14 @@ def read_exit_record(path: Path) -> ExitRecord | None:
         raise ForkServerVersionError(f"{path} was written by another version of orch; read it with that one")
     error = fields.pop("error")
     ending = _ending(fields)
+    memory = fields.pop("memory", None)
     known = {name: value for name, value in fields.items() if name not in Ending.__slots__}
-    return ExitRecord(error=None if error is None else ErrorRaised(**error), ending=ending, **known)
+    return ExitRecord(
+        error=None if error is None else ErrorRaised(**error),
+        ending=ending,
+        memory=None if memory is None else MemoryUsed(**memory),
+        **known,
+    )
 
 
 def _ending(fields: Mapping[str, Any]) -> Ending:
@@ -172,6 +194,7 @@ class Lifeline:
         self._ended = False
         self._ending = Ending()
         self._waiting: asyncio.Future[None] | None = None
+        self._memory: MemoryUsed | None = None
 
     def signal(self, number: int) -> bool:
         """Sends a signal to the process's group."""
@@ -255,20 +278,27 @@ class Lifeline:
 
     def _take(self, data: bytes) -> None:
         if data:
-            self._pending += [
-                event for message in self._lines.feed(data) if (event := self._event(message)) is not None
-            ]
+            for message in self._lines.feed(data):
+                self._take_message(message)
             self._ended = any(isinstance(event, Gone) for event in self._pending)
         else:
             self._ended = True
             self._pending.append(KeeperLost(at=time.time()))
 
-    def _event(self, message: dict[str, Any]) -> Event | None:
-        kind = message.pop("event", "")
-        if kind == "ending":  # a message of its own, which owners of earlier versions pass over
-            self._ending = _ending(message)
-        event = _EVENTS[kind](**message) if kind in _EVENTS else None
-        return replace(event, ending=self._ending) if isinstance(event, Exited) else event
+    def _take_message(self, message: dict[str, Any]) -> None:
+        match message.get("event"):  # messages of their own: owners of earlier versions pass over them
+            case "memory":
+                self._memory = MemoryUsed(**{name: value for name, value in message.items() if name != "event"})
+                return
+            case "ending":
+                self._ending = _ending(message)
+                return
+            case _:
+                event = _event(message)
+        if isinstance(event, Exited):
+            event = replace(event, memory=self._memory, ending=self._ending)
+        if event is not None:
+            self._pending.append(event)
 
 
 def _resolve(waiting: asyncio.Future[None]) -> None:
@@ -282,3 +312,8 @@ _EVENTS: dict[str, type[Started | ErrorRaised | Exited | Gone]] = {
     "exited": Exited,
     "gone": Gone,
 }
+
+
+def _event(message: dict[str, Any]) -> Event | None:
+    kind = _EVENTS.get(message.pop("event", ""))
+    return None if kind is None else kind(**message)

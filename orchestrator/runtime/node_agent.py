@@ -11,7 +11,6 @@ import contextlib
 import os
 import socket
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,17 +19,25 @@ from orchestrator import __version__
 from orchestrator.gpu.assignments import FILE_NAME, write_assignments
 from orchestrator.private_files import PRIVATE_UMASK, make_private, remove_private
 from orchestrator.runtime.forkclient import ForkServerClient, ForkServerError, Hello, start_fork_server
+from orchestrator.runtime.forkserver import linux
 from orchestrator.runtime.health_check import check_node
 from orchestrator.runtime.node_dir import clear_pages, fork_socket
 from orchestrator.runtime.node_files import NodeFiles
-from orchestrator.runtime.rank_locks import lock_is_free, rank_lock_path
+from orchestrator.runtime.own_thread import in_own_thread
+from orchestrator.runtime.rank_locks import lock_is_clear, rank_lock_path
+from orchestrator.runtime.rank_remains import (
+    KEEPER_LIMIT_SECONDS,
+    KEEPER_SECONDS,
+    clear_locks,
+    end_tree,
+    is_stopped,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 PRELOAD = ("orchestrator.train.training_context", "safetensors.torch")
 NODE_HOME = "ORCH_NODE_HOME"
-_POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +75,7 @@ class NodeAgent:
 
     def __init__(self, *, node_id: str, node_dir: str, simulate_gpus: int, home_token: tuple[str, str]) -> None:
         os.umask(PRIVATE_UMASK)  # a cluster that others have started may have another one
+        linux.adjust_oom_score(0)  # Ray's own setting, on a cluster that is not orch's, would make it the first victim
         self._node_id = node_id
         self._node_dir = make_private(Path(node_dir))
         self._simulate = simulate_gpus
@@ -108,6 +116,7 @@ class NodeAgent:
     async def keep_only(self, live: Collection[str], *, shared: bool) -> None:
         """Remove what jobs that are not ``live`` have left on this node; not in a home that is ``shared``."""
         await asyncio.to_thread(clear_pages, self._node_dir, live)
+        await asyncio.to_thread(clear_locks, self._node_dir, live)
         if not shared:
             await asyncio.to_thread(self._files.keep_only, live)
 
@@ -176,14 +185,23 @@ class NodeAgent:
                     await asyncio.sleep(1.0)
 
     async def ranks_gone(self, job_id: str, ranks: Sequence[int], seconds: float) -> tuple[int, ...]:
-        """Wait until no process tree of those ranks is left on this node; returns the ranks that still have one."""
-        deadline = time.monotonic() + seconds
-        left = tuple(ranks)
-        while True:
-            left = tuple(r for r in left if not lock_is_free(rank_lock_path(self._node_dir, job_id, r)))
-            if not left or time.monotonic() > deadline:
-                return left
-            await asyncio.sleep(_POLL_SECONDS)
+        """Wait until no process tree of those ranks is left on this node; returns the ranks that still have one.
+
+        Their actors are gone, so their keepers are ending them. What a killed or stopped keeper leaves is ended here.
+        """
+        gone = await asyncio.gather(*(self._rank_gone(job_id, rank, seconds) for rank in ranks))
+        return tuple(rank for rank, is_gone in zip(ranks, gone, strict=True) if not is_gone)
+
+    async def _rank_gone(self, job_id: str, rank: int, seconds: float) -> bool:
+        path = rank_lock_path(self._node_dir, job_id, rank)
+        if lock_is_clear(path):
+            return True
+        limits = {"patience": KEEPER_SECONDS, "limit": KEEPER_LIMIT_SECONDS}
+        return await in_own_thread(lambda: end_tree(path, seconds, **limits))
+
+    async def is_stopped(self, pid: int) -> bool:
+        """The process of this node is stopped by a signal or a debugger."""
+        return is_stopped(pid)
 
     async def shut_down(self, *, remove: bool) -> None:
         """End the node's fork servers, when no job is left; with ``remove`` the node's directories go too."""

@@ -8,8 +8,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.persister import StoreSettings
+from orchestrator.runtime.forkserver.holder import MARK
 from orchestrator.runtime.node_dir import fork_socket, page_name, snapshot_directory
 from orchestrator.runtime.rank_env import rank_environment
+from orchestrator.runtime.rank_locks import tree_mark
 from orchestrator.runtime.rank_plan import RankPlan, SnapshotPlan
 from orchestrator.runtime.runtime_env import parts_of
 from orchestrator.spec.entrypoint import Entrypoint, cold_start_variables, parse_entrypoint, with_checkpoint
@@ -63,7 +65,6 @@ def visible_gpus(seats: Sequence[Seat], node_id: str) -> tuple[str, ...]:
 
 def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int], places: Places) -> RankPlan:
     """What one rank is told. ``master`` is the rendezvous address and port."""
-    seat = seats[rank]
     local_rank, local_size, group_rank, group_size = local_ranks(seats)[rank]
     entry = with_checkpoint(parse_entrypoint(job.spec.entrypoint), places.resume_from)
     attempt = job.attempt_number
@@ -86,13 +87,13 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         master_port=master[1],
         restart_count=attempt - 1,
         max_restarts=job.spec.retry.max_restarts.infra,
-        visible_gpus=() if places.simulated else visible_gpus(seats, seat.node_id),
+        visible_gpus=() if places.simulated else visible_gpus(seats, seats[rank].node_id),
         checkpoint_dir=checkpoint_dir(job, places.paths),
         resume_from=places.resume_from,
         progress_path=str(page),
         previous_step=places.previous_step,
         working_dir=places.work_dir,
-        extra=_checkpoint_settings(job, snapshots) | _trainer_settings(job) | _elastic_settings(job),
+        extra=_own_settings(job, snapshots) | {MARK: tree_mark(places.node_dir, job.id, rank)},
     )
     mode, target, args = _what_to_run(entry, python)
     return RankPlan(
@@ -113,6 +114,7 @@ def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int
         exit_record=str(places.paths.exit_record(job.id, attempt, rank)),
         page=str(page),
         previous_step=places.previous_step,
+        memory_bytes=job.spec.resources.resources_per_worker.memory_bytes or None,
         runtime_env=parts_of(job.spec.runtime_env),
         snapshots=snapshots,
         watch=places.watch if rank == 0 else None,
@@ -154,6 +156,10 @@ def _snapshots(job: Job, seats: Sequence[Seat], places: Places) -> SnapshotPlan 
             environ=store_environ(job, places.secrets),
         ),
     )
+
+
+def _own_settings(job: Job, snapshots: SnapshotPlan | None) -> dict[str, str]:
+    return _checkpoint_settings(job, snapshots) | _trainer_settings(job) | _elastic_settings(job)
 
 
 def _checkpoint_settings(job: Job, snapshots: SnapshotPlan | None) -> dict[str, str]:

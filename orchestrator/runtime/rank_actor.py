@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from orchestrator.runtime.forkclient import start_fork_server
+from orchestrator.runtime.forkserver import linux
 from orchestrator.runtime.node_agent import PRELOAD
 from orchestrator.runtime.rank_host import RankHost
 from orchestrator.runtime.ray_nodes import is_alive
@@ -50,6 +51,7 @@ class RankActor:
     """One rank of a gang. Every method is idempotent; calls that name an older attempt are refused."""
 
     def __init__(self, *, job_id: str, gang: int, rank: int, node_dir: str) -> None:
+        linux.adjust_oom_score(0)  # Ray's own setting, on a cluster that is not orch's, would make it the first victim
         self._host = RankHost(
             job_id=job_id,
             gang=gang,

@@ -35,6 +35,7 @@ _FOREIGN = frozenset(
         "ORCH_ELASTIC",
         "ORCH_JOB_ID",
         "ORCH_PREVIOUS_STEP",
+        "ORCH_PROCESS_TREE",
         "ORCH_PROGRESS_PATH",
         "ORCH_RESUME_FROM",
         "ORCH_SNAPSHOT_DIR",

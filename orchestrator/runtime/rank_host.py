@@ -3,7 +3,8 @@
 A plain asyncio object, so that it works in a Ray actor (rank_actor.py) and without Ray alike. It owns the rank's pipes,
 log, progress page and, on rank 0, the attempt's rendezvous. It decides nothing: the daemon does. Whatever happens to the
 process is a numbered event that can be asked for again, so a restarted daemon misses nothing. When this object's process
-dies, the lifeline closes and the keeper kills everything below it.
+dies, the lifeline closes and the keeper kills everything below it. A keeper that is killed or stopped keeps nothing from
+ending: this object ends what it kept (``rank_remains``).
 
 Fencing: every call names its attempt; an older one is refused. A process tree holds an advisory lock per job and rank on
 its node (through its keeper), so a second tree cannot start before the first is gone, whoever asks.
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
+import traceback
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.checkpoint.persister import SnapshotPersister
 from orchestrator.checkpoint.watcher import FileWatcher
 from orchestrator.private_files import make_private
-from orchestrator.runtime.endings import stop_facts
-from orchestrator.runtime.evidence import KernelWatch, OomWatch
+from orchestrator.runtime.endings import StopFacts, stop_facts
+from orchestrator.runtime.evidence import KernelWatch, MachineWatch, OomWatch, memory_use
 from orchestrator.runtime.forkclient import (
     ErrorRaised,
     Exited,
@@ -33,10 +36,13 @@ from orchestrator.runtime.forkclient import (
     Started,
 )
 from orchestrator.runtime.forkserver.masking import Masker
+from orchestrator.runtime.keeper_watch import KeeperWatch
 from orchestrator.runtime.log_policies import match_policies
 from orchestrator.runtime.logs import log_path
 from orchestrator.runtime.looking import look_at
+from orchestrator.runtime.rank_locks import rank_lock_path
 from orchestrator.runtime.rank_output import RankOutput
+from orchestrator.runtime.rank_remains import end_remains
 from orchestrator.runtime.rank_secrets import masked_event, masked_look, masked_progress, masked_status
 from orchestrator.runtime.rank_start import RankStarter
 from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
@@ -51,12 +57,16 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.persister import PersisterStatus
     from orchestrator.core.health import RankLook
+    from orchestrator.runtime.forkclient import Event
     from orchestrator.runtime.rank_plan import RankPlan
 
 PROGRESS_SECONDS: Final = 1.0
 LAST_LOOK_SECONDS: Final = 10.0
 _OLD_STORE_SECONDS: Final = 1.0
 TOLD_WITH_END_SECONDS: Final = 0.05
+_REMAINS_SECONDS: Final = 10.0
+_MOST_FAULTS: Final = 100
+_SIGKILL: Final = 9
 
 
 class StaleAttemptError(Exception):
@@ -98,7 +108,9 @@ class RankHost:
         self._masker = Masker(())
         self._error: ErrorRaised | None = None
         self._pid = 0
+        self._keeper: KeeperWatch | None = None
         self._oom: OomWatch | None = None
+        self._machine = MachineWatch()
         self._kernel: KernelWatch | None = None
         self._policies: tuple[tuple[str, str], ...] = ()
         self._watcher: asyncio.Task[None] | None = None
@@ -159,7 +171,8 @@ class RankHost:
                 await self._launch_rank(plan, starter)
             # Ranks that are there before the store wait in its socket's backlog.
             if self._listener is not None and self._store is None and self._lifeline is not None:
-                self._store = await starter.store(self._listener)
+                store = await starter.store(self._listener)
+                self._store = None if store is None else store.lifeline
 
     async def _launch_rank(self, plan: RankPlan, starter: RankStarter) -> None:
         self._open_page(plan)
@@ -177,13 +190,14 @@ class RankHost:
         )
         self._policies = plan.log_policies
         self._watch_kernel()
-        lifeline = await starter.rank(output)
-        if lifeline is None:
+        spawned = await starter.rank(output)
+        if spawned is None:
             return
         self._error = None
-        self._lifeline = lifeline
+        self._lifeline = lifeline = spawned.lifeline
+        self._keeper = KeeperWatch(spawned.keeper_pid)
         self._launched = plan.attempt
-        self._watcher = asyncio.create_task(self._watch(lifeline, output))
+        self._watcher = asyncio.create_task(self._watch(lifeline, output, self._keeper))
 
     async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
         """Wait until there is something newer than ``cursor``, or ``seconds``; progress is news at most once a second."""
@@ -224,12 +238,16 @@ class RankHost:
             self._page.request_stop()
         if self._lifeline is not None:
             self._lifeline.stop(timedelta(seconds=max(grace_seconds, 0.0)))
+        if self._keeper is not None:
+            self._keeper.expect_end(max(grace_seconds, 0.0))
 
     async def kill(self, attempt: int) -> None:
         """SIGKILL of the whole tree, now; ``gone`` follows as an event."""
         await self._call_off(attempt)
         if self._lifeline is not None:
             self._lifeline.kill()
+        if self._keeper is not None:
+            self._keeper.expect_end(0.0)
 
     async def _call_off(self, attempt: int) -> None:
         """Nothing of ``attempt`` starts from now on: one that has not been launched is gone."""
@@ -336,6 +354,8 @@ class RankHost:
     async def _clear(self) -> None:
         if self._lifeline is not None:
             self._lifeline.kill()
+        if self._keeper is not None:
+            self._keeper.expect_end(0.0)
         if self._watcher is not None:
             await self._watcher
             self._watcher = None
@@ -370,6 +390,8 @@ class RankHost:
             self._oom.mark()
         if self._kernel is not None and not final:
             self._kernel.mark()
+        if not final:
+            self._machine.mark()
         snapshot = masked_progress(self._page.read(), self._masker)
         if self._output is not None:
             snapshot = self._output.over(snapshot)
@@ -378,28 +400,30 @@ class RankHost:
             self._progress_number += 1
             self.highest_step = max(self.highest_step, snapshot.max_step or 0)
 
-    async def _watch(self, lifeline: Lifeline, output: RankOutput) -> None:
-        exited = False
-        async for event in lifeline:
-            match event:
-                case Started():
-                    self._pid, self._oom = event.pid, OomWatch(event.pid)
-                    self._add(kind="started", at=event.at, pid=event.pid, cold=event.cold)
-                case ErrorRaised():
-                    self._error = event
-                case Exited():
-                    exited = True
-                    if self._files is not None:
-                        self._files.ended(event.at, well=event.exit_code == 0)
-                        await self._last_look(self._files)
-                    output.drain()
-                    await self._add_exit(event, output)
-                case Gone() | KeeperLost():
-                    output.drain()
-                    if not exited:
-                        unknown = Exited(exit_code=None, signal=9, cause=None, record_error=None, at=event.at)
-                        await self._add_exit(unknown, output)
-                    self._add(kind="gone", at=event.at)
+    async def _watch(self, lifeline: Lifeline, output: RankOutput, keeper: KeeperWatch) -> None:
+        """Follow the rank to its end, which is told whatever goes wrong on the way."""
+        faults = 0
+        while True:
+            try:
+                event = await lifeline.next_event()
+            except Exception as error:  # a message that is not one: the next may be
+                faults += 1
+                _report_fault("a message of the keeper was left out", error)
+                if faults < _MOST_FAULTS:
+                    continue
+                lifeline.close()  # an order to the keeper to kill everything
+                event = KeeperLost(at=time.time())
+            if event is None:
+                event = KeeperLost(at=time.time())
+            try:
+                if await self._follow(event, output, keeper):
+                    break
+            except Exception as error:
+                _report_fault("an event of the keeper was left out", error)
+                if isinstance(event, Gone | KeeperLost):
+                    self._add(kind="gone", at=time.time())
+                    break
+        keeper.close()
         if self._kernel is not None:
             self._kernel.close()
         await output.close()
@@ -411,25 +435,70 @@ class RankHost:
             async with asyncio.timeout(LAST_LOOK_SECONDS):
                 await asyncio.shield(asyncio.to_thread(files.look))
 
-    async def _add_exit(self, ended: Exited, output: RankOutput) -> None:
-        failed = ended.exit_code != 0
+    async def _follow(self, event: Event, output: RankOutput, keeper: KeeperWatch) -> bool:
+        """Tell one event of the keeper; whether it was the last."""
+        match event:
+            case Started():
+                self._pid, self._oom = event.pid, OomWatch(event.pid)
+                keeper.watch(event.pid)
+                self._add(kind="started", at=event.at, pid=event.pid, cold=event.cold)
+            case ErrorRaised():
+                self._error = event
+            case Exited():
+                await self._tell_exit(event, output)
+            case Gone() | KeeperLost():
+                if all(told.kind != "exited" for told in self._events):
+                    lost = Exited(exit_code=None, signal=_SIGKILL, cause=None, record_error=None, at=event.at)
+                    await self._tell_exit(lost, output)
+                if isinstance(event, KeeperLost):
+                    await self._end_remains(keeper)
+                self._add(kind="gone", at=max(event.at, time.time()))
+                return True
+        return False
+
+    async def _end_remains(self, keeper: KeeperWatch) -> None:
+        """What a keeper that was killed kept is gone, and its memory free, when this returns."""
+        path = rank_lock_path(self._node_dir, self.job_id, self.rank)
+        keeper.close()
+        while True:
+            if await asyncio.to_thread(end_remains, path, _REMAINS_SECONDS):
+                return
+            await asyncio.sleep(PROGRESS_SECONDS)  # another process looks after it, and holds the lock
+
+    async def _tell_exit(self, event: Exited, output: RankOutput) -> None:
+        """The exit with what is known of its cause; without what could not be found out."""
+        if self._files is not None:
+            self._files.ended(event.at, well=event.exit_code == 0)
+            await self._last_look(self._files)
+        try:
+            output.drain()
+        except Exception as error:
+            _report_fault("the rank's last output was left out", error)
+        await self._add_exit(event, output)
+
+    async def _add_exit(self, event: Exited, output: RankOutput) -> None:
+        failed = event.exit_code != 0
         error = self._error if failed else None
         tail = output.tail if failed else ()
-        stop = stop_facts(ended.ending)
-        if ended.cause is None and stop.stop_seen_at is not None and stop.last_step is None:
-            stop = stop_facts(ended.ending, await output.last_progress())
         said = "\n".join((*tail, f"{error.type}: {error.message}" if error else ""))
-        policy, note = await match_policies(self._policies, said) if failed else ("", "")
+        policy, note = "", ""
+        evidence: tuple[str, ...] = ()
+        try:
+            policy, note = await match_policies(self._policies, said) if failed else ("", "")
+            evidence = self._evidence() if failed else ()
+        except Exception as fault:
+            _report_fault("what is known of the exit's cause was left out", fault)
+        stop = await self._stop_facts(event, output)
         self._add(
             kind="exited",
-            at=ended.at,
-            exit_code=ended.exit_code,
-            signal=ended.signal,
+            at=event.at,
+            exit_code=event.exit_code,
+            signal=event.signal,
             error_type=error.type if error else "",
             error_message=error.message if error else "",
             error_at=error.at if error else None,
             log_tail=tail,
-            evidence=self._evidence() if failed else (),
+            evidence=evidence,
             policy=policy,
             policy_note=note,
             missing_file=error.missing_file if error else "",
@@ -437,7 +506,30 @@ class RankHost:
             stop_scope=stop.stop_scope,
             last_step=stop.last_step,
             total_steps=stop.total_steps,
+            memory=memory_use(event.memory, machine=self._killed_by_kernel(event, evidence)) if failed else None,
         )
+
+    async def _stop_facts(self, event: Exited, output: RankOutput) -> StopFacts:
+        """Whether the rank was asked to stop, and how far it was; by its output where it reported nothing."""
+        stop = stop_facts(event.ending)
+        if event.cause is not None or stop.stop_seen_at is None or stop.last_step is not None:
+            return stop
+        try:
+            return stop_facts(event.ending, await output.last_progress())
+        except Exception as error:
+            _report_fault("the step of the rank's last output was left out", error)
+            return stop
+
+    def _killed_by_kernel(self, event: Exited, evidence: tuple[str, ...]) -> bool:
+        """Whether the kernel has killed a process of the rank because the machine had no memory left.
+
+        Its log names the process, where it can be read; else the machine's count has risen in the last moments.
+        """
+        if event.cause is not None:
+            return False
+        if event.signal == _SIGKILL and self._kernel is not None and self._kernel.readable:
+            return bool(evidence)
+        return self._machine.killed()
 
     def _evidence(self) -> tuple[str, ...]:
         killed = self._oom.killed() if self._oom else ""
@@ -451,3 +543,8 @@ class RankHost:
             asyncio.get_running_loop().call_later(self._told_with_end_seconds, self._news.set)
         else:
             self._news.set()
+
+
+def _report_fault(what: str, error: Exception) -> None:
+    """Into the actor's own log, with where it happened."""
+    sys.stderr.write(f"{what}: {''.join(traceback.format_exception(error))}\n")

@@ -46,6 +46,7 @@ class RankPlan:
     exit_record: str
     page: str
     previous_step: int
+    memory_bytes: int | None = None
     runtime_env: tuple[str, ...] = ()
     snapshots: SnapshotPlan | None = None
     watch: WatchSettings | None = None

@@ -1,7 +1,8 @@
 """Starts a rank's process, or its attempt's rendezvous store, through the node's fork server.
 
 A process tree holds an advisory lock per job and rank on its node (through its keeper), so a second tree cannot start
-before the first is gone, whoever asks. A fork server that is not there is started; an attempt that is called off
+before the first is gone, whoever asks. Where the keeper was killed or is stopped, what it kept is ended first, and its memory
+is free again before the next process starts. A fork server that is not there is started; an attempt that is called off
 meanwhile is not.
 """
 
@@ -15,19 +16,22 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.private_files import make_private, open_private
+from orchestrator.private_files import make_private
 from orchestrator.runtime.forkclient import ForkServerClient, ForkServerMissingError, SpawnRequest
-from orchestrator.runtime.rank_locks import rank_lock_path
+from orchestrator.runtime.forkserver import holder
+from orchestrator.runtime.rank_locks import is_current, open_lock, rank_lock_path, try_lock
+from orchestrator.runtime.rank_remains import KEEPER_LIMIT_SECONDS, KEEPER_SECONDS, end_locked_remains, end_tree
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from orchestrator.runtime.forkclient import Lifeline
+    from orchestrator.runtime.forkclient import Spawned
     from orchestrator.runtime.rank_output import RankOutput
     from orchestrator.runtime.rank_plan import RankPlan
 
-_LOCK_SECONDS: Final = 30.0
+_LOCK_SECONDS: Final = 60.0
+_ROUND_SECONDS: Final = 5.0  # between two looks whether the attempt was called off
 _FORK_SERVER_SECONDS: Final = 30.0
 _PIPE_BYTES: Final = 1024 * 1024
 
@@ -37,7 +41,7 @@ class RankBusyError(Exception):
 
 
 class RankStarter:
-    """The starts of one attempt. Each gives the process's lifeline, or None once the attempt was called off."""
+    """The starts of one attempt. Each gives the new process, or None once the attempt was called off."""
 
     def __init__(
         self,
@@ -51,15 +55,15 @@ class RankStarter:
         self._start_fork_server, self._is_called_off = start_fork_server, is_called_off
         self._client = ForkServerClient(Path(plan.fork_socket))
 
-    async def rank(self, output: RankOutput) -> Lifeline | None:
+    async def rank(self, output: RankOutput) -> Spawned | None:
         """The rank's process, which writes to ``output``. Raises RankBusyError and ForkServerError."""
         return await self._with_fork_server(lambda: self._spawn(output))
 
-    async def store(self, listener: socket.socket) -> Lifeline | None:
+    async def store(self, listener: socket.socket) -> Spawned | None:
         """The rendezvous store on ``listener``. Raises ForkServerError."""
         return await self._with_fork_server(lambda: self._spawn_store(listener))
 
-    async def _with_fork_server(self, call: Callable[[], Awaitable[Lifeline | None]]) -> Lifeline | None:
+    async def _with_fork_server(self, call: Callable[[], Awaitable[Spawned | None]]) -> Spawned | None:
         deadline = time.monotonic() + _FORK_SERVER_SECONDS
         while not self._is_called_off():
             try:
@@ -70,11 +74,11 @@ class RankStarter:
                 await self._start_fork_server(self._plan)
         return None
 
-    async def _spawn_store(self, listener: socket.socket) -> Lifeline:
+    async def _spawn_store(self, listener: socket.socket) -> Spawned:
         env = {name: self._plan.env[name] for name in ("PATH", "HOME") if name in self._plan.env}
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            spawned = await self._client.spawn(
+            return await self._client.spawn(
                 SpawnRequest(mode="store", cwd="/", env=env, threads=1),
                 stdout=null,
                 stderr=null,
@@ -82,9 +86,8 @@ class RankStarter:
             )
         finally:
             os.close(null)
-        return spawned.lifeline
 
-    async def _spawn(self, output: RankOutput) -> Lifeline | None:
+    async def _spawn(self, output: RankOutput) -> Spawned | None:
         # A lock of its own for each request: when its answer is lost, the process may be there, and holds it until
         # nothing is left of it.
         lock = await self._lock()
@@ -95,7 +98,7 @@ class RankStarter:
         finally:
             os.close(lock)  # the keeper holds its own copy
 
-    async def _spawn_under(self, lock: int, output: RankOutput) -> Lifeline:
+    async def _spawn_under(self, lock: int, output: RankOutput) -> Spawned:
         plan = self._plan
         pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
         try:
@@ -113,6 +116,7 @@ class RankStarter:
                     env=plan.env,
                     threads=plan.threads,
                     cold=plan.cold,
+                    memory_bytes=plan.memory_bytes,
                     exit_record=Path(plan.exit_record),
                     page=Path(plan.page),
                     record={"job": plan.job_id, "attempt": plan.attempt, "rank": plan.rank},
@@ -131,7 +135,7 @@ class RankStarter:
             for _, write_end in pipes:
                 os.close(write_end)
         output.listen(*(read_end for read_end, _ in pipes))
-        return spawned.lifeline
+        return spawned
 
     async def _lock(self) -> int | None:
         """The node's lock for this job and rank: held by the keeper of a live tree, so at most one tree exists.
@@ -140,19 +144,36 @@ class RankStarter:
         """
         path = rank_lock_path(self._node_dir, self._plan.job_id, self._plan.rank)
         make_private(path.parent)
-        handle = open_private(path, os.O_RDWR | os.O_CREAT)
-        deadline = time.monotonic() + _LOCK_SECONDS
-        delay = 0.001
+        handle = open_lock(path)
+        taken = False
+        try:
+            taken = await self._take(handle, path)
+        finally:
+            if not taken:
+                os.close(handle)
+        return handle if taken else None
+
+    async def _take(self, handle: int, path: Path) -> bool:
+        """Whether the lock is held on ``handle``, and nothing is left of the tree before; False when it was called off."""
+        began, delay = time.monotonic(), 0.001
         while not self._is_called_off():
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    os.close(handle)
-                    raise RankBusyError(f"{path} is still locked by an older process tree") from None
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 0.1)
-            else:
-                return handle
-        os.close(handle)
-        return None
+            if try_lock(handle, path) and await self._is_clear(handle, path):
+                return True
+            waited = time.monotonic() - began
+            if waited > _LOCK_SECONDS:
+                raise RankBusyError(f"processes of an earlier attempt are still there after {waited:.0f} s; see {path}")
+            fcntl.flock(handle, fcntl.LOCK_UN)  # or nothing else could end what is left
+            if not is_current(handle, path):
+                raise RankBusyError(f"{path} was removed while an attempt waited for it; the next try makes it anew")
+            if waited > KEEPER_SECONDS:
+                limit = 0.0 if waited > KEEPER_LIMIT_SECONDS else _ROUND_SECONDS
+                await asyncio.to_thread(end_tree, path, _ROUND_SECONDS, patience=0.0, limit=limit)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 0.1)
+        return False
+
+    async def _is_clear(self, handle: int, path: Path) -> bool:
+        """Nothing is left of the tree before; ends what is."""
+        if holder.is_clear(handle):
+            return True
+        return await asyncio.to_thread(end_locked_remains, handle, path, _ROUND_SECONDS)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.persister import PersisterStatus
+    from orchestrator.core.events import MemoryUse
     from orchestrator.core.states import StopScope
     from orchestrator.train.progress import ProgressSnapshot
 
@@ -34,6 +35,7 @@ class RankEvent:
     stop_scope: StopScope | None = None
     last_step: int | None = None
     total_steps: int | None = None
+    memory: MemoryUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

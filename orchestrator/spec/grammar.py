@@ -120,7 +120,7 @@ _PER_WORKER = _record(
         "cpu": _key(Number(0, 4096, digits=4), "processor cores for each rank, reserved"),
         "memory": _key(
             Maybe(Memory(minimum=1_000_000)),
-            "main memory for each rank, in bytes, reserved; 8GB is 8*10^9, 8GiB is 8*2^30; null reserves none",
+            "main memory for each rank, in bytes, reserved, and its limit where the node can set one; 8GB is 8*10^9, 8GiB is 8*2^30; null reserves none",
             attribute="memory_bytes",
         ),
         "gpu_model": _key(

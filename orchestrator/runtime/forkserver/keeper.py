@@ -3,6 +3,9 @@
 Owns that process's exit record and its whole tree. Forked from the fork server per request, single-threaded, driven by
 three things alone: signals (SIGCHLD, SIGUSR1 from the child's reports), the lifeline, and at most one deadline.
 
+It also owns the tree's control group, where there can be one, and the record in the rank's lock file (holder.py): both tell
+others what to end if the keeper is killed.
+
 The order of things at a death is the point of it all: reap, write the exit record durably, tell the owner, kill what
 is left, say that all is gone. The lifeline never blocks the keeper: what the owner does not read waits in memory, so a
 frozen owner cannot hold up a deadline. End of file on the lifeline is an order to kill everything.
@@ -16,6 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import functools
 import json
 import math
 import os
@@ -23,17 +28,20 @@ import select
 import signal
 import socket
 import stat
+import struct
 import sys
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import linux, page, proctree, wire
+from . import cgroups, holder, linux, page, proctree, wire
 from .launch import Program, launch
 from .masking import Masker
 from .reports import Reports
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .request import Spawn
     from .warm import Baseline
 
@@ -54,10 +62,24 @@ def keep(spawn: Spawn, baseline: Baseline) -> Program:
     reports = Reports()
     keeper_pid = os.getpid()
     started_at = time.time()
+    group = None if spawn.lease is None else cgroups.Group.create(cgroups.find_place())
+    gate, opened = os.pipe() if group is not None else (None, None)
     child_pid = os.fork()
     if child_pid != 0:
-        run(Keeper(spawn, reports, child_pid, started_at))
-    return launch(spawn, baseline, reports, keeper_pid)
+        if group is not None and gate is not None:
+            # The move may take the kernel 15 ms; the child prepares itself meanwhile, and waits at the gate.
+            group = moved(child_pid, group)
+            os.close(gate)
+        run(functools.partial(Keeper, spawn, reports, child_pid, started_at, group), then_close=opened)
+    return launch(spawn, baseline, reports, keeper_pid, gate=gate)
+
+
+def moved(child_pid: int, group: cgroups.Group) -> cgroups.Group | None:
+    """The group with the child in it; None, and no group, where the kernel does not let it in."""
+    if group.join(child_pid):
+        return group
+    group.remove()
+    return None
 
 
 def settle(descriptors: set[int], baseline: Baseline) -> None:
@@ -67,10 +89,16 @@ def settle(descriptors: set[int], baseline: Baseline) -> None:
     linux.close_all_but({0, 1, 2} | descriptors | set(baseline.descriptors))
 
 
-def run(keeper: Keeper) -> NoReturn:
-    """Ends the process whatever happens; the child's parent-death signal takes the tree along."""
+def run(make: Callable[[], Keeper], *, then_close: int | None = None) -> NoReturn:
+    """Ends the process whatever happens; the child's parent-death signal takes the tree along.
+
+    `then_close` is closed when the keeper is ready for what its child does.
+    """
     code = 1
     try:
+        keeper = make()
+        if then_close is not None:
+            os.close(then_close)
         keeper.run()
         code = 0
     except BaseException:
@@ -82,8 +110,12 @@ def run(keeper: Keeper) -> NoReturn:
 class Keeper:
     """The keeper's state, from the fork to the last death."""
 
-    def __init__(self, spawn: Spawn, reports: Reports, child_pid: int, started_at: float) -> None:
+    def __init__(
+        self, spawn: Spawn, reports: Reports, child_pid: int, started_at: float, group: cgroups.Group | None = None
+    ) -> None:
         self._spawn = spawn
+        self._group = group
+        self._memory: dict[str, Any] | None = None
         self._reports = reports
         self._child_pid = child_pid
         self._started_at = started_at
@@ -103,6 +135,23 @@ class Keeper:
         self._unsent = bytearray()
         self._pipes = [end for end in map(_read_end, {spawn.stdout, spawn.stderr}) if end is not None]
         self._wake = self._take_signals()
+        self._note_holder()
+        if group is not None and spawn.memory_bytes is not None:
+            group.limit_memory(spawn.memory_bytes)
+
+    def _note_holder(self) -> None:
+        """Says in the lock file what there is to end, should this process be killed."""
+        if self._spawn.lease is None:
+            return
+        keeper, child = holder.identity_of(os.getpid()), holder.identity_of(self._child_pid)
+        if keeper is None or child is None:
+            return  # the child is dead already, and nothing else was started
+        try:
+            holder.write(
+                self._spawn.lease, holder.Holder(keeper, child, None if self._group is None else self._group.path)
+            )
+        except OSError as error:  # a full disk: what the record is for then rests on the mark alone
+            sys.stderr.write(f"keeper {os.getpid()}: lock file not written: {error}\n")
 
     def _take_signals(self) -> socket.socket:
         """Signals become bytes on a socket. Requests to end are noted at most: a keeper ends when its tree has."""
@@ -139,6 +188,8 @@ class Keeper:
                 self._kill_all(self._deadline_cause)
             if self._clearing and not self._childless:
                 proctree.kill_sweep(os.getpid())
+                if self._group is not None and self._exited:
+                    self._group.kill()
                 self._reap()
             self._flush()
 
@@ -271,11 +322,22 @@ class Keeper:
     # -- the tree
 
     def _relay_reports(self) -> None:
-        for report in self._reports.receive():
+        for report in self._received():
+            if report.get("event") == "started":
+                report["pid"] = self._child_pid
+            elif report.get("event") != "error":
+                continue  # what the child writes into the shared memory is not the keeper's word
             message = self._without_secrets(report)
             if message["event"] == "error":
                 self._error = {key: value for key, value in message.items() if key != "event"}
             self._tell(message)
+
+    def _received(self) -> list[dict[str, Any]]:
+        try:
+            return self._reports.receive()
+        except (wire.WireError, struct.error) as error:
+            sys.stderr.write(f"keeper {os.getpid()}: a report of the child was left out: {error}\n")
+            return []
 
     def _without_secrets(self, message: dict[str, Any]) -> dict[str, Any]:
         """An exception's text may repeat what the script was given: neither the record nor the owner is told that."""
@@ -284,15 +346,35 @@ class Keeper:
     def _reap(self) -> None:
         while not self._childless:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
+                if self._group is not None and not self._group.remove():
+                    return  # it holds what is no descendant any more: the next sweep ends that too
+                self._let_go()
                 self._childless = True
                 self._tell({"event": "gone", "at": time.time()})
                 return
             if pid == 0:
                 return
             if pid == self._child_pid:
+                self._memory = self._memory_used(usage.ru_maxrss * 1024)
                 self._record_exit(os.waitstatus_to_exitcode(status))
+
+    def _let_go(self) -> None:
+        """Nothing is left: the next tree may start, whenever this process ends."""
+        if self._spawn.lease is not None:
+            holder.clear(self._spawn.lease)
+            fcntl.flock(self._spawn.lease, fcntl.LOCK_UN)
+
+    def _memory_used(self, max_rss_bytes: int) -> dict[str, Any]:
+        """What the process used at most, and what its group counted: the kernel has freed all of it by now."""
+        usage = None if self._group is None else self._group.usage()
+        return {
+            "max_rss_bytes": max_rss_bytes,
+            "peak_bytes": usage.peak_bytes if usage else None,
+            "limit_bytes": usage.limit_bytes if usage else None,
+            "kills": usage.kills if usage else 0,
+        }
 
     def _record_exit(self, code: int) -> None:
         ended_at = time.time()
@@ -307,6 +389,7 @@ class Keeper:
         }
         ending = self._ending(ended_at)
         trouble = self._write_record({**outcome, **ending, "ended_at": ended_at})
+        self._tell({"event": "memory", **(self._memory or {})})
         self._tell({"event": "ending", **ending})
         self._tell({"event": "exited", **outcome, "at": ended_at, "record_error": trouble})
         self._flush()
@@ -334,6 +417,7 @@ class Keeper:
             "started_at": self._started_at,
             **outcome,
             "error": self._error,
+            "memory": self._memory,
         }
         try:
             _write_durably(self._spawn.exit_record, json.dumps(record).encode("ascii"))

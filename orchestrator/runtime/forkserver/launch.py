@@ -17,6 +17,7 @@ import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from . import coldness, interpreter, linux, quirks, stop_notes, store
+from .holder import MARK
 from .masking import Masker
 from .reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 EXIT_NOT_FOUND = 127
 EXIT_NOT_EXECUTABLE = 126
+MOST_LIKELY_VICTIM = 1000
+"""The highest oom_score_adj: the kernel ends such a process before any other that has not asked for the same."""
 
 MAX_CAUSES = 5
 MAX_PATH_CHARACTERS = 4096
@@ -72,8 +75,11 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) -> Program:
-    """Called in the new process with all signals blocked; returns what to run, or does not return."""
+def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int, *, gate: int | None = None) -> Program:
+    """Called in the new process with all signals blocked; returns what to run, or does not return.
+
+    Nothing of the user's runs before the other end of the pipe `gate` is closed.
+    """
     reports.attach_writer()
     reports.masker = Masker(spawn.secrets)
     if not linux.die_with_parent(keeper_pid):
@@ -83,9 +89,12 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) 
     linux.set_process_name(baseline.process_name)
     if spawn.umask is not None:
         os.umask(spawn.umask)
-    _place_descriptors(spawn, baseline)
+    gate = _place_descriptors(spawn, baseline, gate)
     _enter(spawn.cwd, reports)
+    if spawn.lease is not None:
+        _mark(spawn)
     if spawn.mode == "command":
+        _pass(gate)
         _execute((spawn.target, *spawn.args), spawn.env, reports, cold=None)
     if spawn.mode == "store":
         return _become_store(spawn, baseline, reports)
@@ -93,14 +102,30 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int) 
     if reason is not None:
         flag = ["-m"] if spawn.mode == "module" else []
         argv = (baseline.python, "-u", *spawn.python_options, *flag, spawn.target, *spawn.args)
+        _pass(gate)
         _execute(argv, spawn.env, reports, cold=reason)
     interpreter.restore(spawn, baseline)
     run = interpreter.prepare(spawn)
+    _pass(gate)
     linux.reset_signals(python=True)
     stop_notes.note_sigterm(reports.note_sigterm)
     _report_started(reports, cold=None)
     linux.unblock_signals()
     return Program(run, reports)
+
+
+def _mark(spawn: Spawn) -> None:
+    """Lets the kernel take this tree first when memory runs out, and lets others find it when its keeper was killed."""
+    linux.adjust_oom_score(MOST_LIKELY_VICTIM)
+    mark = spawn.env.get(MARK)
+    if mark is not None:
+        linux.mark_environment(MARK, mark)
+
+
+def _pass(gate: int | None) -> None:
+    if gate is not None:
+        os.read(gate, 1)
+        os.close(gate)
 
 
 def _cold_reason(spawn: Spawn, baseline: Baseline) -> str | None:
@@ -160,19 +185,24 @@ def _become_store(spawn: Spawn, baseline: Baseline, reports: Reports) -> Program
     return Program(functools.partial(store.serve, spawn.listen), reports)
 
 
-def _place_descriptors(spawn: Spawn, baseline: Baseline) -> None:
-    """0 is /dev/null, 1 and 2 and the extra ones are where the request wants them, all else is closed."""
+def _place_descriptors(spawn: Spawn, baseline: Baseline, gate: int | None) -> int | None:
+    """0 is /dev/null, 1 and 2 and the extra ones are where the request wants them, all else is closed.
+
+    Returns the new number of `gate`.
+    """
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     wanted = {0: null, 1: spawn.stdout, 2: spawn.stderr, **spawn.extra}
     # Out of the way first: a source may have the number that another one is to get.
     first = max(_FIRST_SPARE_FD, *wanted, *wanted.values()) + 1
+    if gate is not None:
+        gate = fcntl.fcntl(gate, fcntl.F_DUPFD_CLOEXEC, first)
     spare = {target: fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, first) for target, source in wanted.items()}
     for target, source in spare.items():
         os.dup2(source, target, inheritable=True)
     keep = set(wanted) | set(baseline.descriptors)
-    if spawn.listen is not None:
-        keep.add(spawn.listen)
+    keep.update(number for number in (spawn.listen, gate) if number is not None)
     linux.close_all_but(keep)
+    return gate
 
 
 def _enter(directory: str, reports: Reports) -> None:

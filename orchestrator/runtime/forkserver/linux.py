@@ -75,9 +75,47 @@ def set_title(text: str) -> None:
 
 def _title_area() -> tuple[int, int]:
     """Where the kernel finds this process's arguments: fields 48 and 49 of its stat file."""
-    with open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b") ")[2].split()
+    fields = stat_fields()
     return int(fields[45]), int(fields[46])
+
+
+def mark_environment(name: str, value: str) -> bool:
+    """Writes `value` into /proc/self/environ, over what the process was started with under `name`.
+
+    Forks show it too. False when the process was started without the variable, or with too short a one.
+    """
+    fields = stat_fields()
+    start, end = int(fields[47]), int(fields[48])
+    area = ctypes.string_at(start, end - start)
+    prefix = f"{name}=".encode()
+    at = 0 if area.startswith(prefix) else area.find(b"\0" + prefix) + 1
+    data = value.encode(errors="surrogateescape")
+    if not area.startswith(prefix) and at == 0:
+        return False
+    at += len(prefix)
+    room = area.index(b"\0", at) - at
+    if len(data) > room or b"\0" in data:
+        return False
+    ctypes.memset(start + at, 0, room)
+    ctypes.memmove(start + at, data, len(data))
+    return True
+
+
+def stat_fields(pid: int | str = "self") -> list[bytes]:
+    """A process's stat file from its third field, the state, on; the second may hold spaces and parentheses."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b") ")[2].split()
+
+
+def start_ticks(pid: int | str = "self") -> int:
+    """When a process was started, in clock ticks since the boot: with its number, its identity."""
+    return int(stat_fields(pid)[19])
+
+
+def boot_id() -> str:
+    """The kernel's name for the time since the machine was started."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
 
 
 def reset_signals(*, python: bool) -> None:
@@ -114,12 +152,25 @@ def restore_priorities() -> None:
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 0)
-    with contextlib.suppress(OSError):
+    adjust_oom_score(0)
+
+
+def adjust_oom_score(value: int) -> bool:
+    """Sets this process's oom_score_adj, which its children inherit; False where the kernel refuses.
+
+    Raising it needs no privilege, nor does lowering it to what the process was started with by a privileged one.
+    """
+    try:
         handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(handle, b"0")
-        finally:
-            os.close(handle)
+    except OSError:
+        return False
+    try:
+        os.write(handle, str(value).encode("ascii"))
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 def oom_score_adjustment() -> int:

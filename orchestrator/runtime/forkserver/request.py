@@ -41,6 +41,8 @@ class Spawn:
     listen: int | None
     lease: int | None
     """Held open by the keeper alone until nothing is left of the tree; a lock on it says that the tree lives."""
+    memory_bytes: int | None
+    """What the tree may use, where that can be limited; None: what it likes."""
     extra: dict[int, int]
     """The number in the new process -> the number here."""
     umask: int | None
@@ -72,7 +74,7 @@ def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
         python_options=_texts(message, "python_options"),
         cwd=cwd,
         env=_environment(message),
-        threads=_threads(message),
+        threads=_whole_number(message, "threads"),
         cold=message.get("cold") is True,
         exit_record=None if message.get("exit_record") is None else _text(message, "exit_record"),
         page=None if message.get("page") is None else _text(message, "page"),
@@ -82,6 +84,7 @@ def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
         lifeline=named["lifeline"],
         listen=named.get("listen"),
         lease=named.get("lease"),
+        memory_bytes=_whole_number(message, "memory_bytes"),
         extra=extra,
         umask=_umask(message),
         secrets=_texts(message, "secrets"),
@@ -140,12 +143,12 @@ def _environment(message: dict[str, Any]) -> dict[str, str]:
     return env
 
 
-def _threads(message: dict[str, Any]) -> int | None:
-    value = message.get("threads")
+def _whole_number(message: dict[str, Any], key: str) -> int | None:
+    value = message.get(key)
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BadRequestError(f"threads must be a whole number of at least 1, or null, not {value!r}")
+        raise BadRequestError(f"{key} must be a whole number of at least 1, or null, not {value!r}")
     return value
 
 

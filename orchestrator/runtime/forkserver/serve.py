@@ -22,7 +22,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from . import keeper, linux, proctree, request, spares, startup, wire
+from . import cgroups, keeper, linux, proctree, request, spares, startup, wire
 from .warm import Baseline, NotServableError, warm
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def main(startup_modules: frozenset[str]) -> Program | None:
         server.close()
         raise SystemExit(1) from None
     linux.set_title(f"orch-forkserver {sys.executable} {options.socket}")
+    cgroups.remove_empty(cgroups.find_place())
     log("forkserver.ready", pid=os.getpid(), warm_seconds=round(baseline.warm_seconds, 3), torch=baseline.torch_version)
     return server.serve(baseline)
 

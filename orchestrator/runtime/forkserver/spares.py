@@ -17,7 +17,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import interpreter, keeper, launch, linux, proctree, request, wire
+from . import cgroups, interpreter, keeper, launch, linux, proctree, request, wire
 from .reports import Reports
 
 if TYPE_CHECKING:
@@ -139,25 +139,46 @@ def wait_for_request(channel: int, baseline: Baseline) -> Program:
     reports = Reports()
     keeper_pid = os.getpid()
     above, below = socket.socketpair()
+    group = cgroups.Group.create(cgroups.find_place())
     child_pid = os.fork()
     if child_pid != 0:
         below.close()
-        _as_keeper(channel, above, reports, child_pid)
+        _as_keeper(channel, above, reports, child_pid, None if group is None else keeper.moved(child_pid, group))
     above.close()
     os.close(channel)
     return _as_child(below, baseline, reports, keeper_pid)
 
 
-def _as_keeper(channel: int, below: socket.socket, reports: Reports, child_pid: int) -> NoReturn:
+def _as_keeper(
+    channel: int, below: socket.socket, reports: Reports, child_pid: int, group: cgroups.Group | None
+) -> NoReturn:
     received = _received_by_keeper(channel, child_pid)
     if received is None:
-        os._exit(0)  # the child dies of it
+        _end_unused(child_pid, group)
     started_at = time.time()
     message, fds = received
-    _send(below, message, fds)
-    below.close()
-    os.close(channel)
-    keeper.run(keeper.Keeper(request.parse(message, fds), reports, child_pid, started_at))
+
+    def begin() -> keeper.Keeper:
+        """The child hears of its request when its lock file names it and its group has its limit."""
+        kept = keeper.Keeper(request.parse(message, copies), reports, child_pid, started_at, group)
+        _send(below, message, fds)
+        below.close()
+        os.close(channel)
+        for descriptor in fds:
+            os.close(descriptor)
+        return kept
+
+    copies = [os.dup(descriptor) for descriptor in fds]  # a keeper closes what its child alone needs
+    keeper.run(begin)
+
+
+def _end_unused(child_pid: int, group: cgroups.Group | None) -> NoReturn:
+    proctree.kill(child_pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child_pid, 0)
+    if group is not None:
+        group.remove()
+    os._exit(0)
 
 
 def _as_child(channel: socket.socket, baseline: Baseline, reports: Reports, keeper_pid: int) -> Program:

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.events import MemoryUse
+from orchestrator.core.states import OutOf
 from orchestrator.gpu.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuInfo, Sample, Vendor, XidCount
 from orchestrator.gpu.sampler import Health
-from orchestrator.runtime.evidence import KernelWatch, OomWatch
+from orchestrator.runtime.evidence import KernelWatch, MachineWatch, OomWatch, memory_use
 from orchestrator.runtime.gpu_evidence import evidence_of
+from orchestrator.runtime.lifeline import MemoryUsed
 from tests.support.stack import wait_until
 
 MEMORY = Path("/sys/fs/cgroup/memory")
@@ -152,3 +155,45 @@ def test_the_driver_tells_of_a_lost_gpu_and_of_xids_of_the_last_minute() -> None
     old, new = (XidCount(code=c, count=1, last_timestamp=now - a) for c, a in ((48, 100.0), (119, 2.0)))
     assert evidence_of("GPU-1", _status(Health.OK, old, new), now) == ["gpu GPU-1: Xid 119, 2 s before"]
     assert evidence_of("GPU-1", _status(Health.LOST), now) == ["gpu GPU-1: the driver no longer has this GPU"]
+
+
+def test_memory_kills_of_the_machine_are_counted(tmp_path: Path) -> None:
+    source = tmp_path / "vmstat"
+    source.write_text("pgfault 7\noom_kill 4\n")
+    watch = MachineWatch(source=source)
+    assert not watch.killed()
+    source.write_text("pgfault 7\noom_kill 5\n")
+    assert watch.killed()
+    watch.mark()
+    assert watch.killed(), "the kill may have come in the moment before the mark"
+    watch.mark()
+    assert not watch.killed(), "long ago"
+    assert not MachineWatch(source=tmp_path / "absent").killed()
+
+
+@pytest.mark.parametrize(
+    ("used", "machine", "expected"),
+    [
+        (MemoryUsed(max_rss_bytes=7), False, MemoryUse(used_bytes=7)),
+        (MemoryUsed(max_rss_bytes=7), True, MemoryUse(used_bytes=7, killed=OutOf.MACHINE)),
+        (
+            MemoryUsed(max_rss_bytes=7, peak_bytes=1000, limit_bytes=1000, kills=1),
+            True,
+            MemoryUse(used_bytes=1000, limit_bytes=1000, killed=OutOf.LIMIT),
+        ),
+        (
+            MemoryUsed(max_rss_bytes=7, peak_bytes=500, limit_bytes=1000, kills=1),
+            False,
+            MemoryUse(used_bytes=500, limit_bytes=1000, killed=OutOf.MACHINE),
+        ),
+        (
+            MemoryUsed(max_rss_bytes=7, peak_bytes=1000, limit_bytes=1000),
+            False,
+            MemoryUse(used_bytes=1000, limit_bytes=1000),
+        ),
+    ],
+    ids=["alone", "machine", "limit", "a group above", "at its limit, but alive"],
+)
+def test_a_kill_is_the_limits_when_the_limit_was_reached(used: MemoryUsed, machine: bool, expected: MemoryUse) -> None:
+    assert memory_use(used, machine=machine) == expected
+    assert memory_use(None, machine=machine) is None

@@ -1,0 +1,229 @@
+"""A control group for each training process: a limit for its memory, what it used, and an end that no process escapes.
+
+Owns the files below /sys/fs/cgroup, of both versions, and one directory name. Where these files cannot be written, as in most
+containers and for users without delegation, there is no group, and every function here says so with None or False.
+
+A group is created below the group that the fork server runs in, so a service manager that ends its own group ends the ranks
+too. With version 2 a group that holds processes cannot pass the memory controller on: there a group may serve to find and to
+end processes without limiting them (`Place.has_memory`). A parent that was delegated to this user is then preferred.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+
+ROOT = "/sys/fs/cgroup"
+PREFIX = "orch-rank-"
+NO_LIMIT_BYTES = 1 << 60
+"""Version 1 writes "no limit" as a number near the largest one."""
+
+_DELEGATED = ("user.delegate", "trusted.delegate")
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"),
+    2: ("memory.max", "memory.peak", "memory.events"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A group below which this process may create others."""
+
+    path: str
+    version: int
+    has_memory: bool
+    """Groups below it can limit memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a group's processes did to memory since it was created; None where the kernel does not tell."""
+
+    peak_bytes: int | None
+    limit_bytes: int | None
+    kills: int
+
+
+def find_place(root: str = ROOT, membership: str = "/proc/self/cgroup") -> Place | None:
+    """Where this process may create groups; None where it may not."""
+    try:
+        lines = _read(membership).splitlines()
+    except OSError:
+        return None
+    own = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") > 1)}
+    for controllers, path in own.items():
+        if "memory" in controllers.split(","):
+            directory = _below(f"{root}/memory", path)
+            return Place(directory, 1, True) if _writable(directory) else None
+    if "" not in own:
+        return None
+    base = root if os.path.exists(f"{root}/cgroup.controllers") else f"{root}/unified"
+    return _unified_place(base, own[""])
+
+
+def _unified_place(base: str, path: str) -> Place | None:
+    directory = _below(base, path)
+    parent = os.path.dirname(directory)
+    # systemd's DelegateSubgroup= puts the service into a group of its own below the one that it delegates.
+    if directory != base and _is_delegated(parent) and _writable(parent) and _passes_memory_on(parent):
+        return Place(parent, 2, True)
+    if not _writable(directory):
+        return None
+    return Place(directory, 2, _passes_memory_on(directory))
+
+
+def _below(base: str, path: str) -> str:
+    """A group's directory; a container may see its own group as the root, and be told its name outside."""
+    directory = os.path.normpath(f"{base}/{path.lstrip('/')}")
+    return directory if os.path.isdir(directory) else base
+
+
+def _writable(directory: str) -> bool:
+    return os.access(directory, os.W_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK)
+
+
+def _is_delegated(directory: str) -> bool:
+    for name in _DELEGATED:
+        with contextlib.suppress(OSError):
+            if os.getxattr(directory, name) == b"1":
+                return True
+    with contextlib.suppress(OSError):
+        return os.geteuid() != 0 and os.stat(directory).st_uid == os.geteuid()
+    return False
+
+
+def _passes_memory_on(directory: str) -> bool:
+    """Whether groups below have the memory controller; it is passed on where the kernel allows that."""
+    with contextlib.suppress(OSError):
+        if "memory" in _read(f"{directory}/cgroup.subtree_control").split():
+            return True
+        if "memory" in _read(f"{directory}/cgroup.controllers").split():
+            _write(f"{directory}/cgroup.subtree_control", "+memory")  # EBUSY: the group holds processes
+            return True
+    return False
+
+
+class Group:
+    """One process's group. Created by its keeper, removed when nothing is left in it."""
+
+    def __init__(self, path: str, version: int, *, has_memory: bool) -> None:
+        self.path = path
+        self._version = version
+        self._has_memory = has_memory
+
+    @classmethod
+    def create(cls, place: Place | None) -> Group | None:
+        """A new, empty group with a name of its own; None where there can be none."""
+        if place is None:
+            return None
+        path = f"{place.path}/{PREFIX}{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            os.mkdir(path, 0o755)
+        except OSError:
+            return None
+        return cls(path, place.version, has_memory=place.has_memory)
+
+    @classmethod
+    def open(cls, path: str, root: str = ROOT) -> Group | None:
+        """An existing group, by a path that a keeper noted; None when it is gone or not one of ours."""
+        inside = os.path.normpath(path) == path and path.startswith(f"{root}/")
+        if not inside or not os.path.basename(path).startswith(PREFIX) or not os.path.isdir(path):
+            return None
+        version = 1 if os.path.exists(f"{path}/tasks") else 2
+        return cls(path, version, has_memory=os.path.exists(f"{path}/{_FILES[version][0]}"))
+
+    def join(self, pid: int) -> bool:
+        """Moves a process into the group; what it starts from then on is in it too."""
+        try:
+            _write(f"{self.path}/cgroup.procs", str(pid))
+        except OSError:
+            return False
+        return True
+
+    def limit_memory(self, size: int) -> bool:
+        """Lets the group have `size` bytes of memory, page cache and shared memory included; False where it cannot."""
+        if not self._has_memory:
+            return False
+        try:
+            _write(f"{self.path}/{_FILES[self._version][0]}", str(size))
+        except OSError:
+            return False
+        return True
+
+    def usage(self) -> Usage | None:
+        """What the group used; None where the kernel does not count it."""
+        if not self._has_memory:
+            return None
+        limit, peak, events = (self._file(name) for name in _FILES[self._version])
+        found = _COUNT.search(events)
+        limit_bytes = int(limit) if limit.strip().isdigit() else None
+        return Usage(
+            peak_bytes=int(peak) if peak.strip().isdigit() else None,
+            limit_bytes=limit_bytes if limit_bytes is not None and limit_bytes < NO_LIMIT_BYTES else None,
+            kills=int(found[1]) if found else 0,
+        )
+
+    def _file(self, name: str) -> str:
+        try:
+            return _read(f"{self.path}/{name}")
+        except OSError:
+            return ""
+
+    def members(self) -> list[int]:
+        """The processes in the group and in those that they made below it; the kernel leaves out those that are ending."""
+        found: list[int] = []
+        for directory, _, _ in os.walk(self.path):
+            with contextlib.suppress(OSError):
+                found += [int(word) for word in _read(f"{directory}/cgroup.procs").split()]
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL to all that is in the group. Processes that fork meanwhile need a second call with version 1."""
+        with contextlib.suppress(OSError):
+            _write(f"{self.path}/cgroup.kill", "1")
+            return
+        for pid in self.members():
+            if pid > 0:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def remove(self) -> bool:
+        """Removes the group; False as long as a process is in it, even one whose memory is being freed."""
+        for directory, _, _ in os.walk(self.path, topdown=False):
+            if directory != self.path:  # made by the process itself
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)
+        try:
+            os.rmdir(self.path)
+        except OSError as error:
+            return error.errno not in (errno.EBUSY, errno.ENOTEMPTY)
+        return True
+
+
+def remove_empty(place: Place | None) -> None:
+    """Removes the groups of keepers that were killed; one that holds a process stays."""
+    if place is None:
+        return
+    for name in os.listdir(place.path):
+        if name.startswith(PREFIX):
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{place.path}/{name}")
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.read()
+
+
+def _write(path: str, text: str) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(handle, text.encode("ascii"))
+    finally:
+        os.close(handle)

@@ -1,0 +1,100 @@
+"""What stands in a rank's lock file while its process tree lives: enough to find and to end the tree without its keeper.
+
+Owns the file's content, which the keeper writes before the process runs and clears when nothing is left. A record beside a
+free lock therefore means that the keeper was killed: its tree may live on, or its memory may still be being freed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from . import linux
+
+MARK = "ORCH_PROCESS_TREE"
+"""The variable that names a rank's tree in the environment of each of its processes."""
+
+MARK_CHARACTERS = 200
+_MAX_BYTES = 4096
+_MAX_PATH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process: its number and when it was started, in clock ticks since the boot."""
+
+    pid: int
+    started: int
+
+    def lives(self) -> bool:
+        """Whether the process exists and is not a zombie; one whose memory is being freed still lives."""
+        try:
+            fields = linux.stat_fields(self.pid)
+        except OSError:
+            return False
+        return int(fields[19]) == self.started and fields[0] not in (b"Z", b"X")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A tree's keeper, the process that it keeps, and its control group, if there is one."""
+
+    keeper: Identity
+    process: Identity
+    group: str | None
+
+
+def identity_of(pid: int) -> Identity | None:
+    """The process that has the number now; None when there is none."""
+    try:
+        return Identity(pid, linux.start_ticks(pid))
+    except OSError:
+        return None
+
+
+def write(handle: int, holder: Holder) -> None:
+    """Puts the record into the lock file."""
+    text = json.dumps(
+        {
+            "boot": linux.boot_id(),
+            "keeper": [holder.keeper.pid, holder.keeper.started],
+            "process": [holder.process.pid, holder.process.started],
+            "group": holder.group,
+        }
+    )
+    data = text.encode("ascii")
+    os.pwrite(handle, data, 0)
+    os.ftruncate(handle, len(data))
+
+
+def clear(handle: int) -> None:
+    """Empties the lock file: nothing is left of the tree."""
+    os.ftruncate(handle, 0)
+
+
+def is_clear(handle: int) -> bool:
+    """Whether the last tree ended under its keeper, or there was none."""
+    return os.fstat(handle).st_size == 0
+
+
+def read(handle: int) -> Holder | None:
+    """The record of this boot in a lock file; None when there is none, or what is there is not one."""
+    try:
+        fields = json.loads(os.pread(handle, _MAX_BYTES, 0))
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or fields.get("boot") != linux.boot_id():
+        return None
+    keeper, process, group = _identity(fields.get("keeper")), _identity(fields.get("process")), fields.get("group")
+    if keeper is None or process is None or not (group is None or (isinstance(group, str) and len(group) < _MAX_PATH)):
+        return None
+    return Holder(keeper, process, group)
+
+
+def _identity(value: Any) -> Identity | None:
+    if not isinstance(value, list) or len(value) != 2 or any(type(part) is not int for part in value):
+        return None
+    pid, started = value
+    return Identity(pid, started) if pid > 1 and started >= 0 else None
