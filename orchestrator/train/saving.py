@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from orchestrator.train.schedule import SaveSchedule
 
 
-_STORE_TOO_SECONDS = 30.0  # the rank actor stores this slowly: it may get the newest snapshot there itself
-_STORE_TOO_POLL_SECONDS = 0.01
+_STORE_ALONE_SECONDS = 30.0  # the rank actor stores this slowly: it may get the newest snapshot there itself
+_STORE_ALONE_POLL_SECONDS = 0.01
 
 
 class CheckpointWarning(UserWarning):
@@ -83,11 +83,11 @@ class Saver:
         if not parts:
             return True
         try:
-            if not self._snapshot(parts, step, metrics, gang=gang, overlap=overlap, durable=durable):
-                return self._store_now(parts, step, metrics, gang=gang)
-            if leaving:
-                self._store_too(parts, step, metrics, gang=gang)
-            return True
+            # To storage first: a snapshot may wait for a rank actor that is gone already.
+            stored = leaving and self._store_alone(parts, step, metrics, gang=gang)
+            if self._snapshot(parts, step, metrics, gang=gang, overlap=overlap, durable=durable and not stored):
+                return True
+            return stored or self._store_now(parts, step, metrics, gang=gang)
         finally:
             self.stall_seconds = time.perf_counter() - clock
 
@@ -262,17 +262,18 @@ class Saver:
             self._saved(info)
         return True
 
-    def _store_too(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> None:
-        """Bring to storage what is in shared memory already, after a write of the rank actor's that is under way."""
-        assert self._environment.snapshot_dir is not None
+    def _store_alone(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> bool:
+        """Save to storage once a write of the rank actor's that is under way has ended; whether that went well."""
+        if self._environment.snapshot_dir is None:
+            return self._store_now(parts, step, metrics, gang=gang)
         directory = SnapshotDirectory(self._environment.snapshot_dir)
-        deadline = time.monotonic() + _STORE_TOO_SECONDS
+        deadline = time.monotonic() + _STORE_ALONE_SECONDS
         while time.monotonic() < deadline:
             with directory.storing(self._environment.rank) as alone:
                 if alone:
-                    self._store_now(parts, step, metrics, gang=gang)
-                    return
-            time.sleep(_STORE_TOO_POLL_SECONDS)
+                    return self._store_now(parts, step, metrics, gang=gang)
+            time.sleep(_STORE_ALONE_POLL_SECONDS)
+        return False
 
     def _snapshots(self, path: str) -> SnapshotWriter:
         if self._writer is None:

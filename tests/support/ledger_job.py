@@ -1,9 +1,10 @@
 """A training job that keeps a ledger of all it does; the fault tests submit this file as their train.py.
 
 Its one argument is JSON: ``ledger`` (the file), and where wanted ``steps`` (then it ends), ``until`` (ends once that
-file exists), ``seconds`` per step, ``save_every`` steps, ``collective`` (ranks meet in an all_reduce each step), ``deaf`` (to stop
-requests), ``stop_code`` (exit code after a stop), ``stop_seconds`` (printed through before the save of a stop), ``asks`` (false: SIGTERM keeps its default), ``children`` (commands to start), and ``faults``: what befalls which rank of which attempt before which step
-is done, or once which file exists.
+file exists), ``seconds`` per step, ``save_every`` steps, ``collective`` (ranks meet in an all_reduce each step), ``deaf``
+(to stop requests), ``asks`` (false: SIGTERM keeps its default), ``stop_code`` (exit code after a stop), ``stop_seconds``
+(printed through before the save of a stop), ``children`` (commands to start), and ``faults``: what befalls which rank of
+which attempt before which step is done, or once which file exists.
 """
 
 from __future__ import annotations
