@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.ids import JobId
+from orchestrator.core.past import Past, past_from, shorten
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
 from orchestrator.spec.job import ElasticWorkers, JobSpec, from_dict, to_dict
 
@@ -89,6 +90,7 @@ class Stop:
 class Job:
     """A job's whole record. ``sequence`` is its place of arrival; ``version`` counts its events.
 
+    ``attempts`` are the last ones, see ``past.KEPT_ATTEMPTS``; ``past`` counts those before them.
     ``checkpoint_step`` and ``checkpoint_at`` are those of the newest checkpoint, which may lie in the memory of a rank
     actor; ``checkpoint_path``, ``durable_step`` and ``durable_at`` are those of the newest on storage. ``not_before``
     is a back-off; until ``fenced_until`` ranks of a lost gang may still run somewhere.
@@ -114,6 +116,7 @@ class Job:
     state_since: float
     reason: str
     attempts: tuple[Attempt, ...] = ()
+    past: Past = field(default_factory=Past)
     gang: int = 0
     gang_open: bool = False
     gang_lost: bool = False
@@ -169,7 +172,7 @@ class Job:
             case int(workers):
                 return workers, workers
             case _:  # auto: whatever is free when it first starts, and from then on the same
-                first = self.attempts[0].ranks if self.attempts else None
+                first = self.past.first_ranks or (self.attempts[0].ranks if self.attempts else None)
                 return (first, first) if first else (1, MAX_WORKERS)
 
     @property
@@ -194,8 +197,15 @@ class Job:
         return self.attempts[-1].number if self.attempts else 0
 
     @property
+    def whole(self) -> Past:
+        """The counters over all attempts, the listed ones included."""
+        return self.past.add_all(self.attempts)
+
+    @property
     def started_at(self) -> float | None:
-        """When every rank of the first attempt was up."""
+        """When all ranks of an attempt were up for the first time."""
+        if self.past.running_at is not None:
+            return self.past.running_at
         return next((a.running_at for a in self.attempts if a.running_at is not None), None)
 
 
@@ -284,9 +294,11 @@ def _(event: ev.AttemptStarted, job: Job) -> Job:
         ranks=len(event.nodes),
     )
     job = _to(job, JobState.STARTING, event.at, "placing the gang" if fresh else "starting the ranks again")
+    past, attempts = shorten(job.past, (*_without_log(job.attempts), attempt))
     return replace(
         job,
-        attempts=(*_without_log(job.attempts), attempt),
+        attempts=attempts,
+        past=past,
         gang=event.gang,
         gang_open=True,
         gang_lost=False,
@@ -304,7 +316,7 @@ def _(event: ev.AttemptStarted, job: Job) -> Job:
 
 
 def _without_log(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    # The events keep the lines; a record with a thousand attempts must stay small enough to be written in no time.
+    # The events keep the lines; the record, which is written with every event, must stay small.
     if not attempts or attempts[-1].failure is None:
         return attempts
     return (*attempts[:-1], replace(attempts[-1], failure=replace(attempts[-1].failure, log_tail=())))
@@ -574,8 +586,17 @@ def job_to_dict(job: Job) -> dict[str, Any]:
     return plain
 
 
+def current_record(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A stored record in today's form. Records of earlier versions list all attempts and have no counters."""
+    if "past" in row:
+        return row
+    past, attempts = shorten(Past(), tuple(_attempt_from(a) for a in row["attempts"]))
+    return {**row, "past": _plain(past), "attempts": row["attempts"][len(row["attempts"]) - len(attempts) :]}
+
+
 def job_from_dict(row: Mapping[str, Any]) -> Job:
-    """The inverse of ``job_to_dict``."""
+    """The inverse of ``job_to_dict``; records of earlier versions are read too."""
+    row = current_record(row)
     stop = row["stop"]
     return Job(
         **{
@@ -584,6 +605,7 @@ def job_from_dict(row: Mapping[str, Any]) -> Job:
             "spec": from_dict(row["spec"]),
             "state": JobState(row["state"]),
             "attempts": tuple(_attempt_from(a) for a in row["attempts"]),
+            "past": past_from(row["past"]),
             "nodes": tuple(row["nodes"]),
             "seats": tuple(_seat_from(s) for s in row["seats"]),
             "pids": tuple(row["pids"]),

@@ -39,6 +39,7 @@ from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.node_dir import clear_job_pages
 from orchestrator.store.errors import StoreError
+from orchestrator.store.paging import every_event
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry.logging import get_logger
 
@@ -208,7 +209,7 @@ class Daemon:
         """What live jobs' GPUs did before this daemon: their events tell it again."""
         for job_id in list(self.loop.jobs):
             record: Job | None = None
-            for stored in await self.store.events(job_id, limit=100_000):
+            async for stored in every_event(self.store, job_id):
                 event = stored.event
                 record = (
                     submitted(event, 0)
@@ -596,7 +597,7 @@ class Daemon:
         self._warmed_for.pop(job.id, None)
         with contextlib.suppress(OSError):
             self.settings.paths.secrets(job.id).unlink(missing_ok=True)
-        most_ranks = max((a.ranks for a in job.attempts), default=job.num_workers)
+        most_ranks = job.whole.most_ranks or job.num_workers
         clear_job_pages(self.cluster.namespace, job.id, most_ranks)
         self._remembered.append(job.id)
         for job_id in self._remembered[:-REMEMBER_ENDED]:

@@ -19,6 +19,7 @@ from orchestrator.store.errors import (
     JobNotFoundError,
     StoreClosedError,
 )
+from orchestrator.store.paging import PAGE_EVENTS, every_event
 from orchestrator.store.port import FinishedCount, JobFilter, StoredPlace
 from tests.unit.core.builders import (
     ID,
@@ -442,3 +443,16 @@ class TestPlaces:
         run(store.put_places([StoredPlace(kind="node", name="other", body=None)]))
         run(store.put_places([]))
         assert run(store.places()) == [again]
+
+
+def test_a_long_history_is_read_page_by_page(store: Store, run: Run) -> None:
+    job = run(add(store, ID))
+    notes = [note(job, f"note {n}") for n in range(2 * PAGE_EVENTS + 1)]
+    run(store.append(notes))
+
+    async def numbers(after: int) -> list[int]:
+        return [stored.number async for stored in every_event(store, job.id, after=after)]
+
+    assert run(numbers(0)) == list(range(1, 2 * PAGE_EVENTS + 3))
+    assert run(numbers(PAGE_EVENTS + 2)) == list(range(PAGE_EVENTS + 3, 2 * PAGE_EVENTS + 3))
+    assert run(numbers(2 * PAGE_EVENTS + 2)) == []
