@@ -26,6 +26,7 @@ from orchestrator.daemon.notifier import Notifier
 from orchestrator.daemon.progress import ProgressBook
 from orchestrator.daemon.readiness import Readiness
 from orchestrator.daemon.submission import read_secrets
+from orchestrator.daemon.tidying import Tidying
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.deadline import within
@@ -37,7 +38,6 @@ from orchestrator.runtime.gpu_evidence import gpu_evidence
 from orchestrator.runtime.job_files import JobFiles
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name
-from orchestrator.runtime.node_dir import clear_job_pages
 from orchestrator.store.errors import StoreError
 from orchestrator.store.paging import every_event
 from orchestrator.store.sqlite import SqliteStore
@@ -123,6 +123,7 @@ class Daemon:
             on_lost=self._head_lost,
             own_groups=lambda: {placement_group_name(j.id, j.gang) for j in self.loop.decided.values() if j.gang_open},
         )
+        self.tidying = Tidying(self.store, settings.paths, self.cluster.namespace, self.log)
         self.exporters = Exporters(self.cluster, self._exporter_access())
         self.gpus = GpuWatch(
             self.cluster,
@@ -180,6 +181,9 @@ class Daemon:
     async def start(self) -> None:
         """Read the store, begin deciding, connect to Ray; ready when gangs can be placed. Raises ClusterError."""
         await self.loop.load()
+        await self.tidying.at_start()
+        begun = [(j, self.settings.paths.metrics(j.id)) for j in self.loop.jobs.values() if j.attempts]
+        await asyncio.to_thread(self._progress.resume, begun)
         self._trust.restore(await self.store.places())
         await self._replay_ledger()
         self.log.info("daemon.loaded", live_jobs=len(self.loop.jobs), home=str(self.settings.home))
@@ -405,6 +409,8 @@ class Daemon:
             for task in self.deaf_tasks:
                 self.log.error("daemon.task_does_not_end", task=task.get_name())
         await self.gangs.close()
+        for job_id in self._progress.all():
+            self._progress.settle(job_id, self.settings.paths.metrics(job_id))
         await self.cluster.stop(stop_head=not busy and self._failure is None)
         self.store.close()
 
@@ -569,6 +575,12 @@ class Daemon:
         """The job's newest progress."""
         return self._progress.of(job_id)
 
+    async def recall_progress(self, jobs: Collection[Job]) -> None:
+        """Have ``progress_of`` know what these jobs reported to earlier daemons."""
+        unknown = {j.id: self.settings.paths.metrics(j.id) for j in jobs if not self._progress.knows(j.id)}
+        if unknown:
+            await asyncio.to_thread(self._progress.recall, unknown)
+
     def _take_progress(self, job_id: JobId, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
         job = self.loop.jobs.get(job_id)
         if job is None:
@@ -595,10 +607,9 @@ class Daemon:
 
     def _ended(self, job: Job) -> None:
         self._warmed_for.pop(job.id, None)
-        with contextlib.suppress(OSError):
-            self.settings.paths.secrets(job.id).unlink(missing_ok=True)
-        most_ranks = job.whole.most_ranks or job.num_workers
-        clear_job_pages(self.cluster.namespace, job.id, most_ranks)
+        self._progress.settle(job.id, self.settings.paths.metrics(job.id))
+        self.tidying.drop_secrets(job.id)
+        self._spawn(self.tidying.after([job.id]))
         self._remembered.append(job.id)
         for job_id in self._remembered[:-REMEMBER_ENDED]:
             self._progress.forget(job_id)

@@ -197,6 +197,7 @@ class Service:
         found = await self._daemon.store.jobs(
             StoreFilter(user=query.user, states=query.states, since=query.since, before=before, limit=query.limit)
         )
+        await self._daemon.recall_progress(found)
         return [self._view(job) for job in found]
 
     def _view(self, job: Job) -> v.JobView:
@@ -222,7 +223,9 @@ class Service:
 
     async def job(self, job_id: JobId) -> v.JobView:
         """One job."""
-        return self._view(await self._record(job_id))
+        job = await self._record(job_id)
+        await self._daemon.recall_progress([job])
+        return self._view(job)
 
     async def _record(self, job_id: JobId) -> Job:
         live = self._daemon.loop.jobs.get(job_id)

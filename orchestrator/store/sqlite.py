@@ -25,7 +25,17 @@ from orchestrator.store.faults import is_damage, is_disk_full
 from orchestrator.store.lock import StoreLock
 from orchestrator.store.reading import Reader
 from orchestrator.store.schema import Migration, connect, known_migrations, prepare
-from orchestrator.store.work import PRUNE_BATCH, Append, Nothing, Prune, PutPlaces, Records, SettleNotice, Submit
+from orchestrator.store.work import (
+    PRUNE_BATCH,
+    Append,
+    Nothing,
+    Prune,
+    PutPlaces,
+    Records,
+    SettleNotice,
+    Submit,
+    Tidied,
+)
 from orchestrator.store.writer import Writer
 
 if TYPE_CHECKING:
@@ -148,6 +158,15 @@ class SqliteStore:
         """Hold these against their places from now on; see ``port.Store.put_places``."""
         if places:
             await self._writer.do(PutPlaces(places))
+
+    async def untidied(self) -> list[JobId]:
+        """Terminal jobs whose leftovers were not told to be removed, in order of arrival."""
+        return await self._read(self._reader.untidied)
+
+    async def tidied(self, job_ids: Sequence[JobId]) -> None:
+        """Nothing is left of these jobs outside their directories."""
+        if job_ids:
+            await self._writer.do(Tidied(job_ids))
 
     async def ended_before(self, older_than: float) -> list[JobId]:
         """Terminal jobs that ended before ``older_than``, the oldest first: what ``prune`` would forget."""

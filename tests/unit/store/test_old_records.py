@@ -70,3 +70,7 @@ def test_its_jobs_go_on(old_store: SqliteStore, open_store: Callable[..., Sqlite
     assert run(old_store.verify()) == []
     old_store.close()
     assert job(open_store(), run, "live") == live
+
+
+def test_what_ended_before_there_was_an_account_of_tidying_is_tidied(old_store: SqliteStore, run: Run) -> None:
+    assert run(old_store.untidied()) == [job(old_store, run, "ended").id]
