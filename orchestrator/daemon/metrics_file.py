@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TAIL_BYTES: Final = 64 * 1024  # several of the longest lines
+MOST_BYTES: Final = (
+    64 * 1024 * 1024
+)  # some days of a line a second; then the file becomes metrics.jsonl.1, in place of an older one
 _MOST: Final = 2**53
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -38,13 +41,19 @@ def append(path: Path, attempt: int, highest_step: int, snapshot: ProgressSnapsh
         "step_seconds": snapshot.step_seconds,
         "metrics": dict(snapshot.metrics),
     }
-    data = (json.dumps(line) + "\n").encode()
+    if _append(path, (json.dumps(line) + "\n").encode()) > MOST_BYTES:
+        path.replace(path.with_name(path.name + ".1"))
+        _append(path, (json.dumps(line) + "\n").encode())
+
+
+def _append(path: Path, data: bytes) -> int:
+    """Add whole lines; how long the file is then."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS, 0o644)
     try:
         size = _regular_size(handle, path)
-        written = os.write(handle, data)
-        if written < len(data):
+        if os.write(handle, data) < len(data):
             os.ftruncate(handle, size)
+        return size + len(data)
     finally:
         os.close(handle)
 

@@ -192,6 +192,18 @@ def test_a_full_disk_leaves_no_half_line(path: Path, monkeypatch: pytest.MonkeyP
     assert path.read_bytes() == whole
 
 
+def test_a_file_has_a_bound_and_its_newest_line_is_always_in_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_file, "MOST_BYTES", 2000)
+    for step in range(1, 101):
+        metrics_file.append(path, 1, step, report(step, T0 + step), T0 + step)
+        found = metrics_file.newest(path)
+        assert found is not None
+        assert found[2].step == step
+    assert path.stat().st_size <= 2000
+    assert path.with_name("metrics.jsonl.1").stat().st_size < 3000
+    assert len(list(path.parent.iterdir())) == 2
+
+
 def test_jobs_that_wait_have_no_progress(path: Path) -> None:
     job, book = changed(pending()), ProgressBook()
     assert not book.knows(job.id)
