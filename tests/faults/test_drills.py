@@ -142,7 +142,7 @@ def test_jobs_recover_again_and_again_though_the_disk_under_the_home_is_full(led
             spec = job_spec(ledger, name="home", ranks=2, until=str(tmp_path / "over"), spec=keys)
             job_id = stack.submit(spec, tmp_path / "work", train=SCRIPT)
             wait_until("a checkpoint", lambda: stack.client.checkpoints(job_id))
-            kill_again_and_again(stack, ledger, job_id, disk)
+            kill_again_and_again(stack, ledger, job_id, disk, daemon_in=KILLS // 2)
             for attempt in (KILLS, KILLS + 1):
                 records = stack.settings.paths.exit_record(job_id, attempt, 0).parent
                 assert records.is_dir(), "of the last two attempts"
@@ -155,10 +155,17 @@ def test_jobs_recover_again_and_again_though_the_disk_under_the_home_is_full(led
             stack.close()
 
 
-def kill_again_and_again(stack: Stack, ledger: Ledger, job_id: str, disk: Path) -> None:
-    """Kill a rank in every attempt, with no byte free on the disk before, between and after."""
+def kill_again_and_again(stack: Stack, ledger: Ledger, job_id: str, disk: Path, *, daemon_in: int = 0) -> None:
+    """Kill a rank in every attempt, with no byte free on the disk before, between and after.
+
+    In the attempt ``daemon_in`` the daemon is killed too, and another one is started.
+    """
     for attempt in range(2, KILLS + 2):
         disks.fill(disk)
+        if attempt - 1 == daemon_in:
+            stack.kill_daemon()
+            disks.fill(disk)
+            stack.up()
         before = ledger.last_step(job_id)
         wait_until("it has saved since", lambda before=before: ledger.last_step(job_id) > before + 10)
         disks.fill(disk)
