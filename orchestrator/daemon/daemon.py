@@ -12,7 +12,6 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import DaemonStoppingError, DiskFullError
 from orchestrator.api.service import NodeVerb
 from orchestrator.core import events as ev
-from orchestrator.core.job import fold, submitted
 from orchestrator.core.scheduler import request_stop
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.changes import Changes
@@ -21,13 +20,12 @@ from orchestrator.daemon.hangs import HangWatch
 from orchestrator.daemon.loop import Loop
 from orchestrator.daemon.metering import Metering
 from orchestrator.daemon.node_trust import NodeTrust
-from orchestrator.daemon.node_views import node_view
+from orchestrator.daemon.node_views import gpu_states, node_view
 from orchestrator.daemon.notifier import Notifier
 from orchestrator.daemon.progress import ProgressBook
 from orchestrator.daemon.readiness import Readiness
 from orchestrator.daemon.submission import read_secrets
 from orchestrator.daemon.tidying import Tidying
-from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.exporter_actor import ExporterAccess
@@ -39,7 +37,7 @@ from orchestrator.runtime.job_files import JobFiles
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.store.errors import StoreError
-from orchestrator.store.paging import every_event
+from orchestrator.store.paging import every_record
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry.logging import get_logger
 
@@ -212,19 +210,9 @@ class Daemon:
     async def _replay_ledger(self) -> None:
         """What live jobs' GPUs did before this daemon: their events tell it again."""
         for job_id in list(self.loop.jobs):
-            record: Job | None = None
-            async for stored in every_event(self.store, job_id):
-                event = stored.event
-                record = (
-                    submitted(event, 0)
-                    if isinstance(event, ev.JobSubmitted)
-                    else fold(record, event)
-                    if record
-                    else None
-                )
-                if record is not None:
-                    self.metering.observe(record, event)
-                    self._trust.observe(record, event)
+            async for record, event in every_record(self.store, job_id):
+                self.metering.observe(record, event)
+                self._trust.observe(record, event)
 
     def _observed(self, job: Job, event: ev.Event) -> None:
         self.metering.observe(job, event)
@@ -292,25 +280,9 @@ class Daemon:
             finished=await self.store.finished_counts(),
             progress=self._progress.all(),
             balances=self.gpus.raw_balances,
-            gpu_states=self._gpu_states(),
+            gpu_states=gpu_states(self.loop.jobs.values(), self.cluster.reports, self.exporters, self._trust.cordoned),
             hang_suspected=self.hangs.suspected,
         )
-
-    def _gpu_states(self) -> dict[tuple[str, str], int]:
-        counts: dict[tuple[str, str], int] = {}
-        held = {u for j in self.loop.jobs.values() if j.gang_open for s in j.seats for u in s.gpu_uuids}
-        for node_id, report in self.cluster.reports.items():
-            for state in ("busy", "idle", "broken", "cordoned"):
-                counts.setdefault((report.hostname, state), 0)
-            for gpu in report.gpus:
-                told = self.exporters.reports.get(gpu.uuid)
-                broken = told is not None and told.status.health is not Health.OK
-                idle = "cordoned" if node_id in self._trust.cordoned else "idle"
-                state = "broken" if broken else "busy" if gpu.uuid in held else idle
-                counts[report.hostname, state] += 1
-        for node, _ in self.exporters.missing():
-            counts[node, "broken"] += 1
-        return counts
 
     def _supervise(self, coroutine: Any, name: str) -> None:
         """A background task whose failure stops the daemon loudly."""

@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
-from orchestrator.core.job import Job, current_record, job_from_dict, job_to_dict
+from orchestrator.core.job import Job
+from orchestrator.core.job_record import current_record, job_from_dict, job_to_dict
 from orchestrator.core.past import KEPT_ATTEMPTS, Past, recovery_seconds
 from tests.unit.core.builders import (
     T0,
