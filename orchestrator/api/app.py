@@ -37,7 +37,7 @@ from orchestrator.api.errors import (
     OrchError,
 )
 from orchestrator.api.gate import FAILED, Gate, GatePolicy
-from orchestrator.api.protocol import API_PREFIX, MAX_WAIT_SECONDS
+from orchestrator.api.protocol import API_PREFIX, MAX_PAGE, MAX_SEQUENCE, MAX_WAIT_SECONDS, PAGE
 from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb, Verb
 from orchestrator.api.streams import log_stream, until_closing
 from orchestrator.api.views import (
@@ -203,12 +203,15 @@ def _add_reading_routes(app: FastAPI, service: JobService) -> None:
         user: Annotated[str | None, Query(max_length=256)] = None,
         state: Annotated[list[str] | None, Query(max_length=16)] = None,
         since: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        before: Annotated[str | None, Query(max_length=256)] = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
     ) -> Response:
-        """Jobs, newest first."""
+        """Jobs, newest first; `before`, the id of a job, continues after it."""
         version = service.change_version()  # before the jobs: what changes in between is then told again, not lost
-        query = JobFilter(user=user, states=_states(state or []), since=since, limit=limit)
-        return answer(JobList(version=version, jobs=tuple(await service.jobs(query))))
+        earlier = None if before is None else await service.resolve(before)
+        query = JobFilter(user=user, states=_states(state or []), since=since, before=earlier, limit=limit)
+        found = tuple(await service.jobs(query))
+        return answer(JobList(version=version, jobs=found, more=len(found) == limit))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}", response_model=JobView)
     async def job(ref: Ref) -> Response:
@@ -216,9 +219,15 @@ def _add_reading_routes(app: FastAPI, service: JobService) -> None:
         return answer(await service.job(await service.resolve(ref)))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}/events", response_model=EventList)
-    async def events(ref: Ref, after: Annotated[int, Query(ge=0)] = 0) -> Response:
-        """The job's history, oldest first."""
-        return answer(EventList(events=tuple(await service.events(await service.resolve(ref), after))))
+    async def events(
+        ref: Ref,
+        after: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
+        tail: Annotated[int | None, Query(ge=0, le=MAX_SEQUENCE)] = None,
+    ) -> Response:
+        """The job's history, oldest first, from sequence `after` on; with `tail` only what is among its last so many."""
+        found = tuple(await service.events(await service.resolve(ref), after, limit=limit, tail=tail))
+        return answer(EventList(events=found, more=len(found) == limit))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}/checkpoints", response_model=CheckpointList)
     async def checkpoints(ref: Ref, *, verify: bool = False) -> Response:

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.api import submission, wire
 from orchestrator.api.endpoint import Endpoint, endpoint_from
 from orchestrator.api.errors import BadRequestError, ProtocolMismatchError, error_from_json
-from orchestrator.api.protocol import API_PREFIX, LOG_END_KEY, LOG_ERROR_KEY, MAX_WAIT_SECONDS, STREAM_HEARTBEAT_SECONDS
+from orchestrator.api.protocol import (
+    API_PREFIX,
+    LOG_END_KEY,
+    LOG_ERROR_KEY,
+    MAX_PAGE,
+    MAX_WAIT_SECONDS,
+    PAGE,
+    STREAM_HEARTBEAT_SECONDS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -157,11 +165,22 @@ class Client:
         since: float | None = None,
         limit: int | None = None,
     ) -> JobList:
-        """Jobs, newest first; ``since`` is seconds since the epoch."""
+        """Jobs, newest first, at most ``limit``, or all; ``since`` is seconds since the epoch."""
         from orchestrator.api.views import JobList
 
-        query = {"user": user, "state": list(states), "since": since, "limit": limit}
-        return JobList.from_json(self._call("GET", "/jobs", query=query))
+        query = {"user": user, "state": list(states), "since": since}
+        jobs: list[JobView] = []
+        version: int | None = None
+        before: str | None = None
+        while True:
+            size = PAGE if limit is None else min(limit - len(jobs), MAX_PAGE)
+            answer = self._call("GET", "/jobs", query={**query, "before": before, "limit": size})
+            page = JobList.from_json(answer)
+            version = page.version if version is None else version  # what changed since is told again, not lost
+            jobs += page.jobs
+            if not page.more or not page.jobs or len(jobs) == limit:
+                return JobList(version=version, jobs=tuple(jobs), more=page.more)
+            before = page.jobs[-1].id
 
     def job(self, ref: str) -> JobView:
         """One job, by id, unique prefix or name (the newest of it)."""
@@ -169,11 +188,21 @@ class Client:
 
         return JobView.from_json(self._call("GET", _job_path(ref)))
 
-    def events(self, ref: str, *, after: int = 0) -> Sequence[EventView]:
-        """The job's history, oldest first."""
+    def events(self, ref: str, *, after: int = 0, tail: int | None = None) -> Sequence[EventView]:
+        """The job's history, oldest first: all of it from sequence ``after`` on, or only its last ``tail`` events."""
+        return [event for page in self.event_pages(ref, after=after, tail=tail) for event in page]
+
+    def event_pages(self, ref: str, *, after: int = 0, tail: int | None = None) -> Iterator[Sequence[EventView]]:
+        """As ``events``, page by page."""
         from orchestrator.api.views import EventList
 
-        return EventList.from_json(self._call("GET", _job_path(ref, "/events"), query={"after": after})).events
+        while tail != 0:
+            query = {"after": after, "tail": tail}
+            page = EventList.from_json(self._call("GET", _job_path(ref, "/events"), query=query))
+            yield page.events
+            if not page.more or not page.events:
+                return
+            after, tail = page.events[-1].sequence, None
 
     def checkpoints(self, ref: str, *, verify: bool = False) -> Sequence[CheckpointView]:
         """The job's checkpoints, newest first; ``verify`` reads every byte."""

@@ -8,6 +8,13 @@ PROTOCOL_VERSION = 1
 PROTOCOL_HEADER = "X-Orch-Protocol"
 API_PREFIX = "/api/v1"
 
+PAGE = 1000
+"""How many jobs or events one answer holds unless asked otherwise; a client asks for the next page until one is not full."""
+
+MAX_PAGE = 10_000
+MAX_SEQUENCE = 2**53
+"""No job has as many events; JSON numbers are exact up to here."""
+
 MAX_YAML_BYTES = 1024 * 1024
 MAX_BODY_BYTES = 4 * 1024 * 1024
 """Bound of a request body: a full job.yaml with room for its JSON escapes (a line break takes two bytes) and the secrets."""

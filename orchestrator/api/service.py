@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from orchestrator.api.protocol import PAGE
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
@@ -67,12 +69,16 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs: all conditions hold; empty ``states`` means every state. Newest first, ``limit`` at most."""
+    """Which jobs: all conditions hold; empty ``states`` means every state. Newest first, ``limit`` at most.
+
+    ``before`` is the id of a job: only jobs that arrived earlier, for reading page by page.
+    """
 
     user: str | None = None
     states: frozenset[str] = frozenset()
     since: float | None = None
-    limit: int = 1000
+    before: JobId | None = None
+    limit: int = PAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +164,13 @@ class JobService(Protocol):
         """One job. Raises NoSuchJobError."""
         ...
 
-    async def events(self, job_id: JobId, after: int) -> Sequence[EventView]:
-        """The job's history, oldest first, of sequence greater than ``after``."""
+    async def events(
+        self, job_id: JobId, after: int, *, limit: int = PAGE, tail: int | None = None
+    ) -> Sequence[EventView]:
+        """The job's history, oldest first: the first ``limit`` of sequence greater than ``after``.
+
+        With ``tail``, only those that are among the last ``tail`` of the whole history.
+        """
         ...
 
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> ActionReply:

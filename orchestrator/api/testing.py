@@ -27,7 +27,7 @@ from orchestrator.api.errors import (
     RefusedError,
 )
 from orchestrator.api.gate import Gate, GatePolicy
-from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PROTOCOL_VERSION
+from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION
 from orchestrator.api.read_app import MetricsPage, create_read_app, read_policy
 from orchestrator.api.serve import ApiServer, address_of, bind_control_socket, bind_tcp, host_names
 from orchestrator.api.service import Verb
@@ -206,6 +206,9 @@ class FakeService:
             and (not query.states or job.state in query.states)
             and (query.since is None or job.submitted_at >= query.since)
         ]
+        if query.before is not None:
+            order = list(self._jobs)
+            found = [job for job in found if order.index(JobId(job.id)) < order.index(query.before)]
         return found[: query.limit]
 
     async def resolve(self, ref: str) -> JobId:
@@ -232,9 +235,13 @@ class FakeService:
         except KeyError as error:
             raise NoSuchJobError(f"no job is called {job_id!r}") from error
 
-    async def events(self, job_id: JobId, after: int) -> Sequence[EventView]:
+    async def events(
+        self, job_id: JobId, after: int, *, limit: int = PAGE, tail: int | None = None
+    ) -> Sequence[EventView]:
         """See JobService."""
-        return [event for event in self._events[job_id] if event.sequence > after]
+        history = self._events[job_id]
+        first = 0 if tail is None else max(0, len(history) - tail)
+        return [event for event in history[first:] if event.sequence > after][:limit]
 
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> ActionReply:
         """See JobService."""

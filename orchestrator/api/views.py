@@ -173,11 +173,16 @@ class FailureView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingsView(View):
-    """How long each phase took; one entry of ``recovery_seconds`` per restart that reached a new step."""
+    """How long each phase took; ``recovery_seconds`` of the attempts that the view lists and that reached a new step.
+
+    ``recoveries`` and ``recovery_seconds_total`` are over all attempts.
+    """
 
     queued_seconds: float | None = None
     submit_to_first_step_seconds: float | None = None
     recovery_seconds: tuple[float, ...] = ()
+    recoveries: int = 0
+    recovery_seconds_total: float = 0.0
     steps_lost: int = 0
 
 
@@ -186,7 +191,8 @@ class JobView(View):
     """A job as people and programs see it.
 
     ``resources`` is the spec's: ``num_workers``, ``resources_per_worker`` (gpu, cpu, memory, gpu_model) and
-    ``placement_strategy``. ``version`` grows with every change of its state.
+    ``placement_strategy``. ``attempts`` are the last ten, ``attempt`` is the number of the newest; `orch events` has all.
+    ``version`` grows with every change of its state.
     """
 
     id: str
@@ -231,10 +237,14 @@ class JobView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobList(View):
-    """Jobs, newest first, and the daemon's change counter from before they were read (for ``wait_change``)."""
+    """Jobs, newest first, and the daemon's change counter from before they were read (for ``wait_change``).
+
+    ``more``: the page is full, so there may be older ones; ask again with ``before`` the last one's id.
+    """
 
     version: int
     jobs: tuple[JobView, ...]
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,9 +262,13 @@ class EventView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventList(View):
-    """A job's history, oldest first."""
+    """A job's history, oldest first.
+
+    ``more``: the page is full, so there may be later ones; ask again with ``after`` the last one's sequence.
+    """
 
     events: tuple[EventView, ...]
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from orchestrator.checkpoint import layout
 from orchestrator.checkpoint.buffers import writable
 from orchestrator.checkpoint.manifest import FileRecord
+from orchestrator.checkpoint.spares import FULL, Spares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 LOCK_TIMEOUT_SECONDS = 5.0  # a stopped process may hold the lock for ever; ordering by attempt still protects
 _LOCK_POLL_SECONDS = 0.01
 DRAFT_PREFIX = ".draft-"
-SPARE_BYTES = 64 * 1024  # room for a few small files, on any file system
-_SPARE = ".spare"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHUNK = 4 * 1024 * 1024
 
 
@@ -54,7 +52,10 @@ class Storage(Protocol):
         ...
 
     def keep_spare(self) -> None:
-        """Set a little room aside, in which ``create`` and ``replace`` still succeed when the storage is full. Never raises."""
+        """Set a little room aside, in which ``create`` and ``replace`` of small files of the root succeed when it is full.
+
+        The room is not used up by that. Never raises.
+        """
         ...
 
     def read(self, path: str) -> memoryview:
@@ -121,6 +122,7 @@ class LocalStorage:
     def __init__(self, root: str | os.PathLike[str], *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> None:
         self.root = Path(root).absolute()
         self._lock_timeout_seconds = lock_timeout_seconds
+        self._spares = Spares(self.root)
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:
         """See Storage."""
@@ -143,44 +145,44 @@ class LocalStorage:
 
     def create(self, path: str, content: bytes) -> bool:
         """See Storage."""
-        with self._draft(content) as draft:
-            try:
-                os.link(draft, self.root / path)
-            except FileExistsError:
-                return False
+        try:
+            with self._draft(content) as draft:
+                try:
+                    os.link(draft, self.root / path)
+                except FileExistsError:
+                    return False
+        except OSError as error:
+            self._refuse_spare(path, error)
+            return self._spares.create(self.root / path, content)
         return True
 
     def replace(self, path: str, content: bytes) -> None:
         """See Storage."""
-        with self._draft(content) as draft:
-            draft.replace(self.root / path)
+        try:
+            with self._draft(content) as draft:
+                draft.replace(self.root / path)
+        except OSError as error:
+            self._refuse_spare(path, error)
+            self._spares.replace(self.root / path, content)
 
     @contextlib.contextmanager
     def _draft(self, content: bytes) -> Iterator[Path]:
-        """A small file with ``content``, gone in the end; on a full disk it takes the room that was kept for it."""
+        """A small file with ``content``, gone in the end."""
         draft = f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
         try:
-            try:
-                self.write(draft, [content], durable=False)
-            except OSError as error:
-                if error.errno not in _FULL:
-                    raise
-                (self.root / _SPARE).unlink(missing_ok=True)  # it may be somebody else who has just made room
-                self.write(draft, [content], durable=False)
+            self.write(draft, [content], durable=False)
             yield self.root / draft
         finally:
             (self.root / draft).unlink(missing_ok=True)
 
+    def _refuse_spare(self, path: str, error: OSError) -> None:
+        """Raise ``error`` unless the disk is full, a spare may be used for ``path``, and there are any."""
+        if error.errno not in FULL or "/" in path or not self._spares.exist:
+            raise error
+
     def keep_spare(self) -> None:
         """See Storage."""
-        with contextlib.suppress(OSError):
-            handle = os.open(self.root / _SPARE, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-            try:
-                os.posix_fallocate(handle, 0, SPARE_BYTES)
-            except OSError:
-                (self.root / _SPARE).unlink()
-            finally:
-                os.close(handle)
+        self._spares.keep()
 
     def read(self, path: str) -> memoryview:
         """See Storage."""
@@ -223,6 +225,8 @@ class LocalStorage:
     def remove(self, path: str) -> None:
         """See Storage."""
         target = self.root / path
+        if "/" not in path and self._spares.take_in(target):
+            return
         try:
             shutil.rmtree(target)
         except FileNotFoundError:

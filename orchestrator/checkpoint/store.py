@@ -136,6 +136,7 @@ class CheckpointStore:
                     self._fence.lease == self.attempt
                 ):  # a newer attempt's work in progress is not this one's to clear away
                     self._directory.clean(version, self._run)
+            self.storage.keep_spare()
         return info
 
     def hold_fence(self) -> None:

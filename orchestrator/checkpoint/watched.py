@@ -452,6 +452,7 @@ class WatchedFiles:
     def _write(self, registry: Mapping[str, Any]) -> None:
         Path(self._settings.registry).mkdir(parents=True, exist_ok=True)
         self._storage.replace(_REGISTRY, json.dumps(registry).encode())
+        self._storage.keep_spare()
 
     def _infos(self, registry: Mapping[str, Any]) -> list[CheckpointInfo]:
         infos = [

@@ -146,7 +146,7 @@ class Drill:
     def _after_blow(self, drill: str, blow: Callable[[], str]) -> DrillReport:
         report = DrillReport(job_id=self.job.id, drill=drill, attempt_before=self.job.attempt)
         reports_steps = self._step() is not None
-        seen = self._history()[-1].sequence
+        seen = self._client.events(self.job.id, tail=1)[-1].sequence
         began = time.time()
         report.did = blow()
 

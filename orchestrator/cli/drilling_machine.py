@@ -58,7 +58,7 @@ class MachineDrill(Drill):
         directory = self._saves_to()
         refuse_to_fill(directory, much=much)
         report = DrillReport(job_id=self.job.id, drill="fill disk", attempt_before=self.job.attempt)
-        seen = self._history()[-1].sequence
+        seen = self._client.events(self.job.id, tail=1)[-1].sequence
         with Ballast(directory) as ballast:
             began = time.time()
             taken = ballast.fill()

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
-from orchestrator.core.ids import JobId
 from orchestrator.core.job_checkpoints import checkpoint_saved
+from orchestrator.core.past import Past, shorten
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, StopScope, check_transition
-from orchestrator.spec.job import ElasticWorkers, JobSpec, from_dict, to_dict
+from orchestrator.spec.job import ElasticWorkers, JobSpec, from_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from orchestrator.core.ids import JobId
 
 STORY_LENGTH = 12
 MAX_WORKERS = 10_000
@@ -100,6 +102,7 @@ class Stop:
 class Job:
     """A job's whole record. ``sequence`` is its place of arrival; ``version`` counts its events.
 
+    ``attempts`` are the last ones, see ``past.KEPT_ATTEMPTS``; ``past`` counts those before them.
     ``checkpoint_step`` and ``checkpoint_at`` are those of the newest checkpoint, which may lie in the memory of a rank
     actor; ``checkpoint_path``, ``durable_step`` and ``durable_at`` are those of the newest on storage. ``not_before``
     is a back-off; until ``fenced_until`` ranks of a lost gang may still run somewhere.
@@ -125,6 +128,7 @@ class Job:
     state_since: float
     reason: str
     attempts: tuple[Attempt, ...] = ()
+    past: Past = field(default_factory=Past)
     gang: int = 0
     gang_open: bool = False
     gang_lost: bool = False
@@ -180,7 +184,7 @@ class Job:
             case int(workers):
                 return workers, workers
             case _:  # auto: whatever is free when it first starts, and from then on the same
-                first = self.attempts[0].ranks if self.attempts else None
+                first = self.past.first_ranks or (self.attempts[0].ranks if self.attempts else None)
                 return (first, first) if first else (1, MAX_WORKERS)
 
     @property
@@ -225,8 +229,15 @@ class Job:
         return len(self.exits) == self.num_workers and all(e.ok for e in self.exits) and not self.left_early
 
     @property
+    def whole(self) -> Past:
+        """The counters over all attempts, the listed ones included."""
+        return self.past.add_all(self.attempts)
+
+    @property
     def started_at(self) -> float | None:
-        """When every rank of the first attempt was up."""
+        """When all ranks of an attempt were up for the first time."""
+        if self.past.running_at is not None:
+            return self.past.running_at
         return next((a.running_at for a in self.attempts if a.running_at is not None), None)
 
 
@@ -315,9 +326,11 @@ def _(event: ev.AttemptStarted, job: Job) -> Job:
         ranks=len(event.nodes),
     )
     job = _to(job, JobState.STARTING, event.at, "placing the gang" if fresh else "starting the ranks again")
+    past, attempts = shorten(job.past, (*_without_log(job.attempts), attempt))
     return replace(
         job,
-        attempts=(*_without_log(job.attempts), attempt),
+        attempts=attempts,
+        past=past,
         gang=event.gang,
         gang_open=True,
         gang_lost=False,
@@ -335,7 +348,7 @@ def _(event: ev.AttemptStarted, job: Job) -> Job:
 
 
 def _without_log(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    # The events keep the lines; a record with a thousand attempts must stay small enough to be written in no time.
+    # The events keep the lines; the record, which is written with every event, must stay small.
     if not attempts or attempts[-1].failure is None:
         return attempts
     return (*attempts[:-1], replace(attempts[-1], failure=replace(attempts[-1].failure, log_tail=())))
@@ -559,69 +572,3 @@ def _(event: ev.JobNoted, job: Job) -> Job:
     if degraded == job.degraded and job.notes[-1:] == (event.message,):
         return job
     return replace(job, degraded=degraded, notes=(*job.notes[-9:], event.message))
-
-
-def job_to_dict(job: Job) -> dict[str, Any]:
-    """The record as JSON-ready values, for the store's row."""
-    plain: dict[str, Any] = {}
-    for f in fields(job):
-        value = getattr(job, f.name)
-        plain[f.name] = to_dict(value) if f.name == "spec" else _plain(value)
-    return plain
-
-
-def job_from_dict(row: Mapping[str, Any]) -> Job:
-    """The inverse of ``job_to_dict``."""
-    stop = row["stop"]
-    return Job(
-        **{
-            **row,
-            "id": JobId(row["id"]),
-            "spec": from_dict(row["spec"]),
-            "state": JobState(row["state"]),
-            "attempts": tuple(_attempt_from(a) for a in row["attempts"]),
-            "nodes": tuple(row["nodes"]),
-            "seats": tuple(_seat_from(s) for s in row["seats"]),
-            "pids": tuple(row["pids"]),
-            "exits": tuple(_exit_from(e) for e in row["exits"]),
-            "stop": None if stop is None else Stop(**{**stop, "purpose": StopPurpose(stop["purpose"])}),
-            "failure": None if row["failure"] is None else ev.failure_from(row["failure"]),
-            "notes": tuple(row["notes"]),
-            "story": tuple(row["story"]),
-        }
-    )
-
-
-def _exit_from(value: Mapping[str, Any]) -> Exit:
-    restored = {
-        "log_tail": tuple(value["log_tail"]),
-        "evidence": tuple(value.get("evidence", ())),
-        "memory": ev.memory_from(value.get("memory")),
-        "stop_scope": ev.stop_scope_from(value.get("stop_scope")),
-    }
-    return Exit(**{**value, **restored})
-
-
-def _attempt_from(value: Mapping[str, Any]) -> Attempt:
-    failure = value["failure"]
-    return Attempt(
-        **{
-            **value,
-            "state": AttemptState(value["state"]),
-            "failure": None if failure is None else ev.failure_from(failure),
-        }
-    )
-
-
-def _seat_from(value: Mapping[str, Any]) -> ev.Seat:
-    return ev.Seat(**{**value, "gpu_ids": tuple(value["gpu_ids"]), "gpu_uuids": tuple(value["gpu_uuids"])})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, dict):
-        return dict(value)
-    return value

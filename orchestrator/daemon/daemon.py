@@ -12,7 +12,6 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import DaemonStoppingError, DiskFullError
 from orchestrator.api.service import NodeVerb
 from orchestrator.core import events as ev
-from orchestrator.core.job import fold, submitted
 from orchestrator.core.scheduler import request_stop
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.changes import Changes
@@ -21,12 +20,12 @@ from orchestrator.daemon.hangs import HangWatch
 from orchestrator.daemon.loop import Loop
 from orchestrator.daemon.metering import Metering
 from orchestrator.daemon.node_trust import NodeTrust
-from orchestrator.daemon.node_views import node_view
+from orchestrator.daemon.node_views import gpu_states, node_view
 from orchestrator.daemon.notifier import Notifier
 from orchestrator.daemon.progress import ProgressBook
 from orchestrator.daemon.readiness import Readiness
 from orchestrator.daemon.submission import read_secrets
-from orchestrator.gpu.sampler import Health
+from orchestrator.daemon.tidying import Tidying
 from orchestrator.runtime.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.exporter_actor import ExporterAccess
@@ -37,9 +36,8 @@ from orchestrator.runtime.gpu_evidence import gpu_evidence
 from orchestrator.runtime.job_files import JobFiles
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name
-from orchestrator.runtime.node_dir import clear_job_pages
-from orchestrator.runtime.rank_locks import remove_locks
 from orchestrator.store.errors import StoreError
+from orchestrator.store.paging import every_record
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry.logging import get_logger
 
@@ -115,6 +113,7 @@ class Daemon:
             on_lost=self._head_lost,
             own_groups=lambda: {placement_group_name(j.id, j.gang) for j in self.loop.decided.values() if j.gang_open},
         )
+        self.tidying = Tidying(self.store, settings.paths, self.cluster.namespace, self.log)
         self.exporters = Exporters(self.cluster, self._exporter_access())
         self.gpus = GpuWatch(
             self.cluster,
@@ -172,6 +171,9 @@ class Daemon:
     async def start(self) -> None:
         """Read the store, begin deciding, connect to Ray; ready when gangs can be placed. Raises ClusterError."""
         await self.loop.load()
+        await self.tidying.at_start()
+        begun = [(j, self.settings.paths.metrics(j.id)) for j in self.loop.jobs.values() if j.attempts]
+        await asyncio.to_thread(self._progress.resume, begun)
         self._trust.restore(await self.store.places())
         await self._replay_ledger()
         self.log.info("daemon.loaded", live_jobs=len(self.loop.jobs), home=str(self.settings.home))
@@ -200,19 +202,9 @@ class Daemon:
     async def _replay_ledger(self) -> None:
         """What live jobs' GPUs did before this daemon: their events tell it again."""
         for job_id in list(self.loop.jobs):
-            record: Job | None = None
-            for stored in await self.store.events(job_id, limit=100_000):
-                event = stored.event
-                record = (
-                    submitted(event, 0)
-                    if isinstance(event, ev.JobSubmitted)
-                    else fold(record, event)
-                    if record
-                    else None
-                )
-                if record is not None:
-                    self.metering.observe(record, event)
-                    self._trust.observe(record, event)
+            async for record, event in every_record(self.store, job_id):
+                self.metering.observe(record, event)
+                self._trust.observe(record, event)
 
     def _observed(self, job: Job, event: ev.Event) -> None:
         self.metering.observe(job, event)
@@ -280,25 +272,9 @@ class Daemon:
             finished=await self.store.finished_counts(),
             progress=self._progress.all(),
             balances=self.gpus.raw_balances,
-            gpu_states=self._gpu_states(),
+            gpu_states=gpu_states(self.loop.jobs.values(), self.cluster.reports, self.exporters, self._trust.cordoned),
             hang_suspected=self.hangs.suspected,
         )
-
-    def _gpu_states(self) -> dict[tuple[str, str], int]:
-        counts: dict[tuple[str, str], int] = {}
-        held = {u for j in self.loop.jobs.values() if j.gang_open for s in j.seats for u in s.gpu_uuids}
-        for node_id, report in self.cluster.reports.items():
-            for state in ("busy", "idle", "broken", "cordoned"):
-                counts.setdefault((report.hostname, state), 0)
-            for gpu in report.gpus:
-                told = self.exporters.reports.get(gpu.uuid)
-                broken = told is not None and told.status.health is not Health.OK
-                idle = "cordoned" if node_id in self._trust.cordoned else "idle"
-                state = "broken" if broken else "busy" if gpu.uuid in held else idle
-                counts[report.hostname, state] += 1
-        for node, _ in self.exporters.missing():
-            counts[node, "broken"] += 1
-        return counts
 
     def _supervise(self, coroutine: Any, name: str) -> None:
         """A background task whose failure stops the daemon loudly."""
@@ -397,6 +373,8 @@ class Daemon:
             for task in self.deaf_tasks:
                 self.log.error("daemon.task_does_not_end", task=task.get_name())
         await self.gangs.close()
+        for job_id in self._progress.all():
+            self._progress.settle(job_id, self.settings.paths.metrics(job_id))
         await self.cluster.stop(stop_head=not busy and self._failure is None)
         self.store.close()
 
@@ -561,6 +539,12 @@ class Daemon:
         """The job's newest progress."""
         return self._progress.of(job_id)
 
+    async def recall_progress(self, jobs: Collection[Job]) -> None:
+        """Have ``progress_of`` know what these jobs reported to earlier daemons."""
+        unknown = {j.id: self.settings.paths.metrics(j.id) for j in jobs if not self._progress.knows(j.id)}
+        if unknown:
+            await asyncio.to_thread(self._progress.recall, unknown)
+
     def _take_progress(self, job_id: JobId, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
         job = self.loop.jobs.get(job_id)
         if job is None:
@@ -587,10 +571,9 @@ class Daemon:
 
     def _ended(self, job: Job) -> None:
         self._warmed_for.pop(job.id, None)
-        with contextlib.suppress(OSError):
-            self.settings.paths.secrets(job.id).unlink(missing_ok=True)
-        clear_job_pages(self.cluster.namespace, job.id, max((a.ranks for a in job.attempts), default=job.num_workers))
-        remove_locks(self.cluster.node_dir("local"), job.id)
+        self._progress.settle(job.id, self.settings.paths.metrics(job.id))
+        self.tidying.drop_secrets(job.id)
+        self._spawn(self.tidying.after([job.id]))
         self._remembered.append(job.id)
         for job_id in self._remembered[:-REMEMBER_ENDED]:
             self._progress.forget(job_id)

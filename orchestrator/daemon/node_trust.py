@@ -70,10 +70,14 @@ class NodeTrust:
     # -- kept
 
     def restore(self, places: Iterable[StoredPlace]) -> None:
-        """What an earlier daemon has written."""
+        """What an earlier daemon has written. What weighs nothing any more is forgotten: nodes come and go for ever."""
+        now = self._clock()
         for place in places:
-            if place.body is not None:
-                self._held[place.kind, place.name] = _held_from(place.body)
+            held = None if place.body is None else _held_from(place.body)
+            if held is None or held.body(now) is None:
+                self._unsaved.add((place.kind, place.name))
+            else:
+                self._held[place.kind, place.name] = held
 
     def unsaved(self) -> list[StoredPlace]:
         """What has changed since the last call, for the store."""

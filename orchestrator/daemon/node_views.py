@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from orchestrator.api import views as v
 from orchestrator.core.placement import free_on
+from orchestrator.gpu.sampler import Health
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.job import Job
+    from orchestrator.runtime.exporters import Exporters
     from orchestrator.runtime.node_agent import NodeGpu, NodeReport
 
 GPU_LOST = "the driver no longer has this GPU; reset it or restart the node"
@@ -82,3 +84,23 @@ def _reason(node: Node, report: NodeReport | None) -> str:
             f"{node.avoided}; its health is checked before jobs start here again, `orch nodes uncordon` trusts it now"
         )
     return " ".join(report.problems)
+
+
+def gpu_states(
+    jobs: Collection[Job], reports: Mapping[str, NodeReport], exporters: Exporters, cordoned: Collection[str]
+) -> dict[tuple[str, str], int]:
+    """How many GPUs of each host are busy, idle, broken or cordoned."""
+    counts: dict[tuple[str, str], int] = {}
+    held = {u for j in jobs if j.gang_open for s in j.seats for u in s.gpu_uuids}
+    for node_id, report in reports.items():
+        for state in ("busy", "idle", "broken", "cordoned"):
+            counts.setdefault((report.hostname, state), 0)
+        for gpu in report.gpus:
+            told = exporters.reports.get(gpu.uuid)
+            broken = told is not None and told.status.health is not Health.OK
+            idle = "cordoned" if node_id in cordoned else "idle"
+            state = "broken" if broken else "busy" if gpu.uuid in held else idle
+            counts[report.hostname, state] += 1
+    for node, _ in exporters.missing():
+        counts[node, "broken"] += 1
+    return counts

@@ -6,17 +6,19 @@ saves by itself, and what went wrong with a save.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
 from orchestrator.core.straggler import Pace, paces
+from orchestrator.daemon import metrics_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from orchestrator.core.ids import JobId
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 METRICS_SECONDS = 1.0
 BACKLOG_SECONDS = 0.5
 """Waiting for storage is told once it has taken as long as this, and again each time that it has doubled."""
+REMEMBER_RECALLED = 4096
 TOLD_AGAIN_FACTOR = 2.0
 """An interval between saves that follows what is measured is told again once it has changed by more."""
 
@@ -40,6 +43,7 @@ class JobProgress:
     previous_step: int = 0
     written_at: float = 0.0
     written_step: int | None = None
+    written_report_at: float | None = None
     quarantined: set[str] = field(default_factory=set)
     memory_notes: set[str] = field(default_factory=set)
     failure: str = ""
@@ -67,22 +71,47 @@ class JobProgress:
 
 
 class ProgressBook:
-    """Progress of every live job. ``metrics_path`` names a job's metrics file."""
+    """Progress of every live job, and of those that were recalled from their files."""
 
-    def __init__(self, metrics_path: Mapping[JobId, Path] | None = None) -> None:
+    def __init__(self) -> None:
         self._jobs: dict[JobId, JobProgress] = {}
-        self._paths: dict[JobId, Path] = dict(metrics_path or {})
+        self._recalled: OrderedDict[JobId, JobProgress | None] = OrderedDict()
 
     def of(self, job_id: JobId) -> JobProgress | None:
-        """The job's newest progress."""
-        return self._jobs.get(job_id)
+        """The job's newest progress, as far as it was heard or recalled."""
+        return self._jobs.get(job_id) or self._recalled.get(job_id)
+
+    def knows(self, job_id: JobId) -> bool:
+        """Whether ``of`` says all that there is."""
+        return job_id in self._jobs or job_id in self._recalled
+
+    def recall(self, places: Mapping[JobId, Path]) -> None:
+        """Read from their metrics files what these jobs reported to an earlier daemon. Blocks; from any thread."""
+        for job_id, path in places.items():
+            if not self.knows(job_id):
+                self._recalled[job_id] = _recalled(path)
+                while len(self._recalled) > REMEMBER_RECALLED:
+                    self._recalled.popitem(last=False)
+
+    def resume(self, jobs: Iterable[tuple[Job, Path]]) -> None:
+        """The same for live jobs: what they report from now on follows on what they reported then. Blocks."""
+        for job, path in jobs:
+            progress = _recalled(path)
+            if progress is not None and progress.attempt <= job.attempt_number:
+                self._jobs[job.id] = progress
+
+    def settle(self, job_id: JobId, path: Path) -> None:
+        """Write the job's newest report to its file, if that was not done."""
+        book = self._jobs.get(job_id)
+        if book is not None:
+            self._write_metrics(book, path, last=True)
 
     def all(self) -> Mapping[JobId, JobProgress]:
         """Every job's newest progress."""
         return self._jobs
 
     def previous_step(self, job_id: JobId) -> int:
-        """The highest step that any attempt of the job reported to this daemon."""
+        """The highest step that any attempt of the job reported."""
         book = self._jobs.get(job_id)
         return book.highest_step if book else 0
 
@@ -96,6 +125,7 @@ class ProgressBook:
         if attempt < book.attempt:
             return []
         if attempt > book.attempt:
+            self._write_metrics(book, path, last=True)
             book.attempt, book.ranks, book.previous_step = attempt, {}, book.highest_step
             book.waited_seconds, book.left_out = 0.0, 0
         book.ranks[rank] = snapshot
@@ -108,29 +138,32 @@ class ProgressBook:
             *((*_interval(job, book, snapshot), *_backlog(job, book, snapshot)) if rank == 0 else ()),
         ]
 
-    def _write_metrics(self, book: JobProgress, path: Path) -> None:
+    def _write_metrics(self, book: JobProgress, path: Path, *, last: bool = False) -> None:
+        """At most one line a second, and one for each step; the ``last`` one whenever it was not written."""
         leader = book.leader
         now = time.time()
-        if leader is None or now - book.written_at < METRICS_SECONDS or leader.step == book.written_step:
+        if leader is None or (leader.step, leader.last_report_at) == (book.written_step, book.written_report_at):
             return
-        book.written_at, book.written_step = now, leader.step
-        line = {
-            "at": round(leader.last_report_at or now, 3),
-            "attempt": book.attempt,
-            "step": leader.step,
-            "total_steps": leader.total_steps,
-            "epoch": leader.epoch,
-            "phase": leader.phase,
-            "samples": leader.samples,
-            "tokens": leader.tokens,
-            "step_seconds": leader.step_seconds,
-            "metrics": dict(leader.metrics),
-        }
-        try:
-            with path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError:
-            return  # a full disk costs history, never the job; `orch status` still shows the newest
+        if not last and (now - book.written_at < METRICS_SECONDS or leader.step == book.written_step):
+            return
+        book.written_at, book.written_step, book.written_report_at = now, leader.step, leader.last_report_at
+        # A full disk costs history, never the job; `orch status` still shows the newest.
+        with contextlib.suppress(OSError):
+            metrics_file.append(path, book.attempt, book.highest_step, leader, leader.last_report_at or now)
+
+
+def _recalled(path: Path) -> JobProgress | None:
+    found = metrics_file.newest(path)
+    if found is None:
+        return None
+    attempt, highest, snapshot = found
+    return JobProgress(
+        attempt=attempt,
+        ranks={0: snapshot},
+        highest_step=highest,
+        written_step=snapshot.step,
+        written_report_at=snapshot.last_report_at,
+    )
 
 
 def _checkpoint(job: Job, attempt: int, snapshot: ProgressSnapshot) -> list[ev.Event]:

@@ -19,7 +19,7 @@ from orchestrator.api.errors import (
     Problem,
     RefusedError,
 )
-from orchestrator.api.protocol import PROTOCOL_VERSION
+from orchestrator.api.protocol import PAGE, PROTOCOL_VERSION
 from orchestrator.api.service import (
     ActionRequest,
     Caller,
@@ -193,9 +193,11 @@ class Service:
 
     async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
         """Jobs that fit the filter, newest first."""
+        before = None if query.before is None else (await self._record(query.before)).sequence
         found = await self._daemon.store.jobs(
-            StoreFilter(user=query.user, states=query.states, since=query.since, limit=query.limit)
+            StoreFilter(user=query.user, states=query.states, since=query.since, before=before, limit=query.limit)
         )
+        await self._daemon.recall_progress(found)
         return [self._view(job) for job in found]
 
     def _view(self, job: Job) -> v.JobView:
@@ -221,7 +223,9 @@ class Service:
 
     async def job(self, job_id: JobId) -> v.JobView:
         """One job."""
-        return self._view(await self._record(job_id))
+        job = await self._record(job_id)
+        await self._daemon.recall_progress([job])
+        return self._view(job)
 
     async def _record(self, job_id: JobId) -> Job:
         live = self._daemon.loop.jobs.get(job_id)
@@ -232,10 +236,14 @@ class Service:
         except store_errors.JobNotFoundError as error:
             raise NoSuchJobError(f"there is no job {job_id!r}") from error
 
-    async def events(self, job_id: JobId, after: int) -> Sequence[v.EventView]:
+    async def events(
+        self, job_id: JobId, after: int, *, limit: int = PAGE, tail: int | None = None
+    ) -> Sequence[v.EventView]:
         """The job's history."""
-        await self._record(job_id)
-        return [event_view(stored) for stored in await self._daemon.store.events(job_id, after=after)]
+        job = await self._record(job_id)
+        if tail is not None:  # an event's number is the job's version after it
+            after = max(after, job.version - tail)
+        return [event_view(stored) for stored in await self._daemon.store.events(job_id, after=after, limit=limit)]
 
     async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
         """A torch.profiler trace of a running job's next steps."""

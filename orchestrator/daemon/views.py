@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
 from orchestrator.core.events import FirstStep, event_body
+from orchestrator.core.past import recovery_seconds
 from orchestrator.core.states import JobState
 from orchestrator.core.straggler import find_straggler
 from orchestrator.gpu.simulated import is_simulated
@@ -171,18 +173,15 @@ def _failure(failure: Failure | None) -> v.FailureView | None:
 
 
 def _timings(job: Job) -> v.TimingsView:
-    first = next((a.first_step_at for a in job.attempts if a.first_step_at is not None), None)
-    recoveries = [
-        after.first_step_at - before.ended_at
-        for before, after in zip(job.attempts, job.attempts[1:], strict=False)
-        if after.first_step_at is not None and before.ended_at is not None and before.failure is not None
-    ]
-    started = job.attempts[0].started_at if job.attempts else None
+    whole = job.whole
+    listed = [recovery_seconds(before, after) for before, after in itertools.pairwise(job.attempts)]
     return v.TimingsView(
-        queued_seconds=None if started is None else started - job.submitted_at,
-        submit_to_first_step_seconds=None if first is None else first - job.submitted_at,
-        recovery_seconds=tuple(round(r, 4) for r in recoveries),
-        steps_lost=sum(a.steps_lost for a in job.attempts),
+        queued_seconds=None if whole.ordered_at is None else whole.ordered_at - job.submitted_at,
+        submit_to_first_step_seconds=None if whole.first_step_at is None else whole.first_step_at - job.submitted_at,
+        recovery_seconds=tuple(round(seconds, 4) for seconds in listed if seconds is not None),
+        recoveries=whole.recoveries,
+        recovery_seconds_total=round(whole.recovery_seconds, 4),
+        steps_lost=whole.steps_lost,
     )
 
 

@@ -7,6 +7,7 @@ becomes ``.log.1``, older ones move up, the oldest goes. Secrets are masked befo
 
 from __future__ import annotations
 
+import errno
 import heapq
 import os
 import re
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 TAIL_LINES: Final = 40
 LONGEST_LINE_BYTES: Final = 64 * 1024
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NAME = re.compile(r"attempt-(\d+)/rank-(\d+)\.log(?:\.(\d+))?$")
 
 
@@ -69,8 +71,14 @@ class LogWriter:
         self._lost: str | None = None
         self._listener = listener
         self.lines = 0
-        self._file = _append_to(path)
-        self._size = os.fstat(self._file).st_size
+        self._file: int | None = None
+        self._size = 0
+        try:
+            self._open()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            self._lose(error)  # the rank runs all the same; its last lines are kept in memory
 
     @property
     def tail(self) -> tuple[str, ...]:
@@ -108,7 +116,17 @@ class LogWriter:
             if rest:
                 self._write(self._line(stream, rest, at))
         self._partial = {"o": b"", "e": b""}
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> int:
+        self._file = _append_to(self._path)
+        self._size = os.fstat(self._file).st_size
+        return self._file
+
+    def _lose(self, error: OSError) -> None:
+        self._lost = f"output is being lost: {error.strerror} ({self._path})"
 
     def _line(self, stream: str, line: bytes, at: float) -> bytes:
         line = self._masker.data(line).removesuffix(b"\r")
@@ -126,16 +144,21 @@ class LogWriter:
 
     def _write(self, data: bytes) -> None:
         try:
+            file = self._open() if self._file is None else self._file
             if self._size and self._size + len(data) > self._limits.max_bytes:
-                self._rotate()
-            os.write(self._file, data)
+                file = self._rotate(file)
+            if os.write(file, data) < len(data):
+                os.ftruncate(file, self._size)  # no half line stays
+                self._lose(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+                return
             self._size += len(data)
             self._lost = None
         except OSError as error:
-            self._lost = f"output is being lost: {error.strerror} ({self._path})"
+            self._lose(error)
 
-    def _rotate(self) -> None:
-        os.close(self._file)
+    def _rotate(self, file: int) -> int:
+        os.close(file)
+        self._file = None
         for number in range(self._limits.keep_files, 0, -1):
             source = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
             if source.exists():
@@ -143,6 +166,7 @@ class LogWriter:
         self._file = _append_to(self._path)
         os.ftruncate(self._file, 0)  # the same file, where none is kept beside it
         self._size = 0
+        return self._file
 
 
 def _append_to(path: Path) -> int:

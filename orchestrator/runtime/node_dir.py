@@ -71,19 +71,27 @@ def clear_pages(node_dir: Path, live: Collection[str], young_seconds: float = 60
                 _remove(entry.name, folder, is_directory=entry.is_dir(follow_symlinks=False))
 
 
-def clear_job_pages(namespace: str, job_id: str, ranks: int) -> None:
-    """Remove the snapshots of a job that has ended, and the progress pages of its ranks."""
-    try:
-        folder = enter_private(page_directory(namespace))
-    except OSError:
-        return  # there is none, or it is not this user's
-    try:
-        _remove(snapshot_directory(Path(), job_id).name, folder, is_directory=True)
-        for rank in range(ranks):
-            with contextlib.suppress(OSError):
-                _remove(page_name(job_id, rank), folder, is_directory=False)
-    finally:
-        os.close(folder)
+def remove_of_jobs(directory: Path, job_ids: Collection[str]) -> dict[str, str]:
+    """Remove what lies of these jobs in a node's directory; why what is left could not be removed, by job.
+
+    Nothing is removed where the directory is another user's, or a link.
+    """
+    failed: dict[str, str] = {}
+    with _entries(directory) as (folder, entries):
+        for entry in entries:
+            job_id = entry.name.split(".", 1)[0]
+            if job_id not in job_ids:
+                continue
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.name, dir_fd=folder)
+                else:
+                    os.unlink(entry.name, dir_fd=folder)
+            except FileNotFoundError:
+                continue  # another has just removed it
+            except OSError as error:
+                failed[job_id] = str(error)
+    return failed
 
 
 def page_name(job_id: str, rank: int) -> str:

@@ -46,6 +46,7 @@ from orchestrator.runtime.rank_remains import end_remains
 from orchestrator.runtime.rank_secrets import masked_event, masked_look, masked_progress, masked_status
 from orchestrator.runtime.rank_start import RankStarter
 from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
+from orchestrator.runtime.record_room import make_room
 from orchestrator.runtime.rendezvous import bind_rendezvous
 from orchestrator.runtime.tracing import take_trace
 from orchestrator.train.progress import ProgressPage, ProgressPageError, ProgressSnapshot
@@ -178,8 +179,7 @@ class RankHost:
         self._open_page(plan)
         self._keep_snapshots(plan)
         self._watch_files(plan)
-        make_private(Path(plan.exit_record).parent)
-        Path(plan.exit_record).unlink(missing_ok=True)
+        make_room(Path(plan.exit_record))
         self._masker = Masker(plan.secrets)
         output = self._output = RankOutput(
             log_path(Path(plan.log_dir), plan.attempt, plan.rank),

@@ -1,7 +1,8 @@
 """The disk under the store: how much is free, and a reserve that is given up when a running job's record needs it.
 
 The reserve is a file of real blocks. When a transition meets a full disk, its blocks are handed to the store's own files
-at once, so that a job which goes on writing gets little of them.
+at once, so that a job which goes on writing gets little of them. From then on, whatever is free is held behind the ends
+of those files, as much as the reserve was: also for the next daemon, which may start while the disk is still full.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 RESERVE_BYTES = 4 * 1024 * 1024  # some hundred transitions, or thousands when they are committed in groups
 _PAGE_BYTES = 4096
 _PIECE_BYTES = 64 * 1024  # of the reserve is free at a time while it is handed over: all that somebody else may take
+_OPENING_BYTES = 256 * 1024  # given up at a time until a store can be opened: its index of the log, and some pages
+_LOG_BYTES = 4 * 1024 * 1024  # as long as a log gets before its content is moved into the file
 MIN_FREE_BYTES = 64 * 1024 * 1024  # below this new work is refused: a job needs room for logs and checkpoints as well
 
 
@@ -31,8 +34,9 @@ class Disk:
         self.reserve_bytes = reserve_bytes
         self._min_free_bytes = min_free_bytes
         self._lock = threading.Lock()
-        self._spent = False
-        self.restore()
+        self._drop_second_name()
+        # An earlier daemon may have given it up on a disk that is still full.
+        self._spent = not self.restore()
 
     def free_bytes(self) -> int:
         """Bytes that this user may still write."""
@@ -67,23 +71,60 @@ class Disk:
         self._spent = False
         return True
 
-    def give_up_reserve(self) -> bool:
-        """Free the reserve's blocks; False when there is no reserve left. ``hold`` them at once."""
-        if self._reserve is None or _size(self._reserve) < 0:
+    def give_up_piece(self) -> bool:
+        """Free some of the reserve's blocks, for a store that is being opened; False when there is no reserve left.
+
+        ``hold_again`` once it is open.
+        """
+        left = -1 if self._reserve is None else _size(self._reserve)
+        if self._reserve is None or left < 0:
             return False
-        self._reserve.unlink()
         self._spent = True
+        if left > _OPENING_BYTES:
+            os.truncate(self._reserve, left - _OPENING_BYTES)
+        else:
+            self._reserve.unlink()
         return True
+
+    def keep_blocks(self, path: Path, log: Path, used_bytes: int) -> None:
+        """Before the store is closed: make the next daemon's reserve of all that is held, where there is no whole one.
+
+        Closing cuts the file to the ``used_bytes`` and removes the log; what was free in between could be anybody's. So the
+        log takes over all blocks, and gets a second name.
+        """
+        if not self._spent or self._reserve is None or _size(log) < 0:
+            return
+        with contextlib.suppress(OSError):  # what cannot be kept is free, and made the reserve when there is room
+            if _size(self._reserve) >= 0:
+                self._move(self._reserve, log, down_to=0)
+                self._reserve.unlink()
+            self._move(path, log, down_to=used_bytes)
+            os.link(log, self._reserve)
+
+    def _move(self, source: Path, target: Path, *, down_to: int) -> None:
+        """Cut blocks off the end of one file and hold them behind the end of another, piece by piece."""
+        left = _size(source)
+        while left > down_to:
+            piece = min(_PIECE_BYTES, left - down_to)
+            left -= piece
+            os.truncate(source, left)
+            self.hold(target, piece)
+
+    def _drop_second_name(self) -> None:
+        """A log that was to become the reserve, and was not removed: it is still the log."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._reserve is not None and self._reserve.stat().st_nlink > 1:
+                self._reserve.unlink()
 
     def hand_over(self, path: Path, log: Path) -> bool:
         """Give the reserve's blocks to the file and its log, piece by piece; False when there is no reserve left.
 
-        The log gets half, less what it has, as it begins anew in its own blocks; the file, which grows, the rest.
+        The log gets its share, less what it has, as it begins anew in its own blocks; the file, which grows, the rest.
         """
         if self._reserve is None or _size(self._reserve) < 0:
             return False
         self._spent = True
-        for_log = max(0, self.reserve_bytes // 2 - max(0, _size(log)))
+        for_log = self._log_lacks(log)
         # What cannot be handed over is free once the file is gone.
         with contextlib.suppress(OSError), self._reserve.open("rb+") as reserve:
             left = os.fstat(reserve.fileno()).st_size
@@ -119,10 +160,13 @@ class Disk:
             finally:
                 os.close(fd)
 
-    def hold_after_checkpoint(self, path: Path, log: Path) -> None:
-        """Hold what is free: a log of half the reserve's size, which begins anew in its own blocks, and the rest behind the file."""
-        self.hold(log, self.reserve_bytes // 2 - max(0, _size(log)))
-        self.hold(path, self.reserve_bytes)
+    def hold_again(self, path: Path, log: Path, used_bytes: int) -> None:
+        """Hold what is free, up to the reserve's size: the log's share, and the rest behind the ``used_bytes`` of the file."""
+        self.hold(log, self._log_lacks(log))
+        self.hold(path, self.reserve_bytes - max(0, _size(path) - used_bytes))
+
+    def _log_lacks(self, log: Path) -> int:
+        return max(0, min(self.reserve_bytes // 2, _LOG_BYTES) - max(0, _size(log)))
 
 
 def _size(path: Path) -> int:

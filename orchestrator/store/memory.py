@@ -38,6 +38,7 @@ class MemoryStore:
         self._finished: Counter[tuple[str, JobState, str]] = Counter()
         self._places: dict[tuple[str, str], StoredPlace] = {}
         self._notices: dict[int, tuple[StoredNotice, float]] = {}
+        self._untidied: dict[JobId, None] = {}
         self._told = 0
         self._sequence = 0
         self._closed = False
@@ -69,6 +70,7 @@ class MemoryStore:
             self._jobs[after.id] = after
             if after.state.is_terminal and not before.state.is_terminal:
                 self._finished[after.spec.queue, after.state, finished_class(after)] += 1
+                self._untidied[after.id] = None
         for written in batch.written:
             self._events[written.event.job_id].append(StoredEvent(written.number, written.event))
         self._note(batch.notices)
@@ -161,6 +163,17 @@ class MemoryStore:
             if place.body is not None:
                 self._places[place.kind, place.name] = place
 
+    async def untidied(self) -> list[JobId]:
+        """Terminal jobs whose leftovers were not told to be removed, in order of arrival."""
+        self._check_open()
+        return sorted(self._untidied, key=lambda job_id: self._jobs[job_id].sequence)
+
+    async def tidied(self, job_ids: Sequence[JobId]) -> None:
+        """Nothing is left of these jobs outside their directories."""
+        self._check_open()
+        for job_id in job_ids:
+            self._untidied.pop(job_id, None)
+
     async def ended_before(self, older_than: float) -> list[JobId]:
         """Terminal jobs that ended before ``older_than``, the oldest first."""
         self._check_open()
@@ -176,6 +189,7 @@ class MemoryStore:
         forgotten = await self.ended_before(older_than)
         for job_id in forgotten:
             del self._jobs[job_id], self._events[job_id]
+            self._untidied.pop(job_id, None)
         return forgotten
 
     async def verify(self) -> list[str]:

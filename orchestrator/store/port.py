@@ -163,6 +163,17 @@ class Store(Protocol):
         """Hold these against their places from now on, in place of what was; all or none. A body of None: nothing any more."""
         ...
 
+    async def untidied(self) -> list[JobId]:
+        """Terminal jobs whose leftovers were not told to be removed, in order of arrival.
+
+        ``append`` notes a job here in the transaction that ends it.
+        """
+        ...
+
+    async def tidied(self, job_ids: Sequence[JobId]) -> None:
+        """Nothing is left of these jobs outside their directories. Unknown ids change nothing."""
+        ...
+
     async def ended_before(self, older_than: float) -> list[JobId]:
         """Terminal jobs that ended before this wall time, the oldest first: what ``prune`` would forget."""
         ...

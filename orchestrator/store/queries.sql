@@ -131,3 +131,15 @@ ON CONFLICT (kind, name) DO UPDATE SET body = excluded.body;
 -- name: delete_place
 -- It is trusted again.
 DELETE FROM places WHERE kind = ? AND name = ?;
+
+-- name: insert_untidied
+-- What a job left behind is to be removed.
+INSERT OR IGNORE INTO untidied (job) VALUES (?);
+
+-- name: all_untidied
+-- Jobs that ended and were not tidied, in order of arrival.
+SELECT jobs.id FROM untidied JOIN jobs ON jobs.sequence = untidied.job ORDER BY untidied.job;
+
+-- name: delete_untidied
+-- Nothing of it is left.
+DELETE FROM untidied WHERE job = (SELECT sequence FROM jobs WHERE id = ?);

@@ -104,6 +104,10 @@ class Reader:
         rows = self._connection.execute(STATEMENTS["finished_counts"])
         return [FinishedCount(queue, JobState(state), kind, count) for queue, state, kind, count in rows]
 
+    def untidied(self) -> list[JobId]:
+        """Terminal jobs whose leftovers were not told to be removed, in order of arrival."""
+        return [job_id for (job_id,) in self._connection.execute(STATEMENTS["all_untidied"])]
+
     def ended_before(self, older_than: float) -> list[JobId]:
         """Terminal jobs that ended before ``older_than``, the oldest first."""
         return [job_id for _, job_id in self._connection.execute(STATEMENTS["ended_before"], (older_than, -1))]

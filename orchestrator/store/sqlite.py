@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -25,7 +24,17 @@ from orchestrator.store.faults import is_damage, is_disk_full
 from orchestrator.store.lock import StoreLock
 from orchestrator.store.reading import Reader
 from orchestrator.store.schema import Migration, connect, known_migrations, prepare
-from orchestrator.store.work import PRUNE_BATCH, Append, Nothing, Prune, PutPlaces, Records, SettleNotice, Submit
+from orchestrator.store.work import (
+    PRUNE_BATCH,
+    Append,
+    Nothing,
+    Prune,
+    PutPlaces,
+    Records,
+    SettleNotice,
+    Submit,
+    Tidied,
+)
 from orchestrator.store.writer import Writer
 
 if TYPE_CHECKING:
@@ -149,6 +158,15 @@ class SqliteStore:
         if places:
             await self._writer.do(PutPlaces(places))
 
+    async def untidied(self) -> list[JobId]:
+        """Terminal jobs whose leftovers were not told to be removed, in order of arrival."""
+        return await self._read(self._reader.untidied)
+
+    async def tidied(self, job_ids: Sequence[JobId]) -> None:
+        """Nothing is left of these jobs outside their directories."""
+        if job_ids:
+            await self._writer.do(Tidied(job_ids))
+
     async def ended_before(self, older_than: float) -> list[JobId]:
         """Terminal jobs that ended before ``older_than``, the oldest first: what ``prune`` would forget."""
         return await self._read(lambda: self._reader.ended_before(older_than))
@@ -220,21 +238,22 @@ class SqliteStore:
 
 
 def _opened(path: Path, disk: Disk, migrations: Sequence[Migration]) -> sqlite3.Connection:
-    """The writing connection of a store that is checked and up to date; with the reserve when the disk is full."""
-    for attempt in itertools.count():
+    """The writing connection of a store that is checked and up to date; with some of the reserve when the disk is full."""
+    while True:
         try:
             prepare(path, migrations)
-            return _writing(path, disk.reserve_bytes)
+            connection = _writing(path, disk.reserve_bytes)
         except (sqlite3.Error, OSError) as error:
             full = is_disk_full(error) or disk.free_bytes() < disk.reserve_bytes
-            if attempt == 0 and full and disk.give_up_reserve():
+            if full and disk.give_up_piece():
                 continue
             if full:
                 raise DiskFullError(path, "so the store cannot be opened") from error
             if isinstance(error, sqlite3.DatabaseError):
                 raise StoreUnreadableError(path, str(error)) from error
             raise
-    raise AssertionError  # the loop ends above
+        disk.hold_again(path, path.with_name(path.name + "-wal"), path.stat().st_size)
+        return connection
 
 
 def _writing(path: Path, reserve_bytes: int) -> sqlite3.Connection:

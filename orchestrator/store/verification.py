@@ -7,12 +7,13 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.job import fold, job_to_dict, submitted
+from orchestrator.core.job import fold, submitted
+from orchestrator.core.job_record import current_record, job_to_dict
 from orchestrator.store.rows import event_of, job_row
 from orchestrator.store.statements import STATEMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
@@ -34,12 +35,14 @@ _COLUMNS = (
 )
 
 
-def replay(stored: list[StoredEvent], sequence: int) -> Job:
+def replay(stored: Iterable[StoredEvent], sequence: int) -> Job:
     """The record that the events lead to. Raises ValueError when they do not begin with a submission or have gaps."""
-    if not stored or not isinstance(stored[0].event, ev.JobSubmitted):
+    entries = iter(stored)
+    first = next(entries, None)
+    if first is None or not isinstance(first.event, ev.JobSubmitted):
         raise ValueError("its events do not begin with a submission")
-    job = submitted(stored[0].event, sequence)
-    for entry in stored[1:]:
+    job = submitted(first.event, sequence)
+    for entry in entries:
         job = fold(job, entry.event)
         if job.version != entry.number:
             raise ValueError(f"event {entry.number} ({entry.event.kind}) does not follow from those before it")
@@ -83,8 +86,8 @@ def _row_problem(connection: sqlite3.Connection, row: dict[str, Any]) -> str:
     job_id: JobId = row["id"]
     try:
         events = connection.execute(STATEMENTS["events_of"], (row["sequence"], 0, -1))
-        expected = job_row(replay([event_of(job_id, e) for e in events], row["sequence"]))
-        record = json.loads(row["record"])
+        expected = job_row(replay((event_of(job_id, e) for e in events), row["sequence"]))
+        record = current_record(json.loads(row["record"]))
     except Exception as error:  # whatever an event or a record that cannot be read raises is the finding
         return f"its events or its record cannot be read: {error}"
     wanted = json.loads(expected.pop("record"))

@@ -168,6 +168,7 @@ class Append(_Recording):
             if after.state.is_terminal and not before.state.is_terminal:
                 totals = (after.spec.queue, after.state.value, finished_class(after))
                 connection.execute(STATEMENTS["count_finished"], totals)
+                connection.execute(STATEMENTS["insert_untidied"], (after.sequence,))
             self._remember(after)
         rows = [event_row(batch.after[w.event.job_id].sequence, w.number, w.event) for w in batch.written]
         connection.executemany(STATEMENTS["insert_event"], rows)
@@ -221,6 +222,26 @@ class PutPlaces:
             else:
                 row = (place.kind, place.name, json.dumps(place.body, separators=(",", ":")))
                 connection.execute(STATEMENTS["put_place"], row)
+
+    def committed(self) -> None:
+        """Nothing is kept at hand."""
+
+    def undone(self) -> None:
+        """Nothing was kept."""
+
+
+class Tidied:
+    """Forget that jobs are to be tidied."""
+
+    essential = True  # it gives room
+    shrinks = False
+
+    def __init__(self, job_ids: Sequence[JobId]) -> None:
+        self._job_ids = tuple(job_ids)
+
+    def __call__(self, connection: sqlite3.Connection) -> None:
+        """Do it."""
+        connection.executemany(STATEMENTS["delete_untidied"], [(job_id,) for job_id in self._job_ids])
 
     def committed(self) -> None:
         """Nothing is kept at hand."""

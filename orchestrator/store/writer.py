@@ -85,6 +85,9 @@ class Writer:
                 self._closed = True
                 self._requests.put(None)
         self._thread.join()
+        if self._disk.is_spent:
+            with contextlib.suppress(sqlite3.Error):  # a damaged store: nothing of it is counted on
+                self._disk.keep_blocks(self._path, self._log, self._used_bytes())
         self._connection.close()
 
     def _run(self) -> None:
@@ -135,8 +138,7 @@ class Writer:
     def _use_reserve(self) -> bool:
         if not self._disk.hand_over(self._path, self._log):
             return False
-        if not self._checkpoint("PASSIVE"):
-            self._disk.hold(self._log, self._disk.reserve_bytes // 2)
+        self._checkpoint("PASSIVE")
         return True
 
     def _shrink(self) -> None:
@@ -151,8 +153,19 @@ class Writer:
         except sqlite3.OperationalError:
             return False  # no room to grow the file
         if mode != "TRUNCATE":
-            self._disk.hold_after_checkpoint(self._path, self._log)
+            self._hold()
         return not busy
+
+    def _hold(self) -> None:
+        """While there is no reserve: keep what is free for the next transitions."""
+        if self._disk.is_spent:
+            self._disk.hold_again(self._path, self._log, self._used_bytes())
+
+    def _used_bytes(self) -> int:
+        """How long the file is once it has taken in the log's content."""
+        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
+        (page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
+        return int(pages * page_bytes)
 
     def _committed(self, group: list[_Request]) -> bool:
         """Whether the group is on the disk; False when the disk is full and all of it was undone."""
@@ -169,8 +182,7 @@ class Writer:
             if is_disk_full(error):
                 return False
             raise
-        if self._disk.is_spent:  # the commit may have moved the log's content, and cut off what was held
-            self._disk.hold_after_checkpoint(self._path, self._log)
+        self._hold()  # the commit may have moved the log's content, and cut off what was held
         for request in group:
             if request.error is None:
                 request.work.committed()

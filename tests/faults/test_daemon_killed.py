@@ -70,6 +70,57 @@ def test_a_job_in_every_state_outlives_the_daemon(breakable: Stack, ledger: Ledg
     ledger.check()
 
 
+_DIES_BEFORE_TIDYING = """
+import os, signal
+from orchestrator.cli.main import main
+from orchestrator.daemon.daemon import Daemon
+
+Daemon._ended = lambda self, job: os.kill(os.getpid(), signal.SIGKILL)
+main()
+"""
+
+
+def test_a_daemon_that_dies_between_the_end_of_a_job_and_its_tidying_leaves_nothing_for_ever(
+    breakable: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    stack, done = breakable, tmp_path / "done"
+    stack.environ["A_SECRET"] = "hush"
+    job_id = submit(stack, ledger, tmp_path, until=str(done), spec={"secrets": ["A_SECRET"]})
+    wait_until("it steps", lambda: ledger.last_step(job_id) >= 6)
+    left = stack.leftovers(job_id)
+    assert stack.settings.paths.secrets(job_id) in left
+    stack.kill_daemon()
+    dying = stack.serve(program=_DIES_BEFORE_TIDYING)
+    wait_until("the job is adopted", stack.answers)
+    done.touch()
+    assert dying.wait(60) == -signal.SIGKILL
+    assert stack.settings.paths.secrets(job_id) in stack.leftovers(job_id)
+
+    stack.up()
+    assert stack.job(job_id).state == "SUCCEEDED"
+    assert stack.leftovers(job_id) == []
+    ledger.check()
+
+
+def test_what_a_job_reported_last_is_there_after_down_and_up(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
+    stack = breakable
+    job_id = submit(stack, ledger, tmp_path, steps=40)
+    before = stack.wait(job_id)
+    assert before.state == "SUCCEEDED"
+    assert before.progress is not None
+    assert stack.orch("down").returncode == 0
+    stack.up()
+    found = stack.job(job_id).progress
+    assert found is not None
+    assert (found.step, found.total_steps, found.metrics) == (
+        before.progress.step,
+        before.progress.total_steps,
+        before.progress.metrics,
+    )
+    assert [job.progress for job in stack.client.jobs().jobs] == [found]
+    ledger.check()
+
+
 def test_down_with_stop_jobs_ends_soon_and_the_next_daemon_goes_on(
     breakable: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:

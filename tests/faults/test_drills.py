@@ -86,6 +86,9 @@ def test_rays_head_is_killed_and_the_job_resumes(breakable: Stack, job_id: str) 
     assert set(breakable.head_pids().values()).isdisjoint(head.values())
 
 
+KILLS = 10
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB."""
@@ -111,29 +114,72 @@ def test_a_full_disk_costs_saves_and_nothing_else(
     assert breakable.wait(job_id).is_terminal  # nothing writes there any more
 
 
-def test_a_job_recovers_though_the_disk_is_full(
-    breakable: Stack, ledger: Ledger, tmp_path: Path, small_disk: Path
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_a_job_recovers_again_and_again_though_the_disk_is_full(
+    breakable: Stack, ledger: Ledger, tmp_path: Path, kind: str
 ) -> None:
-    """What the ranks write to agree on a checkpoint has its room, and the checkpoint is in memory."""
-    saves = {"checkpoint": {"storage_path": str(small_disk)}}
-    spec = job_spec(ledger, name="full", until=str(tmp_path / "over"), spec=saves)
-    job_id = breakable.submit(spec, tmp_path / "work", train=SCRIPT)
-    wait_until("a checkpoint", lambda: breakable.client.checkpoints(job_id))
-    ballast = disks.fill(small_disk)
-    stored = max(found.step for found in breakable.client.checkpoints(job_id))
-    for attempt in (2, 3):
-        wait_until("it has saved since", lambda: ledger.last_step(job_id) > stored + 10)
-        os.kill(ledger.pids(job_id, attempt - 1)[0], signal.SIGKILL)
-        again = (attempt, "resume")
-        wait_until("it goes on", lambda again=again: again in [(x.attempt, x.what) for x in ledger.lines(job_id)])
-        assert ledger.resumed(job_id, attempt) > stored, "from the snapshot in memory"
-        breakable.wait_state(job_id, "RUNNING")
-        assert breakable.job(job_id).attempt == attempt
-    ballast.unlink()
-    (tmp_path / "over").touch()
-    job = breakable.wait(job_id)
-    assert (job.state, job.attempt) == ("SUCCEEDED", 3), job.failure
-    ledger.check(job_id)
+    """What the ranks write to agree on a checkpoint always has its room, and the checkpoint is in memory."""
+    with disks.small_disk(tmp_path, 16, kind=kind) as disk:
+        keys = {"checkpoint": {"storage_path": str(disk)}, "retry": {"max_restarts": {"infra": KILLS}}}
+        spec = job_spec(ledger, name="full", ranks=2, until=str(tmp_path / "over"), spec=keys)
+        job_id = breakable.submit(spec, tmp_path / "work", train=SCRIPT)
+        wait_until("a checkpoint", lambda: breakable.client.checkpoints(job_id))
+        kill_again_and_again(breakable, ledger, job_id, disk)
+        (tmp_path / "over").touch()
+        job = breakable.wait(job_id)
+        assert (job.state, job.attempt) == ("SUCCEEDED", KILLS + 1), job.failure
+        ledger.check(job_id)
+
+
+def test_jobs_recover_again_and_again_though_the_disk_under_the_home_is_full(ledger: Ledger, tmp_path: Path) -> None:
+    """Transitions, exit records and what the next attempt needs: every time, with a daemon that is killed half-way."""
+    with disks.small_disk(tmp_path, 400, kind="ext4") as disk:
+        stack = Stack(home=disk / "home")
+        stack.home.mkdir(mode=0o700)
+        try:
+            stack.up()
+            keys = {"retry": {"max_restarts": {"infra": KILLS}}}
+            spec = job_spec(ledger, name="home", ranks=2, until=str(tmp_path / "over"), spec=keys)
+            job_id = stack.submit(spec, tmp_path / "work", train=SCRIPT)
+            wait_until("a checkpoint", lambda: stack.client.checkpoints(job_id))
+            kill_again_and_again(stack, ledger, job_id, disk, daemon_in=KILLS // 2)
+            for attempt in (KILLS, KILLS + 1):
+                records = stack.settings.paths.exit_record(job_id, attempt, 0).parent
+                assert records.is_dir(), "of the last two attempts"
+            disks.fill(disk)
+            (tmp_path / "over").touch()
+            job = stack.wait(job_id)
+            assert (job.state, job.attempt) == ("SUCCEEDED", KILLS + 1), job.failure
+            ledger.check(job_id)
+        finally:
+            stack.close()
+
+
+def kill_again_and_again(stack: Stack, ledger: Ledger, job_id: str, disk: Path, *, daemon_in: int = 0) -> None:
+    """Kill a rank in every attempt, with no byte free on the disk before, between and after.
+
+    In the attempt ``daemon_in`` the daemon is killed too, and another one is started.
+    """
+    for attempt in range(2, KILLS + 2):
+        disks.fill(disk)
+        if attempt - 1 == daemon_in:
+            stack.kill_daemon()
+            disks.fill(disk)
+            stack.up()
+        before = ledger.last_step(job_id)
+        wait_until("it has saved since", lambda before=before: ledger.last_step(job_id) > before + 10)
+        disks.fill(disk)
+        os.kill(ledger.pids(job_id, attempt - 1)[attempt % 2], signal.SIGKILL)
+        wait_until(
+            "it goes on",
+            lambda attempt=attempt: (
+                {line.rank for line in ledger.lines(job_id) if (line.attempt, line.what) == (attempt, "resume")}
+                == {0, 1}
+            ),
+        )
+        assert ledger.resumed(job_id, attempt) > before, "from the snapshot in memory"
+        stack.wait_state(job_id, "RUNNING")
+        assert stack.job(job_id).attempt == attempt
 
 
 def test_what_is_refused(breakable: Stack, job_id: str) -> None:

@@ -12,13 +12,30 @@ import pytest
 
 
 @contextlib.contextmanager
-def small_disk(parent: Path, mebibytes: int) -> Iterator[Path]:
-    """A directory in ``parent`` that is a file system of that size; skips the test where nobody may mount one."""
+def small_disk(parent: Path, mebibytes: int, *, kind: str = "tmpfs") -> Iterator[Path]:
+    """A directory in ``parent`` that is a file system of that size; skips the test where nobody may mount one.
+
+    ``kind`` ext4 lies in a file: there, unlike in memory, names and directories take blocks too.
+    """
     where = parent / "disk"
     where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(where)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a file system of our own is not permitted")
+    if kind == "tmpfs":
+        commands = [["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(where)]]
+    else:
+        image = parent / "disk.image"
+        with image.open("wb") as file:
+            file.truncate(mebibytes * 1024 * 1024)
+        commands = [
+            ["mkfs.ext4", "-q", "-m", "0", "-b", "4096", "-O", "^has_journal", str(image)],
+            ["mount", "-o", "loop", str(image), str(where)],
+        ]
+    for command in commands:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError as error:
+            pytest.skip(f"{error.filename} is missing")
+        if done.returncode != 0:
+            pytest.skip(f"mounting a file system of our own is not permitted: {done.stderr.strip()}")
     try:
         yield where
     finally:
@@ -26,13 +43,18 @@ def small_disk(parent: Path, mebibytes: int) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Leave no byte free; the file that does."""
+    """Leave no byte free; the file that does, which may be there already."""
     ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    assert os.statvfs(disk).f_bavail == 0
-    return ballast
+    with ballast.open("ab", buffering=0) as file:
+        for _ in range(100):  # blocks that were freed or promised are counted only after a while
+            for size in (65536, 4096, 512, 1):
+                with contextlib.suppress(OSError):
+                    while file.write(bytes(size)) == size:
+                        pass
+            os.fsync(file.fileno())
+            if os.statvfs(disk).f_bavail == 0:
+                return ballast
+    raise AssertionError(f"{os.statvfs(disk).f_bavail} blocks of {disk} cannot be filled")
 
 
 def free_bytes(directory: Path) -> int:

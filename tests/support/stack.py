@@ -85,10 +85,23 @@ class Stack:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    def serve(self) -> subprocess.Popen[bytes]:
-        """The daemon as a child, from its first moment on."""
+    def serve(self, program: str | None = None) -> subprocess.Popen[bytes]:
+        """The daemon as a child, from its first moment on; ``program`` is Python that changes it and calls ``main``."""
+        orch = ORCH if program is None else [PYTHON, "-c", program]
         with (self.home / "serve.log").open("ab") as log:
-            return subprocess.Popen([*ORCH, "serve", *self._arguments], env=self.environ, stdout=log, stderr=log)
+            return subprocess.Popen([*orch, "serve", *self._arguments], env=self.environ, stdout=log, stderr=log)
+
+    def answers(self) -> bool:
+        """A daemon is there and ready."""
+        try:
+            return self.client.health().ready
+        except OrchError:
+            return False
+
+    def leftovers(self, job_id: str) -> list[Path]:
+        """What lies of the job outside its directory, and its secrets."""
+        found = [self.settings.paths.secrets(job_id), *page_directory(namespace(self.home)).glob(f"{job_id}.*")]
+        return [path for path in (*found, *self.node_root.glob(f"*/ranks/{job_id}.*")) if path.exists()]
 
     def serve_log(self) -> str:
         """The end of what daemons started by ``serve`` have said."""

@@ -34,18 +34,19 @@ EVENT_COLUMNS = (
 def events(
     job: Job,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last events.")] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Answer with one JSON document; with --follow one object a line.")
     ] = False,
 ) -> int:
-    """Show a job's history, oldest first."""
+    """Show a job's history, oldest first: all of it, or with --tail its last events."""
     session = Session()
     client = session.client()
     found = client.job(job)
     note_which(session, job, found)
     if follow:
-        return _follow_events(session, client, found, as_json=json)
-    history = client.events(found.id)
+        return _follow_events(session, client, found, tail=tail, as_json=json)
+    history = client.events(found.id, tail=tail)
     if json:
         print_json(session, {"job_id": found.id, "events": [event.to_json() for event in history]})
     else:
@@ -69,12 +70,15 @@ def _event_row(event: EventView) -> list[Cell]:
     ]
 
 
-def _follow_events(session: Session, client: Client, job: JobView, *, as_json: bool) -> int:
+def _follow_events(session: Session, client: Client, job: JobView, *, tail: int | None, as_json: bool) -> int:
     import json
 
     from orchestrator.api import following
 
     last = 0
+    if tail is not None:
+        first = client.events(job.id, tail=max(1, tail))[0].sequence
+        last = first if tail == 0 else first - 1
 
     def read() -> tuple[JobView, Sequence[EventView]]:
         # The job first: events that follow its end are then still in the list.
@@ -100,7 +104,7 @@ def explain(job: Job, json: Json = False) -> int:
     client = session.client()
     found = client.job(job)
     note_which(session, job, found)
-    history = client.events(found.id)
+    history = client.events(found.id, tail=None if json else EXPLAINED_EVENTS)
     ahead = _ahead(client, found)
     if json:
         print_json(
@@ -117,7 +121,7 @@ def explain(job: Job, json: Json = False) -> int:
     if ahead:
         session.console.print(f"\n{len(ahead)} ahead in the queue: {', '.join(other.id for other in ahead[:5])}")
     session.console.print("\nwhat happened last:")
-    _print_events(session, history[-EXPLAINED_EVENTS:])
+    _print_events(session, history)
     return EXIT_OK
 
 

@@ -54,6 +54,9 @@ _READ_BYTES = 65536
 
 STOP_SECONDS = 10.0
 """How long a rank that was asked to stop may outlive its owner: less than a lost node's ranks count as alive."""
+# Made by the owner beforehand, so that an end is on record whatever fills the disk meanwhile.
+_ROOM_SUFFIX = ".room"
+_SHORT_CHARACTERS = 200
 
 
 def keep(spawn: Spawn, baseline: Baseline) -> Program:
@@ -416,16 +419,30 @@ class Keeper:
             "keeper_pid": os.getpid(),
             "started_at": self._started_at,
             **outcome,
-            "error": self._error,
             "memory": self._memory,
         }
-        try:
-            _write_durably(self._spawn.exit_record, json.dumps(record).encode("ascii"))
-        except OSError as error:
-            text = f"{errno.errorcode.get(error.errno or 0, '?')}: {error.strerror} ({self._spawn.exit_record})"
-            sys.stderr.write(f"keeper {os.getpid()}: exit record not written: {text}\n")
-            return text
+        trouble = None
+        for said in (self._error, _shortened(self._error)):  # on a full disk there is room for a short one
+            try:
+                _write_durably(self._spawn.exit_record, json.dumps({**record, "error": said}).encode("ascii"))
+            except OSError as error:
+                trouble = f"{errno.errorcode.get(error.errno or 0, '?')}: {error.strerror} ({self._spawn.exit_record})"
+            else:
+                return None
+        sys.stderr.write(f"keeper {os.getpid()}: exit record not written: {trouble}\n")
+        return trouble
+
+
+def _open_room(room: str) -> int | None:
+    """The file that was made for the record; None where there is none, or the script has put something else there."""
+    try:
+        handle = os.open(room, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
         return None
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    return None
 
 
 def _read_end(descriptor: int) -> int | None:
@@ -442,18 +459,26 @@ def _noted(_number: int, _frame: object) -> None:
     """A signal's only effect is the byte that the interpreter writes to the wake-up socket."""
 
 
+def _shortened(error: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if error is None else {**error, "message": error["message"][:_SHORT_CHARACTERS], "traceback": ""}
+
+
 def _write_durably(path: str, data: bytes) -> None:
-    """Whole or absent, and on the disk when this returns."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """Whole or absent, and on the disk when this returns. Room that was made for it is used, and is not cut before."""
+    room = path + _ROOM_SUFFIX
+    handle = _open_room(room)
+    if handle is None:
+        room = f"{path}.{os.getpid()}.tmp"
+        handle = os.open(room, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(handle, view) :]
+        at = 0
+        while at < len(data):
+            at += os.pwrite(handle, data[at:], at)
+        os.ftruncate(handle, len(data))
         os.fsync(handle)
     finally:
         os.close(handle)
-    os.rename(temporary, path)
+    os.rename(room, path)
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

@@ -17,6 +17,7 @@ from orchestrator.api.errors import (
     ProtocolMismatchError,
     RefusedError,
 )
+from orchestrator.api.protocol import PAGE
 from orchestrator.api.views import CheckpointView, View
 from tests.support.plain_http import JSON, ask
 
@@ -66,6 +67,32 @@ def test_filters(served: ServedFake, client: Client) -> None:
     with pytest.raises(BadRequestError, match="'flying' is no state") as caught:
         client.jobs(states=["flying"])
     assert "RUNNING" in caught.value.hint
+
+
+def test_a_long_history_comes_whole_or_its_end_alone(served: ServedFake, client: Client) -> None:
+    job = served.do(lambda service: service.add())
+    for _ in range(2 * PAGE + 4):
+        served.do(lambda service: service.set(job.id, reason="again"))
+    count = 2 * PAGE + 5
+    assert [event.sequence for event in client.events(job.id)] == list(range(1, count + 1))
+    assert [len(page) for page in client.event_pages(job.id)] == [PAGE, PAGE, 5]
+    assert [event.sequence for event in client.events(job.id, after=PAGE + 1)] == list(range(PAGE + 2, count + 1))
+    assert [event.sequence for event in client.events(job.id, tail=3)] == [count - 2, count - 1, count]
+    assert len(client.events(job.id, tail=PAGE + 7)) == PAGE + 7
+    assert len(client.events(job.id, tail=10 * PAGE)) == count
+    assert client.events(job.id, tail=0) == []
+    assert client.events(job.id, after=count - 1, tail=5)[0].sequence == count
+
+
+def test_a_long_list_of_jobs_comes_whole(served: ServedFake, client: Client) -> None:
+    served.do(lambda service: [service.add(f"job{n}") for n in range(2 * PAGE + 5)])
+    names = [job.name for job in client.jobs().jobs]
+    assert names == [f"job{n}" for n in reversed(range(2 * PAGE + 5))]
+    some = client.jobs(limit=PAGE + 1)
+    assert (len(some.jobs), some.more) == (PAGE + 1, True)
+    assert not client.jobs().more
+    answer = ask(served.endpoint, "GET", "/api/v1/jobs?limit=2&before=" + client.jobs(limit=1).jobs[0].id)
+    assert [job["name"] for job in json.loads(answer.body)["jobs"]] == names[1:3]
 
 
 def test_actions(served: ServedFake, client: Client) -> None:

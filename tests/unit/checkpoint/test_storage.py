@@ -1,9 +1,9 @@
 """Durable files on a file system that every rank sees."""
 
-import contextlib
 import errno
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -108,34 +108,81 @@ def test_locations_are_for_people(storage):
     assert storage.location() == str(storage.root)
 
 
-def test_small_files_have_their_room_on_a_full_disk(tmp_path):
-    with small_disk(tmp_path, 1) as disk:
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_small_files_have_their_room_on_a_full_disk_again_and_again(tmp_path, kind):
+    with small_disk(tmp_path, 8, kind=kind) as disk:
         storage = LocalStorage(disk / "root")
         storage.write("a", [b"x"])
         storage.keep_spare()
-        ballast = fill(disk)
+        fill(disk)
         with pytest.raises(OSError, match="No space left"):
-            storage.write("b", [bytes(5000)])
+            storage.write("b", [bytes(50_000)])
         storage.remove("b")
-        storage.replace("fence", b"1")
-        assert storage.create("note", b"2")
-        assert not storage.create("note", b"3")
-        assert (bytes(storage.read("fence")), bytes(storage.read("note"))) == (b"1", b"2")
-        fill_up = disk / "more"
-        with fill_up.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        with pytest.raises(OSError, match="No space left"):  # the room is used up
-            storage.create("other", b"4")
-        assert not [name for name in storage.names() if name.startswith(DRAFT_PREFIX)]
+        for attempt in range(1, 41):
+            fill(disk)  # whatever was free for a moment is taken
+            storage.replace("fence", f"fence of {attempt}".encode())
+            fill(disk)
+            assert storage.create(f".resume-a{attempt}", f"note of {attempt}".encode())
+            assert not storage.create(f".resume-a{attempt}", b"other")
+            fill(disk)
+            assert bytes(storage.read("fence")).decode() == f"fence of {attempt}"
+            assert bytes(storage.read(f".resume-a{attempt}")).decode() == f"note of {attempt}"
+            storage.remove(f".resume-a{attempt - 1}")
+            assert not storage.names(f".resume-a{attempt - 1}")
+            assert not [name for name in storage.names() if name.startswith(DRAFT_PREFIX)]
+
+
+def test_ranks_that_agree_at_once_need_no_spare_each(tmp_path):
+    with small_disk(tmp_path, 8) as disk:
+        storage = LocalStorage(disk / "root")
+        storage.write("a", [b"x"])
+        storage.keep_spare()
+        fill(disk)
+        with ThreadPoolExecutor(16) as ranks:
+            made = list(ranks.map(lambda rank: storage.create("note", b"rank %d" % rank), range(16)))
+        assert sum(made) == 1
+        assert bytes(storage.read("note")) == b"rank %d" % made.index(True)
+
+
+def test_the_room_is_used_for_files_of_the_directory_alone(tmp_path):
+    with small_disk(tmp_path, 8) as disk:
+        storage = LocalStorage(disk / "root")
+        storage.write("staging/a", [b"x"])
+        storage.keep_spare()
+        fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            storage.replace("staging/done", b"1")
+
+
+def test_a_replacement_that_was_cut_short_leaves_no_second_name_of_a_file_in_use(storage):
+    storage.replace("fence", b"1")
+    storage.keep_spare()
+    spares = sorted((storage.root / ".spares").iterdir())
+    for spare in spares[1:]:
+        spare.unlink()
+    os.link(storage.root / "fence", storage.root / ".spares" / "0")  # then the process died
+    assert storage._spares.create(storage.root / "note", b"note")
+    assert (bytes(storage.read("fence")), bytes(storage.read("note"))) == (b"1", b"note")
+    assert not (storage.root / ".spares" / "0").exists()
+
+
+def test_the_room_of_an_earlier_version_is_made_anew(storage):
+    storage.write(".spare", [bytes(64 * 1024)])
+    storage.keep_spare()
+    assert not (storage.root / ".spare").exists()
+    assert [path.stat().st_size for path in (storage.root / ".spares").iterdir()] == [16 * 1024] * 4
+
+
+def test_room_comes_back_when_there_is_some(tmp_path):
+    with small_disk(tmp_path, 8) as disk:
+        storage = LocalStorage(disk / "root")
+        storage.write("a", [b"x"])
+        ballast = fill(disk)
+        storage.keep_spare()
+        with pytest.raises(OSError, match="No space left"):  # it began with a full disk
+            storage.replace("fence", b"1")
         ballast.unlink()
         storage.keep_spare()
-        assert storage.create("other", b"4")
-
-
-def test_where_there_is_no_room_none_is_kept(tmp_path):
-    with small_disk(tmp_path, 1) as disk:
-        storage = LocalStorage(disk)
         fill(disk)
-        storage.keep_spare()
-        assert storage.names() == ["ballast"]
+        storage.replace("fence", b"1")
+        assert bytes(storage.read("fence")) == b"1"

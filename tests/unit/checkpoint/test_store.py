@@ -276,7 +276,7 @@ def test_what_dead_runs_left_half_done_is_cleared_away(root):
     assert {(info.status, info.step) for info in listed} == {(CheckpointStatus.INCOMPLETE, 9)}
     assert "its writer died" in listed[0].why
     CheckpointStore(root, attempt=2, token="mine").load_latest()
-    assert sorted(os.listdir(root)) == [".lock", ".spare", "fence.json"]
+    assert sorted(os.listdir(root)) == [".lock", ".spares", "fence.json"]
 
 
 # Storage in trouble

@@ -167,6 +167,11 @@ def test_events(orch: Orch, served: ServedFake, job: JobView) -> None:
     assert done.out.splitlines()[0].split() == ["TIME", "EVENT", "WHAT"]
     assert "moving on" in done.out
     assert [event["sequence"] for event in orch("events", job.id, "--json").json["events"]] == [1, 2]
+    last = orch("events", job.id, "--tail", "1")
+    assert "moving on" in last.out
+    assert "job_submitted" not in last.out
+    assert [event["sequence"] for event in orch("events", job.id, "-n", "1", "--json").json["events"]] == [2]
+    assert orch("events", job.id, "-n", "0", "--json").json["events"] == []
 
 
 def test_explain(orch: Orch, served: ServedFake) -> None:

@@ -138,6 +138,16 @@ def test_events_follow(orch: Orch, served: ServedFake, job_id: str) -> None:
     assert plain[-1].endswith("job_changed  done")
 
 
+@pytest.mark.parametrize(("tail", "told"), [("0", [3, 4]), ("1", [2, 3, 4]), ("9", [1, 2, 3, 4])])
+def test_events_follow_from_the_last_ones(
+    orch: Orch, served: ServedFake, job_id: str, tail: str, told: list[int]
+) -> None:
+    served.do(lambda service: service.set(job_id, reason="before"))
+    with Play(served, (change(served, state="RUNNING", reason="up"), change(served, state="SUCCEEDED", reason="done"))):
+        done = orch("events", job_id, "-f", "--json", "--tail", tail)
+    assert [json.loads(line)["sequence"] for line in done.out.splitlines()] == told
+
+
 def test_watching_a_job_ends_with_it(orch: Orch, served: ServedFake, job_id: str) -> None:
     with Play(served, (change(served, state="RUNNING"), change(served, state="SUCCEEDED"))):
         done = orch("status", job_id, "--watch", "--json")

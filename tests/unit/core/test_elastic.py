@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from orchestrator.core import events as ev
 from orchestrator.core.elastic import FRESH_SECONDS
 from orchestrator.core.ids import JobId
-from orchestrator.core.job import Job, fold, job_from_dict, job_to_dict
+from orchestrator.core.job import Job, fold
+from orchestrator.core.job_record import job_from_dict, job_to_dict
 from orchestrator.core.placement import capacity, claim, could_ever_fit, free_on, place
 from orchestrator.core.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.states import JobState, StopPurpose

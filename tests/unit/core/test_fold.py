@@ -80,6 +80,11 @@ def test_whatever_happens_the_record_keeps_its_rules(events: list[ev.Event]) -> 
             assert not following.attempt_live
         assert [a.number for a in following.attempts] == sorted({a.number for a in following.attempts})
         assert (following.stop is not None) == (following.state is JobState.DRAINING)
+        assert all(following.restarts.get(kind, 0) >= count for kind, count in job.restarts.items())
+        if not isinstance(event, ev.AttemptFailed):
+            assert following.restarts == job.restarts, "nothing but a failure counts, and no clean-up takes back"
+        if not isinstance(event, ev.AttemptFailed | ev.CheckpointSaved):
+            assert following.no_progress == job.no_progress
         job = following
 
 

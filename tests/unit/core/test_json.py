@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import UnknownEventError
-from orchestrator.core.job import job_from_dict, job_to_dict
+from orchestrator.core.job_record import job_from_dict, job_to_dict
 from orchestrator.core.states import JobState
 from tests.unit.core import strategies
 from tests.unit.core.builders import ID, T0, after, exited, in_state, make_spec, pending, running

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.core.failure import SETTLE_SECONDS
-from orchestrator.core.job import job_from_dict, job_to_dict
+from orchestrator.core.job_record import job_from_dict, job_to_dict
 from orchestrator.core.scheduler import Commands, State, decide, desired_effect, queue_order, request_stop
 from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
 from orchestrator.spec.job import HealthSpec, RetrySpec

@@ -117,6 +117,19 @@ def test_a_restarted_daemon_knows_whom_it_avoids_and_whom_a_person_cordoned() ->
     assert not trust.mark(PLACES)["b"].cordoned
 
 
+def test_what_weighs_nothing_any_more_is_forgotten_by_the_next_daemon() -> None:
+    cluster = Cluster()
+    cluster.strike(1)
+    cluster.trust.cordon("b", "b", "ann")
+    written = cluster.trust.unsaved()
+    assert {p.name for p in written if p.body is not None} == {"a", "b"}
+    cluster.now += 13 * 3600.0
+    trust = NodeTrust(lambda: cluster.now)
+    trust.restore(written)
+    assert [(p.name, p.body) for p in trust.unsaved() if p.kind == "node"] == [("a", None)]
+    assert trust.mark(PLACES)["b"].cordoned, "what a person did holds until a person takes it back"
+
+
 def test_the_same_failure_read_again_is_one_strike_and_a_forgiven_one_is_none() -> None:
     cluster = Cluster()
     cluster.strike(2)

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.private_files import NotPrivateError
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.logs import LONGEST_LINE_BYTES, LogLimits, LogReader, LogWriter, log_path
+from tests.support.disks import fill, small_disk
 
 
 def test_lines_of_orch_s_own_are_in_the_file_masked_and_are_no_output(tmp_path: Path) -> None:
@@ -85,3 +86,38 @@ def test_the_short_lines_of_a_document_are_no_secrets() -> None:
     assert not Masker(["", ""])
     assert masker.beginning(b"a sing") == 4
     assert masker.beginning(b"a single") == 0
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_on_a_full_disk_a_rank_runs_without_a_log_until_there_is_room(tmp_path: Path, kind: str) -> None:
+    with small_disk(tmp_path, 8, kind=kind) as disk:
+        ballast = fill(disk)
+        writer = LogWriter(log_path(disk, 1, 0))
+        writer.feed("o", b"unheard\n", 1.0)
+        assert writer.lost is not None
+        assert "No space left" in writer.lost
+        assert writer.tail == ("unheard",)
+        ballast.unlink()
+        writer.feed("o", b"heard\n", 2.0)
+        assert writer.lost is None
+        writer.close(3.0)
+        assert [entry.text for entry in LogReader(disk).read()] == ["heard"]
+
+
+def test_of_what_does_not_fit_no_half_line_stays(tmp_path: Path) -> None:
+    with small_disk(tmp_path, 8) as disk:
+        writer = LogWriter(log_path(disk, 1, 0))
+        writer.feed("o", b"first\n", 1.0)
+        ballast = fill(disk)
+        writer.feed("o", b"x" * 20_000 + b"\n", 2.0)
+        assert writer.lost is not None
+        ballast.unlink()
+        writer.feed("o", b"last\n", 3.0)
+        writer.close(4.0)
+        assert [entry.text for entry in LogReader(disk).read()] == ["first", "last"]
+
+
+def test_other_trouble_with_the_log_is_no_loss_but_an_error(tmp_path: Path) -> None:
+    (tmp_path / "attempt-0001").write_text("in the way")
+    with pytest.raises(NotADirectoryError):
+        LogWriter(log_path(tmp_path, 1, 0))

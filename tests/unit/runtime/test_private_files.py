@@ -22,12 +22,12 @@ from orchestrator.private_files import (
 )
 from orchestrator.runtime import node_dir
 from orchestrator.runtime.node_dir import (
-    clear_job_pages,
     clear_pages,
     make_node_directory,
     node_directory,
     page_directory,
     page_name,
+    remove_of_jobs,
 )
 from orchestrator.runtime.rank_locks import lock_is_free, rank_lock_path
 from orchestrator.train.board import Board
@@ -190,7 +190,7 @@ def test_pages_in_a_directory_of_another_user_are_neither_made_nor_removed(place
     def victim() -> list[str]:
         assert page_directory("orch-home") == pages
         clear_pages(node, (), young_seconds=-1)
-        clear_job_pages("orch-home", "job", 1)
+        remove_of_jobs(page_directory("orch-home"), {"job"})
         remove_private(pages)
         with contextlib.suppress(NotPrivateError):
             make_private(pages)
@@ -249,7 +249,7 @@ def test_pages_of_one_job_are_removed_and_no_other_s(places: Path) -> None:
     for name in (page_name("job-a", 0), page_name("job-a", 1), page_name("job-b", 0)):
         (pages / name).write_text("")
     (pages / "job-a.snapshots" / "x").mkdir(parents=True)
-    clear_job_pages("orch-home", "job-a", 2)
+    remove_of_jobs(page_directory("orch-home"), {"job-a"})
     assert [path.name for path in pages.iterdir()] == ["job-b.0.page"]
 
 

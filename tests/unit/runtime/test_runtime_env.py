@@ -75,6 +75,7 @@ def test_packages_mean_another_interpreter(
 def test_the_token_of_somebody_s_cluster(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("abc\n")
+    path.chmod(0o600)
     assert token_from({}) is None
     assert token_from({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x"}) == "x"
     assert token_from({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}) == "abc"

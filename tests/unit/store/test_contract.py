@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, IllegalTransitionError
+from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.spec.job import NotifySpec
 from orchestrator.store.errors import (
@@ -19,6 +20,7 @@ from orchestrator.store.errors import (
     JobNotFoundError,
     StoreClosedError,
 )
+from orchestrator.store.paging import PAGE_EVENTS, every_event
 from orchestrator.store.port import FinishedCount, JobFilter, StoredPlace
 from tests.unit.core.builders import (
     ID,
@@ -442,3 +444,30 @@ class TestPlaces:
         run(store.put_places([StoredPlace(kind="node", name="other", body=None)]))
         run(store.put_places([]))
         assert run(store.places()) == [again]
+
+
+def test_a_long_history_is_read_page_by_page(store: Store, run: Run) -> None:
+    job = run(add(store, ID))
+    notes = [note(job, f"note {n}") for n in range(2 * PAGE_EVENTS + 1)]
+    run(store.append(notes))
+
+    async def numbers(after: int) -> list[int]:
+        return [stored.number async for stored in every_event(store, job.id, after=after)]
+
+    assert run(numbers(0)) == list(range(1, 2 * PAGE_EVENTS + 3))
+    assert run(numbers(PAGE_EVENTS + 2)) == list(range(PAGE_EVENTS + 3, 2 * PAGE_EVENTS + 3))
+    assert run(numbers(2 * PAGE_EVENTS + 2)) == []
+
+
+def test_a_job_that_ended_is_to_be_tidied_until_it_was(store: Store, run: Run) -> None:
+    live = run(add(store, "live-1"))
+    first = run(cancel(store, run(add(store, "first-1"))))
+    second = run(end(store, run(add(store, "second-1"))))
+    assert run(store.untidied()) == [first.id, second.id]
+    run(store.append([note(first, "told late")]))
+    run(store.tidied([first.id]))
+    assert run(store.untidied()) == [second.id]
+    run(store.tidied([first.id, live.id, JobId("nobody-1")]))
+    assert run(store.untidied()) == [second.id]
+    run(store.prune(T0 + 1000))
+    assert run(store.untidied()) == []

@@ -13,6 +13,7 @@ import pytest
 from orchestrator.store.disk import Disk
 from orchestrator.store.errors import DiskFullError
 from orchestrator.store.sqlite import SqliteStore
+from tests.support import disks
 from tests.unit.core.builders import ID, T0, submission
 from tests.unit.store.lives import add, cancel, note
 
@@ -195,6 +196,68 @@ def test_a_store_opens_on_a_full_disk_with_its_reserve(small_disk: Path, run: Ru
     store.close()
 
 
+_GENERATION = """
+import asyncio, os, pathlib, sys
+from orchestrator.core import events as ev
+from orchestrator.store.sqlite import SqliteStore
+from tests.support.disks import fill
+
+disk, end, number = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+
+async def main() -> None:
+    store = SqliteStore.open(disk / "orch.db", reserve=disk / "reserve", reserve_bytes=2**20, min_free_bytes=2**20)
+    fill(disk)
+    (job,) = await store.load_live()
+    for n in range(10):
+        message = f"{number}.{n} " + 400 * "x"
+        await store.append([ev.JobNoted(job_id=job.id, at=1.0, code="c", message=message)])
+        if n % 3 == 0:
+            fill(disk)
+    if end == "kill":
+        os._exit(9)
+    store.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_one_daemon_after_another_goes_on_writing_on_a_full_disk(tmp_path: Path, run: Run, end: str, kind: str) -> None:
+    with disks.small_disk(tmp_path, 16, kind=kind) as disk:
+        store = SqliteStore.open(disk / "orch.db", reserve=disk / "reserve", **OPTIONS)
+        run(add(store, ID))
+        store.close()
+        for number in range(6):
+            disks.fill(disk)  # all that the one before has let go of
+            done = subprocess.run(
+                [sys.executable, "-c", _GENERATION, str(disk), end, str(number)],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert done.returncode == (9 if end == "kill" else 0), (number, done.stderr)
+        (disk / "ballast").unlink()
+        store = SqliteStore.open(disk / "orch.db", reserve=disk / "reserve", **OPTIONS)
+        assert run(store.job(ID)).version == 1 + 6 * 10
+        assert run(store.verify()) == []
+        assert store.disk().accepts_submissions
+        assert (disk / "reserve").stat().st_nlink == 1
+        store.close()
+
+
+def test_what_is_held_on_a_disk_that_is_nearly_full_has_a_bound(
+    small_store: SqliteStore, small_disk: Path, run: Run
+) -> None:
+    job = run(add(small_store, ID))
+    filler = fill(small_disk)
+    notes(small_store, run, job, 3)
+    os.truncate(filler, filler.stat().st_size - 3 * MIB // 2)  # too little for the reserve and the least that is free
+    notes(small_store, run, job, 40)
+    assert small_store.disk().free_bytes > 0, "each commit took as much again"
+
+
 def test_without_reserve_or_room_it_does_not_open(small_disk: Path) -> None:
     fill(small_disk)
     before = sorted(p.name for p in small_disk.iterdir())
@@ -241,7 +304,7 @@ def test_without_a_reserve_only_the_threshold_counts(tmp_path: Path) -> None:
     strict = Disk(tmp_path / "orch.db", reserve=None, reserve_bytes=MIB, min_free_bytes=2**62)
     assert generous.status().accepts_submissions
     assert not strict.status().accepts_submissions
-    assert not generous.give_up_reserve()
+    assert not generous.give_up_piece()
 
 
 _LIMITED = """

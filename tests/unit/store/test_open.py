@@ -111,6 +111,7 @@ class TestMigrations:
             connection.execute("DROP TABLE finished")
             connection.execute("DROP TABLE notices")
             connection.execute("DROP TABLE places")
+            connection.execute("DROP TABLE untidied")
             connection.execute("PRAGMA user_version = 1")
         store = open_store()
         assert run(store.finished_counts()) == totals

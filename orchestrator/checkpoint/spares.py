@@ -1,0 +1,161 @@
+"""Room that a directory always has: a few small files of real blocks, for what must be written while the disk is full.
+
+A spare is written over in place, where its blocks are, and gets its new name by a link or a rename. The file that it
+replaces, and what is removed, becomes the next spare, without having been free in between: another program that writes
+all the time cannot take the room, and it is there again however often it is needed.
+
+Only for files of at most one block; a longer one takes what is free beyond the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DIRECTORY: Final = ".spares"
+COUNT: Final = 4
+SPARE_BYTES: Final = 16 * 1024
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_LOCK_SECONDS: Final = 5.0
+_LOCK_POLL_SECONDS: Final = 0.005
+_EARLIER: Final = ".spare"  # one file that earlier versions gave up for good
+
+
+class Spares:
+    """The spares of the directory ``root``. Used by several processes at once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._directory = root / DIRECTORY
+
+    @property
+    def exist(self) -> bool:
+        """There is a directory of spares, empty or not."""
+        return self._directory.is_dir()
+
+    def keep(self) -> None:
+        """Have ``COUNT`` spares of full size, as far as there is room. Never raises."""
+        with contextlib.suppress(OSError):
+            self._directory.mkdir(mode=0o755, exist_ok=True)
+            (self._root / _EARLIER).unlink(missing_ok=True)
+            with self._alone():
+                for path in self._paths():
+                    _allocate(path)
+                for _ in range(COUNT - len(self._paths())):
+                    self._add()
+
+    def create(self, target: Path, content: bytes) -> bool:
+        """Create ``target`` out of a spare; False, and nothing changed, when it exists. ENOSPC when there is none."""
+        with self._alone():
+            if target.exists():  # several may want the same file, and there are few spares
+                return False
+            spare = self._written(content)
+            try:
+                os.link(spare, target)
+            except FileExistsError:
+                return False
+            spare.unlink()
+        return True
+
+    def replace(self, target: Path, content: bytes) -> None:
+        """Create or replace ``target`` out of a spare; what it was before is one from then on. ENOSPC when there is none."""
+        with self._alone():
+            spare = self._written(content)
+            with contextlib.suppress(OSError):  # the first of its name, or a file system without links
+                os.link(target, self._new_name())
+            spare.replace(target)
+
+    def take_in(self, path: Path) -> bool:
+        """Make a spare of a file that is to be removed, where one is missing; whether that was done."""
+        try:
+            found = path.lstat()
+            if not stat.S_ISREG(found.st_mode) or not 0 < found.st_size <= SPARE_BYTES or found.st_nlink != 1:
+                return False
+            if not self._directory.is_dir():
+                return False
+            with self._alone():
+                if len(self._paths()) >= COUNT:
+                    return False
+                path.rename(self._new_name())
+        except OSError:
+            return False
+        return True
+
+    def _written(self, content: bytes) -> Path:
+        """The longest unused spare with this content. Raises OSError with ENOSPC."""
+        for path in self._paths():
+            if path.lstat().st_nlink != 1:  # a replacement was cut short: this is another name of a file in use
+                path.unlink()
+                continue
+            _overwrite(path, content)
+            return path
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root))
+
+    def _paths(self) -> list[Path]:
+        """The spares, the longest unused first: a reader of what it was before has long ended."""
+        try:
+            return sorted(path for path in self._directory.iterdir() if stat.S_ISREG(path.lstat().st_mode))
+        except FileNotFoundError:
+            return []
+
+    def _new_name(self) -> Path:
+        return self._directory / f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+
+    def _add(self) -> None:
+        path = self._new_name()
+        path.touch(mode=0o644, exist_ok=False)
+        try:
+            _allocate(path)
+        except OSError:
+            path.unlink()
+            raise
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes out, as far as the file system can; a stopped one is not waited for for ever."""
+        handle = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        deadline = time.monotonic() + _LOCK_SECONDS
+        try:
+            while time.monotonic() < deadline:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    time.sleep(_LOCK_POLL_SECONDS)
+                except OSError:  # a file system without locks
+                    break
+                else:
+                    break
+            yield
+        finally:
+            os.close(handle)
+
+
+def _allocate(path: Path) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if os.fstat(handle).st_size < SPARE_BYTES and os.fstat(handle).st_nlink == 1:
+            os.posix_fallocate(handle, 0, SPARE_BYTES)
+    finally:
+        os.close(handle)
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    """Write in place, never cutting the file first: the blocks would be anybody's in between."""
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        at = 0
+        while at < len(content):
+            at += os.pwrite(handle, content[at:], at)
+        os.ftruncate(handle, len(content))
+    finally:
+        os.close(handle)

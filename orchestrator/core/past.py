@@ -1,0 +1,80 @@
+"""What a job's record keeps of the attempts that it no longer lists.
+
+A job may restart thousands of times, and its record is written anew with every event. The record lists the last
+``KEPT_ATTEMPTS`` attempts; of those before, only counters are kept. The events have every attempt in full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.core.job import Attempt
+
+KEPT_ATTEMPTS: Final = 10
+"""How many attempts a record lists, the current one included; `orch status JOB` shows as many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """Counters over some attempts of a job, from its first one on. Times are seconds since the epoch.
+
+    ``ordered_at`` is when the first attempt was ordered, ``running_at`` when all ranks of one were up for the first time.
+    ``recoveries`` counts attempts that reached a new step after one that failed, ``recovery_seconds`` is what they took
+    from the failure to that step, all together.
+    """
+
+    attempts: int = 0
+    first_ranks: int = 0
+    most_ranks: int = 0
+    ordered_at: float | None = None
+    running_at: float | None = None
+    first_step_at: float | None = None
+    steps_lost: int = 0
+    recoveries: int = 0
+    recovery_seconds: float = 0.0
+
+    def add(self, attempt: Attempt, following: Attempt | None) -> Past:
+        """The same with the next attempt, and with the recovery from it that ``following`` made."""
+        took = None if following is None else recovery_seconds(attempt, following)
+        return replace(
+            self,
+            attempts=self.attempts + 1,
+            first_ranks=self.first_ranks or attempt.ranks,
+            most_ranks=max(self.most_ranks, attempt.ranks),
+            ordered_at=attempt.started_at if self.ordered_at is None else self.ordered_at,
+            running_at=attempt.running_at if self.running_at is None else self.running_at,
+            first_step_at=attempt.first_step_at if self.first_step_at is None else self.first_step_at,
+            steps_lost=self.steps_lost + attempt.steps_lost,
+            recoveries=self.recoveries + (took is not None),
+            recovery_seconds=self.recovery_seconds + (took or 0.0),
+        )
+
+    def add_all(self, attempts: tuple[Attempt, ...]) -> Past:
+        """The same with these attempts, which are the job's last."""
+        past = self
+        for attempt, following in zip(attempts, (*attempts[1:], None), strict=True):
+            past = past.add(attempt, following)
+        return past
+
+
+def recovery_seconds(failed: Attempt, following: Attempt) -> float | None:
+    """Seconds from the failure of an attempt to the first new step of the one after it; None without either."""
+    if failed.failure is None or failed.ended_at is None or following.first_step_at is None:
+        return None
+    return following.first_step_at - failed.ended_at
+
+
+def shorten(past: Past, attempts: tuple[Attempt, ...]) -> tuple[Past, tuple[Attempt, ...]]:
+    """Move what is more than ``KEPT_ATTEMPTS`` from the attempts to the counters."""
+    while len(attempts) > KEPT_ATTEMPTS:
+        past, attempts = past.add(attempts[0], attempts[1]), attempts[1:]
+    return past, attempts
+
+
+def past_from(value: Mapping[str, Any]) -> Past:
+    """The inverse of its plain form in a stored record."""
+    return Past(**value)

@@ -1,0 +1,76 @@
+"""A store that an earlier version wrote: schema 4, records that list every attempt. It opens, and its jobs go on."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orchestrator.core.past import KEPT_ATTEMPTS
+from orchestrator.daemon.views import job_view
+from tests.unit.core.builders import T0, failed, gone, started
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.core.job import Job
+    from orchestrator.store.sqlite import SqliteStore
+
+    Run = Callable[..., Any]
+
+DUMP = Path(__file__).with_name("old_store.sql")
+
+
+@pytest.fixture
+def old_store(path: Path, open_store: Callable[..., SqliteStore]) -> SqliteStore:
+    """The old store, opened by this version: a job in its 26th attempt, one in its second, one that ended in its 15th."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(DUMP.read_text())
+    path.chmod(0o600)
+    return open_store()
+
+
+def job(store: SqliteStore, run: Run, name: str) -> Job:
+    """The job of a name."""
+    found: Job = run(store.find(name)).job
+    return found
+
+
+def test_its_jobs_are_read_and_its_record_verifies(old_store: SqliteStore, run: Run) -> None:
+    assert run(old_store.verify()) == []
+    live, short, ended = (job(old_store, run, name) for name in ("live", "short", "ended"))
+    assert (live.attempt_number, len(live.attempts), live.past.attempts) == (26, KEPT_ATTEMPTS, 16)
+    assert (short.attempt_number, len(short.attempts), short.past.attempts) == (2, 2, 0)
+    assert (ended.attempt_number, len(ended.attempts), ended.past.attempts) == (15, KEPT_ATTEMPTS, 5)
+    assert [found.id for found in run(old_store.load_live())] == [live.id, short.id]
+
+
+def test_what_it_says_of_all_attempts_is_what_the_earlier_version_said(old_store: SqliteStore, run: Run) -> None:
+    live = job(old_store, run, "live")
+    view = job_view(live, None, None, "/logs")
+    assert view.started_at == T0 + 102
+    assert view.timings.queued_seconds == 100.0
+    assert view.timings.submit_to_first_step_seconds == 103.25
+    assert view.timings.steps_lost == sum(number % 3 for number in range(1, 27) if number != 2)
+    # The second attempt failed at 204 s without a step; its successor's first new step was at 303.25 s.
+    assert view.timings.recoveries == 24
+    assert view.timings.recovery_seconds_total == pytest.approx(23 * 83.25 + 99.25)
+    assert (live.least_workers, live.most_workers) == (1, 1)
+    assert view.restarts == 25
+
+
+def test_its_jobs_go_on(old_store: SqliteStore, open_store: Callable[..., SqliteStore], run: Run) -> None:
+    live = job(old_store, run, "live")
+    (live,) = run(old_store.append([failed(live, at=T0 + 2700, failed_at=T0 + 2700), gone(live, at=T0 + 2701)]))
+    (live,) = run(old_store.append([started(live, at=T0 + 2702, gang=live.gang, nodes=live.nodes)]))
+    assert (live.attempt_number, len(live.attempts), live.past.attempts) == (27, KEPT_ATTEMPTS, 17)
+    assert run(old_store.verify()) == []
+    old_store.close()
+    assert job(open_store(), run, "live") == live
+
+
+def test_what_ended_before_there_was_an_account_of_tidying_is_tidied(old_store: SqliteStore, run: Run) -> None:
+    assert run(old_store.untidied()) == [job(old_store, run, "ended").id]
