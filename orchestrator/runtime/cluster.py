@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.cluster import Node
-from orchestrator.private_files import check_private, make_private, remove_private
+from orchestrator.private_files import make_private, remove_private
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.forkclient import StartedServer, start_fork_server
 from orchestrator.runtime.gpu_holds import GpuHolds, still_there
@@ -24,7 +24,7 @@ from orchestrator.runtime.head_processes import Head, end_fork_server, is_alive,
 from orchestrator.runtime.head_start import SYSTEM_CONFIG, ClusterError, launch_head, start_seconds
 from orchestrator.runtime.late_agents import LateAgents
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
-from orchestrator.runtime.node_dir import fork_socket, make_node_directory, node_directory, page_directory
+from orchestrator.runtime.node_dir import check_places, fork_socket, make_node_directory, node_directory, page_directory
 from orchestrator.runtime.own_thread import in_own_thread
 from orchestrator.runtime.prestart import (
     GUEST_KEEP_ALIVE_SECONDS,
@@ -121,8 +121,7 @@ class Cluster:
         try:
             make_private(self._paths.ray)
             if self.embedded:
-                check_private(self.node_dir("local"))
-                check_private(page_directory(self.namespace))
+                check_places(self.namespace)
         except OSError as error:
             raise ClusterError(str(error)) from error
         self._home_token = self._keep_home_token()
@@ -293,11 +292,7 @@ class Cluster:
         return head
 
     def _short_temp_dir(self) -> Path:
-        """Ray makes Unix sockets in there, whose paths are at most 107 bytes; about 60 of them are Ray's own.
-
-        Ray opens the directories of its session to every user, whatever the umask, each time that a worker starts: the
-        directories above are what closes them.
-        """
+        """Where Ray makes Unix sockets, whose paths are at most 107 bytes; about 60 of them are Ray's own. See head.py."""
         wanted = self._paths.ray / "s"
         if len(os.fsencode(wanted)) <= 40:
             return wanted

@@ -4,6 +4,9 @@ A process of its own, because Ray's ``Node`` reads its settings from the environ
 starts (gcs_server, raylet and the raylet's agents) outlives it, in the session that it was started in. It prints one JSON
 line: the address and the process ids.
 
+Ray opens the directories of its session to every user, whatever the umask, and again each time that a worker starts: what
+closes them is the directory that ``temp_dir`` lies in, which is this user's alone.
+
 Ray's ``ray start`` takes 2 s longer and also starts a monitor (80 MB), a log monitor and a dashboard process (120 MB)
 that nothing here uses. Leaving them out needs ``ray._private.node``: that dependency lives in this file only;
 ``tests/integration/test_ray_internals.py`` tells when a new Ray breaks it, and ``cluster.py`` falls back to ``ray start``.

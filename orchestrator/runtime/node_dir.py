@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.private_files import enter_private, make_private
+from orchestrator.private_files import check_private, enter_private, make_private
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -35,6 +35,12 @@ def make_node_directory(namespace: str, node_id: str) -> Path:
     for level in (directory.parents[1], directory.parent, directory):
         make_private(level)
     return directory
+
+
+def check_places(namespace: str) -> None:
+    """Raise NotPrivateError where another user has taken a place of this machine's own node. Makes nothing."""
+    check_private(node_directory(namespace, "local"))
+    check_private(page_directory(namespace))
 
 
 def fork_socket(node_dir: Path, python: str) -> Path:
