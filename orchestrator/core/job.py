@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.core import events as ev
+from orchestrator.core.conformance import repaired
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.ids import JobId
 from orchestrator.core.job_checkpoints import checkpoint_saved
@@ -18,8 +19,9 @@ from orchestrator.core.states import AttemptState, FailureClass, JobState, StopP
 from orchestrator.spec.job import ElasticWorkers, JobSpec, from_dict, to_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+R = TypeVar("R")
 STORY_LENGTH = 12
 MAX_WORKERS = 10_000
 
@@ -101,7 +103,8 @@ class Job:
 
     ``checkpoint_step`` and ``checkpoint_at`` are those of the newest checkpoint, which may lie in the memory of a rank
     actor; ``checkpoint_path``, ``durable_step`` and ``durable_at`` are those of the newest on storage. ``not_before``
-    is a back-off; until ``fenced_until`` ranks of a lost gang may still run somewhere.
+    is a back-off; until ``fenced_until`` ranks of a lost gang may still run somewhere. ``unusable`` names what of a stored
+    record was replaced by defaults when it was read; it is not stored.
     """
 
     id: JobId
@@ -152,6 +155,7 @@ class Job:
     ended_at: float | None = None
     exit_code: int | None = None
     story: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()
 
     @property
     def num_workers(self) -> int:
@@ -564,31 +568,46 @@ def job_to_dict(job: Job) -> dict[str, Any]:
     """The record as JSON-ready values, for the store's row."""
     plain: dict[str, Any] = {}
     for f in fields(job):
+        if f.name == "unusable":
+            continue
         value = getattr(job, f.name)
         plain[f.name] = to_dict(value) if f.name == "spec" else _plain(value)
     return plain
 
 
 def job_from_dict(row: Mapping[str, Any]) -> Job:
-    """The inverse of ``job_to_dict``."""
+    """The inverse of ``job_to_dict``.
+
+    Values of the wrong type, which earlier versions took from ranks as they came, are replaced by defaults and named.
+    """
     stop = row["stop"]
-    return Job(
+    attempts, unusable = _repaired_all("attempts", (_attempt_from(a) for a in row["attempts"]))
+    exits, more = _repaired_all("exits", (_exit_from(e) for e in row["exits"]))
+    job = Job(
         **{
             **row,
             "id": JobId(row["id"]),
             "spec": from_dict(row["spec"]),
             "state": JobState(row["state"]),
-            "attempts": tuple(_attempt_from(a) for a in row["attempts"]),
+            "attempts": attempts,
             "nodes": tuple(row["nodes"]),
             "seats": tuple(_seat_from(s) for s in row["seats"]),
             "pids": tuple(row["pids"]),
-            "exits": tuple(_exit_from(e) for e in row["exits"]),
+            "exits": exits,
             "stop": None if stop is None else Stop(**{**stop, "purpose": StopPurpose(stop["purpose"])}),
             "failure": None if row["failure"] is None else ev.failure_from(row["failure"]),
             "notes": tuple(row["notes"]),
             "story": tuple(row["story"]),
         }
     )
+    job, own = repaired(job)
+    found = (*own, *unusable, *more)
+    return replace(job, unusable=found) if found else job
+
+
+def _repaired_all(name: str, parts: Iterable[R]) -> tuple[tuple[R, ...], tuple[str, ...]]:
+    found = [repaired(part) for part in parts]
+    return tuple(part for part, _ in found), tuple(f"{name}.{field}" for _, names in found for field in names)
 
 
 def _exit_from(value: Mapping[str, Any]) -> Exit:

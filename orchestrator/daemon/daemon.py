@@ -199,19 +199,21 @@ class Daemon:
     async def _replay_ledger(self) -> None:
         """What live jobs' GPUs did before this daemon: their events tell it again."""
         for job_id in list(self.loop.jobs):
-            record: Job | None = None
-            for stored in await self.store.events(job_id, limit=100_000):
-                event = stored.event
-                record = (
-                    submitted(event, 0)
-                    if isinstance(event, ev.JobSubmitted)
-                    else fold(record, event)
-                    if record
-                    else None
-                )
-                if record is not None:
-                    self.metering.observe(record, event)
-                    self._trust.observe(record, event)
+            try:
+                await self._replay(job_id)
+            except Exception:  # one job's history must not keep all others from their daemon
+                self.log.exception("daemon.history_not_replayed", job=job_id)
+
+    async def _replay(self, job_id: JobId) -> None:
+        record: Job | None = None
+        for stored in await self.store.events(job_id, limit=100_000):
+            event = stored.event
+            record = (
+                submitted(event, 0) if isinstance(event, ev.JobSubmitted) else fold(record, event) if record else None
+            )
+            if record is not None:
+                self.metering.observe(record, event)
+                self._trust.observe(record, event)
 
     def _observed(self, job: Job, event: ev.Event) -> None:
         self.metering.observe(job, event)
@@ -567,6 +569,8 @@ class Daemon:
         self.metering.progress(job_id, attempt, rank, snapshot)
         self.hangs.progress(job, attempt, rank, snapshot)
         events = self._progress.take(job, attempt, rank, snapshot, self.settings.paths.metrics(job_id))
+        if any(isinstance(event, ev.JobNoted) and event.code == "unusable_report" for event in events):
+            self.log.warning("rank.unusable_report", job=job_id, rank=rank, fields=snapshot.unusable)
         self.changes.touch(job_id)
         if events:
             self.loop.post(events)

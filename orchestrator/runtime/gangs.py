@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core import events as ev
+from orchestrator.core.conformance import repaired
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.forkserver.masking import Masker
@@ -27,7 +29,7 @@ from orchestrator.runtime.resuming import newest_checkpoint, watch_settings
 from orchestrator.spec.paths import Paths
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -61,6 +63,7 @@ class _Gang:
     gone: set[int] = field(default_factory=set)
     unreached: set[int] = field(default_factory=set)
     newest: dict[int, ProgressSnapshot] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -432,12 +435,34 @@ class Gangs:
                 gang.unreached.discard(rank)
                 self._note(job.id, "reachable", f"rank {rank} is within reach again", degraded=bool(gang.unreached))
             cursor = reply.cursor
-            if reply.progress is not None:
-                gang.newest[rank] = reply.progress
-                self._progress(job.id, attempt, rank, reply.progress)
+            await self._hear(job, gang, attempt, rank, reply)
+
+    async def _hear(self, job: Job, gang: _Gang, attempt: int, rank: int, reply: PollReply) -> None:
+        """Take what a rank's host told. What cannot be taken is left out, so that the rest, and the next, still comes."""
+        if reply.progress is not None:
+            with self._left_out(job, gang, rank, "its progress"):
+                # The host checks what the script wrote; that of an older version, which an attempt may still have, did not.
+                snapshot, unusable = repaired(reply.progress)
+                snapshot = replace(snapshot, unusable=(*snapshot.unusable, *unusable)) if unusable else snapshot
+                gang.newest[rank] = snapshot
+                self._progress(job.id, attempt, rank, snapshot)
+        with self._left_out(job, gang, rank, "what became of a snapshot"):
             self._tell_saved(job.id, reply.persisted)
-            if reply.events:
-                self._tell(job, gang, attempt, rank, await self._with_gpu_evidence(gang, rank, reply.events))
+        if reply.events:
+            story = await self._with_gpu_evidence(gang, rank, [repaired(event)[0] for event in reply.events])
+            self._tell(job, gang, attempt, rank, story)
+
+    @contextmanager
+    def _left_out(self, job: Job, gang: _Gang, rank: int, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            message = f"rank {rank}: {what} is left out: {type(error).__name__}"
+            if message in gang.left_out:
+                return
+            gang.left_out.add(message)
+            self._log.exception("gang.report_left_out", job=job.id, rank=rank, what=what)
+            self._post([ev.JobNoted(job_id=job.id, at=time.time(), code="unusable_report", message=message)])
 
     async def _with_gpu_evidence(self, gang: _Gang, rank: int, story: Sequence[RankEvent]) -> Sequence[RankEvent]:
         """The story, with what the driver says of the rank's GPUs beside a failure."""

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from orchestrator.spec.globs import Globs
-
 from orchestrator.private_files import enter_below
+from orchestrator.spec.globs import Globs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

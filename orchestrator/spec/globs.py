@@ -157,7 +157,8 @@ def parse(line: str) -> Glob | None:
     parts = text.removeprefix("/").split("/")
     if not all(parts):
         return None
-    chunks, run = [], []
+    chunks: list[tuple[_Segment, ...]] = []
+    run: list[_Segment] = []
     for part in parts:
         if part == "**":
             chunks.append(tuple(run))
