@@ -7,7 +7,7 @@ version is read: a value of another type would be folded, and fail later, somewh
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from enum import Enum
 from math import isfinite
@@ -51,6 +51,12 @@ def repaired(record: R) -> tuple[R, tuple[str, ...]]:
         if not rule.check(_value(record, rule.field)):
             changes[rule.field.name] = _default(rule)
     return (replace(record, **changes) if changes else record, tuple(changes))  # type: ignore[type-var]  # a dataclass
+
+
+def repaired_all(name: str, records: Iterable[R]) -> tuple[tuple[R, ...], tuple[str, ...]]:
+    """The dataclasses, each ``repaired``, and what was replaced, as ``name.field``."""
+    found = [repaired(record) for record in records]
+    return tuple(record for record, _ in found), tuple(f"{name}.{field}" for _, names in found for field in names)
 
 
 def is_count(value: object, most: int = MAX_INTEGER) -> bool:

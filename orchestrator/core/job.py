@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.conformance import repaired
+from orchestrator.core.conformance import repaired, repaired_all
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.ids import JobId
 from orchestrator.core.job_checkpoints import checkpoint_saved
@@ -19,9 +19,8 @@ from orchestrator.core.states import AttemptState, FailureClass, JobState, StopP
 from orchestrator.spec.job import ElasticWorkers, JobSpec, from_dict, to_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-R = TypeVar("R")
 STORY_LENGTH = 12
 MAX_WORKERS = 10_000
 
@@ -103,8 +102,8 @@ class Job:
 
     ``checkpoint_step`` and ``checkpoint_at`` are those of the newest checkpoint, which may lie in the memory of a rank
     actor; ``checkpoint_path``, ``durable_step`` and ``durable_at`` are those of the newest on storage. ``not_before``
-    is a back-off; until ``fenced_until`` ranks of a lost gang may still run somewhere. ``unusable`` names what of a stored
-    record was replaced by defaults when it was read; it is not stored.
+    is a back-off; until ``fenced_until`` ranks of a lost gang may still run somewhere. ``unusable`` (not stored) names what
+    was replaced by defaults when the record was read.
     """
 
     id: JobId
@@ -568,21 +567,17 @@ def job_to_dict(job: Job) -> dict[str, Any]:
     """The record as JSON-ready values, for the store's row."""
     plain: dict[str, Any] = {}
     for f in fields(job):
-        if f.name == "unusable":
-            continue
         value = getattr(job, f.name)
         plain[f.name] = to_dict(value) if f.name == "spec" else _plain(value)
+    del plain["unusable"]
     return plain
 
 
 def job_from_dict(row: Mapping[str, Any]) -> Job:
-    """The inverse of ``job_to_dict``.
-
-    Values of the wrong type, which earlier versions took from ranks as they came, are replaced by defaults and named.
-    """
+    """The inverse of ``job_to_dict``; values of the wrong type (earlier versions let ranks write some) become defaults."""
     stop = row["stop"]
-    attempts, unusable = _repaired_all("attempts", (_attempt_from(a) for a in row["attempts"]))
-    exits, more = _repaired_all("exits", (_exit_from(e) for e in row["exits"]))
+    attempts, unusable = repaired_all("attempts", (_attempt_from(a) for a in row["attempts"]))
+    exits, more = repaired_all("exits", (_exit_from(e) for e in row["exits"]))
     job = Job(
         **{
             **row,
@@ -603,11 +598,6 @@ def job_from_dict(row: Mapping[str, Any]) -> Job:
     job, own = repaired(job)
     found = (*own, *unusable, *more)
     return replace(job, unusable=found) if found else job
-
-
-def _repaired_all(name: str, parts: Iterable[R]) -> tuple[tuple[R, ...], tuple[str, ...]]:
-    found = [repaired(part) for part in parts]
-    return tuple(part for part, _ in found), tuple(f"{name}.{field}" for _, names in found for field in names)
 
 
 def _exit_from(value: Mapping[str, Any]) -> Exit:

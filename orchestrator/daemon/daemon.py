@@ -38,6 +38,7 @@ from orchestrator.runtime.job_files import JobFiles
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.node_dir import clear_job_pages
+from orchestrator.runtime.pools import Pools
 from orchestrator.store.errors import StoreError
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry.logging import get_logger
@@ -82,6 +83,7 @@ class Daemon:
         self.store = SqliteStore.open(
             settings.paths.store, reserve=settings.paths.reserve, reserve_bytes=settings.reserve_bytes
         )
+        self.pools = Pools()
         self._progress = ProgressBook()
         self.metering = Metering(settings, self.started_at)
         self._remembered: list[JobId] = []
@@ -155,8 +157,13 @@ class Daemon:
             secrets_of=lambda job: read_secrets(self.settings, job.id),
             log_limits=limits,
             files=JobFiles(
-                self.cluster, self.settings.paths, limits, outputs_max_bytes=self.settings.outputs_max_bytes
+                self.cluster,
+                self.settings.paths,
+                limits,
+                outputs_max_bytes=self.settings.outputs_max_bytes,
+                pool=self.pools.outputs,
             ),
+            pool=self.pools.starts,
             post=self.loop.post,
             progress=self._take_progress,
             previous_step=self._progress.previous_step,
@@ -399,6 +406,7 @@ class Daemon:
                 self.log.error("daemon.task_does_not_end", task=task.get_name())
         await self.gangs.close()
         await self.cluster.stop(stop_head=not busy and self._failure is None)
+        self.pools.close()
         self.store.close()
 
     # -- the cluster
@@ -507,7 +515,7 @@ class Daemon:
         found = list(self._problems.values())
         if self.loop.blocked_by_disk:
             found.append(f"decisions cannot be written: {self.loop.blocked_by_disk}")
-        return found
+        return found + self.pools.problems()
 
     def node_views(self) -> list[v.NodeView]:
         """Every node, by name."""

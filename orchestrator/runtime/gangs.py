@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster import Cluster
     from orchestrator.runtime.job_files import JobFiles
     from orchestrator.runtime.logs import LogLimits
+    from orchestrator.runtime.pools import Pool
     from orchestrator.runtime.rank_story import PollReply, RankEvent
     from orchestrator.train.progress import ProgressSnapshot
 
@@ -91,8 +92,10 @@ class Gangs:
         files: JobFiles,
         rank_umask: int | None = None,
         gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[str, ...]]],
+        pool: Pool,
         log: FilteringBoundLogger,
     ) -> None:
+        self._pool = pool
         self._gpu_evidence = gpu_evidence
         self._rank_umask = rank_umask
         self.files = files
@@ -216,7 +219,7 @@ class Gangs:
         )
         previous = max([self._previous_step(job.id), *(g.highest_step for g in gang.greetings)])
         secrets = self._secrets_of(job)
-        resumption = await asyncio.to_thread(newest_checkpoint, job, self._paths, secrets, previous)
+        resumption = await self._pool.run(newest_checkpoint, job, self._paths, secrets, previous)
         if told := resumed(job.id, resumption, Masker(secrets.values())):
             self._post(told)
         watch = watch_settings(job, self._paths)

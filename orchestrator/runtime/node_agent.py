@@ -24,6 +24,7 @@ from orchestrator.runtime.health_check import check_node
 from orchestrator.runtime.node_dir import clear_pages, fork_socket
 from orchestrator.runtime.node_files import NodeFiles
 from orchestrator.runtime.rank_locks import lock_is_free, rank_lock_path
+from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -98,7 +99,7 @@ class NodeAgent:
     async def reads(self, path: str, text: str) -> bool:
         """A file with that text is there: this node shares the directory that it is in."""
         with contextlib.suppress(OSError):
-            return await asyncio.to_thread(Path(path).read_text) == text
+            return await asyncio.to_thread(read_plain, Path(path), len(text)) == text.encode()
         return False
 
     async def files(self, method: str, *args: Any, **kwargs: Any) -> Any:

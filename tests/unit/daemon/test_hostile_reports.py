@@ -52,7 +52,7 @@ async def take(loop: Loop, *events: ev.Event) -> None:
     """Have the loop take the events; returns when the answer to a command after them has come."""
     rounds = asyncio.create_task(loop.run())
     loop.post(events)
-    command = asyncio.create_task(loop.command(lambda: []))
+    command = asyncio.create_task(loop.command(list))
     await asyncio.wait([rounds, command], timeout=30, return_when=asyncio.FIRST_COMPLETED)
     assert not rounds.done(), rounds.exception()
     rounds.cancel()
