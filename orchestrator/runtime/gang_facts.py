@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.checkpoint import layout
 from orchestrator.core import events as ev
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from orchestrator.runtime.resuming import Resumption
     from orchestrator.spec.paths import Paths
     from orchestrator.train.progress import ProgressSnapshot
+
+
+MOST_CHARACTERS: Final = 1000  # of a message that comes from elsewhere
 
 
 def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport]) -> tuple[ev.Seat, ...]:
@@ -126,7 +129,9 @@ def saved(job_id: JobId, told: PersisterStatus | None) -> list[ev.Event]:
             )
         )
     if status.failure:
-        facts.append(ev.JobNoted(job_id=job_id, at=time.time(), code="save_failed", message=status.failure))
+        facts.append(
+            ev.JobNoted(job_id=job_id, at=time.time(), code="save_failed", message=status.failure[:MOST_CHARACTERS])
+        )
     return facts
 
 

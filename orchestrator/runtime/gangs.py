@@ -414,7 +414,17 @@ class Gangs:
             del self._gangs[job_id]
 
     async def _follow(self, job: Job, gang: _Gang, attempt: int, rank: int) -> None:
-        """One rank's story, from its first event to its last; an actor that dies loses the gang."""
+        """One rank's story, to its end. A defect in its telling must not leave the job as it is for ever: it is told anew."""
+        while True:
+            try:
+                return await self._follow_story(job, gang, attempt, rank)
+            except Exception:
+                self._log.exception("gang.watcher_failed", job=job.id, rank=rank)
+            gang.gone.discard(rank)  # it may have been set before what failed
+            await asyncio.sleep(_UNREACHABLE_RETRY_SECONDS)
+
+    async def _follow_story(self, job: Job, gang: _Gang, attempt: int, rank: int) -> None:
+        """From its first event to its last; an actor that dies loses the gang."""
         cursor = PollCursor()
         while rank not in gang.gone:
             try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TAIL_LINES: Final = 40
-TAIL_CHARACTERS: Final = 4000  # of one of these lines: they become a part of the job's record
+TAIL_CHARACTERS: Final = 2000  # of one of these lines: they become a part of the job's record
 LONGEST_LINE_BYTES: Final = 64 * 1024
 
 
