@@ -108,7 +108,9 @@ def control_routes(service: JobService, closing: asyncio.Event) -> FastAPI:
 
 def answer(view: View, status: int = 200) -> Response:
     """The view as JSON; rendered here, since views are checked by their types and not a second time by Pydantic."""
-    body = json.dumps(view.to_json(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    body = json.dumps(view.to_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
+        "utf-8", "replace"
+    )
     return Response(body, status_code=status, media_type="application/json")
 
 

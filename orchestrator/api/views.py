@@ -48,7 +48,7 @@ class View:
 def _plain(value: Any) -> Any:
     if isinstance(value, View):
         return value.to_json()
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}

@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import time
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +22,7 @@ from orchestrator.checkpoint import layout
 from orchestrator.checkpoint.buffers import writable
 from orchestrator.checkpoint.manifest import FileRecord
 from orchestrator.checkpoint.spares import FULL, Spares
+from orchestrator.spec.plain_files import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -186,7 +188,7 @@ class LocalStorage:
 
     def read(self, path: str) -> memoryview:
         """See Storage."""
-        with open(self.root / path, "rb", buffering=0) as file:  # straight into the memory
+        with self._opened(path) as file:  # straight into the memory
             content, at = writable(os.fstat(file.fileno()).st_size), 0
             while at < len(content):
                 count = file.readinto(content[at:])
@@ -197,9 +199,13 @@ class LocalStorage:
 
     def digest(self, path: str) -> FileRecord:
         """See Storage."""
-        with open(self.root / path, "rb", buffering=0) as file:
+        with self._opened(path) as file:
             digest = hashlib.file_digest(file, "sha256")
             return FileRecord(bytes=file.tell(), sha256=digest.hexdigest())
+
+    def _opened(self, path: str) -> FileIO:
+        """Unbuffered. A FIFO or a device in a file's place is an error: who reads it would wait for ever."""
+        return FileIO(open_plain(self.root / path, follow=True))
 
     def names(self, path: str = "") -> list[str]:
         """See Storage."""

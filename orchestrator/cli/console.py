@@ -34,14 +34,21 @@ class Console:
         self.err = _stream(sys.stderr) if err is None else err
         self.quiet = quiet
         self.is_terminal = self.out.isatty()
+        self._err_is_terminal = self.err.isatty()
         self.colour = _may_colour(environ, self.out)
         self.err_colour = _may_colour(environ, self.err)
         self.width, self.height = _size(environ, self.out)
         self.unicode = (getattr(self.out, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
         self.glyphs = UNICODE if self.unicode else ASCII
 
-    def print(self, text: str = "") -> None:
-        """One answer, with a line break; what the stream's encoding lacks is replaced."""
+    def print(self, text: str = "", *, raw: bool = False) -> None:
+        """One answer, with a line break; what the stream's encoding lacks is replaced.
+
+        On a terminal nothing in it but our own styles steers the terminal, unless ``raw``: texts of jobs, and of others'
+        commands, come through here.
+        """
+        if self.is_terminal and not raw:
+            text = steerless(text)
         self.out.write(self._encodable(text) + "\n")
 
     def flush(self) -> None:
@@ -57,6 +64,8 @@ class Console:
         """Something that must be said, on standard error."""
         with suppress(OSError):
             self.out.flush()  # so that both come in order; what is wrong with it is told by whoever writes an answer
+        if self._err_is_terminal:
+            text = steerless(text)
         self.err.write(text.encode(self.err.encoding or "utf-8", "replace").decode(self.err.encoding or "utf-8") + "\n")
         self.err.flush()
 
@@ -118,6 +127,32 @@ def _size(environ: Mapping[str, str], stream: TextIO) -> tuple[int, int]:
     if columns.isdecimal() and int(columns) > 0:
         width = int(columns)
     return max(width, 20), height
+
+
+# Marks that change the direction of the text around them, and separators that some terminals take for line breaks.
+_DIRECTION = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_SHOWN: dict[int, str] = {
+    **{code: f"^{chr(code ^ 0x40)}" for code in (*range(0x20), 0x7F) if chr(code) not in "\n\t"},
+    **{code: f"<{code:04X}>" for code in (*range(0x80, 0xA0), *_DIRECTION, 0x2028, 0x2029)},
+}
+
+
+def steerless(text: str, *, keep_styles: bool = True) -> str:
+    """The text with its control characters and bidirectional marks shown, as ``^[`` and ``<202E>``, and not obeyed.
+
+    Line breaks and tabs stay. So do sequences that ``styled`` makes; without ``keep_styles`` sequences that only set a
+    style are left out, whoever made them.
+    """
+    if text.isprintable():
+        return text
+    if "\x1b" not in text:
+        return text.translate(_SHOWN)
+    import re  # most texts have no escape sequence
+
+    if not keep_styles:
+        return re.sub(r"\x1b\[[0-9;:]*m", "", text).translate(_SHOWN)
+    parts = re.split(r"(\x1b\[(?:[0-2]|3[1-6])(?:;(?:[12]|3[1-6]))*m)", text)
+    return "".join(part if number % 2 else part.translate(_SHOWN) for number, part in enumerate(parts))
 
 
 def clean(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.api import following
 from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError
-from orchestrator.cli.console import RANK_STYLES, clean
+from orchestrator.cli.console import RANK_STYLES, clean, steerless
 from orchestrator.cli.submitting import print_json
 from orchestrator.cli.units import clock, span
 
@@ -79,6 +79,7 @@ class LogOptions(NamedTuple):
     since: float | None = None
     timestamps: bool = False
     json: bool = False
+    raw: bool = False
 
 
 def show_logs(session: Session, ref: str, options: LogOptions, *, follow: bool) -> int:
@@ -111,7 +112,7 @@ def show_logs(session: Session, ref: str, options: LogOptions, *, follow: bool) 
     chosen: Iterable[LogLine] = (line for line in lines if matches(line.text))
     if not follow and options.grep is not None and options.tail is not None:
         chosen = deque(chosen, maxlen=options.tail)
-    _print_log(session, chosen, _printer(session, job, options), at_once=follow)
+    _print_log(session, chosen, _printer(session, job, options), at_once=follow, raw=options.raw)
     return EXIT_OK
 
 
@@ -132,6 +133,7 @@ def _printer(session: Session, job: JobView, options: LogOptions) -> Callable[[L
 
         return lambda line: json.dumps(line.to_json(), ensure_ascii=False)
     with_rank = job.num_workers > 1 and options.rank is None
+    steered = session.console.is_terminal and not options.raw
 
     def text(line: LogLine) -> str:
         parts = []
@@ -140,14 +142,16 @@ def _printer(session: Session, job: JobView, options: LogOptions) -> Callable[[L
         if with_rank:
             style = RANK_STYLES[line.rank % len(RANK_STYLES)]
             parts.append(session.console.style(f"[{line.rank}]", style))
-        return " ".join([*parts, line.text])
+        return " ".join([*parts, steerless(line.text, keep_styles=False) if steered else line.text])
 
     return text
 
 
-def _print_log(session: Session, lines: Iterable[LogLine], printer: Callable[[LogLine], str], *, at_once: bool) -> None:
+def _print_log(
+    session: Session, lines: Iterable[LogLine], printer: Callable[[LogLine], str], *, at_once: bool, raw: bool
+) -> None:
     for line in lines:
-        session.console.print(printer(line))
+        session.console.print(printer(line), raw=raw)
         if at_once:
             session.console.flush()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from orchestrator.core.conformance import repaired
 from orchestrator.core.errors import UnknownEventError
 from orchestrator.core.states import FailureClass, JobState, OutOf, StopPurpose, StopScope
 
@@ -329,12 +330,15 @@ def event_body(event: Event) -> dict[str, Any]:
 
 
 def event_from(kind: str, body: Mapping[str, Any], *, job_id: JobId, at: float, cause: str) -> Event:
-    """The inverse of ``event_body``. Raises UnknownEventError for a kind of a newer version."""
+    """The inverse of ``event_body``. Raises UnknownEventError for a kind of a newer version.
+
+    Values of the wrong type, which earlier versions took from ranks as they came, are replaced by defaults.
+    """
     cls = EVENTS.get(kind)
     if cls is None:
         raise UnknownEventError(f"event {kind!r}: upgrade orch to the version that wrote this store")
     values = {name: _RESTORE.get((kind, name), _tuples)(value) for name, value in body.items()}
-    return cls(job_id=job_id, at=at, cause=cause, **values)
+    return repaired(cls(job_id=job_id, at=at, cause=cause, **values))[0]
 
 
 def _plain(value: Any) -> Any:

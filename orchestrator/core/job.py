@@ -105,7 +105,8 @@ class Job:
     ``attempts`` are the last ones, see ``past.KEPT_ATTEMPTS``; ``past`` counts those before them.
     ``checkpoint_step`` and ``checkpoint_at`` are those of the newest checkpoint, which may lie in the memory of a rank
     actor; ``checkpoint_path``, ``durable_step`` and ``durable_at`` are those of the newest on storage. ``not_before``
-    is a back-off; until ``fenced_until`` ranks of a lost gang may still run somewhere.
+    is a back-off; until ``fenced_until`` ranks of a lost gang may still run somewhere. ``unusable`` (not stored) names what
+    was replaced by defaults when the record was read.
     """
 
     id: JobId
@@ -157,6 +158,7 @@ class Job:
     ended_at: float | None = None
     exit_code: int | None = None
     story: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()
 
     @property
     def num_workers(self) -> int:

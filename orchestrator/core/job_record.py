@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
+from orchestrator.core.conformance import repaired, repaired_all
 from orchestrator.core.ids import JobId
 from orchestrator.core.job import Attempt, Exit, Job, Stop
 from orchestrator.core.past import Past, past_from, shorten
@@ -22,6 +23,7 @@ def job_to_dict(job: Job) -> dict[str, Any]:
     for f in fields(job):
         value = getattr(job, f.name)
         plain[f.name] = to_dict(value) if f.name == "spec" else _plain(value)
+    del plain["unusable"]
     return plain
 
 
@@ -34,27 +36,35 @@ def current_record(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def job_from_dict(row: Mapping[str, Any]) -> Job:
-    """The inverse of ``job_to_dict``; records of earlier versions are read too."""
+    """The inverse of ``job_to_dict``; records of earlier versions are read too.
+
+    Values of the wrong type, which earlier versions let ranks write, become defaults.
+    """
     row = current_record(row)
     stop = row["stop"]
-    return Job(
+    attempts, unusable = repaired_all("attempts", (_attempt_from(a) for a in row["attempts"]))
+    exits, more = repaired_all("exits", (_exit_from(e) for e in row["exits"]))
+    job = Job(
         **{
             **row,
             "id": JobId(row["id"]),
             "spec": from_dict(row["spec"]),
             "state": JobState(row["state"]),
-            "attempts": tuple(_attempt_from(a) for a in row["attempts"]),
+            "attempts": attempts,
             "past": past_from(row["past"]),
             "nodes": tuple(row["nodes"]),
             "seats": tuple(_seat_from(s) for s in row["seats"]),
             "pids": tuple(row["pids"]),
-            "exits": tuple(_exit_from(e) for e in row["exits"]),
+            "exits": exits,
             "stop": None if stop is None else Stop(**{**stop, "purpose": StopPurpose(stop["purpose"])}),
             "failure": None if row["failure"] is None else ev.failure_from(row["failure"]),
             "notes": tuple(row["notes"]),
             "story": tuple(row["story"]),
         }
     )
+    job, own = repaired(job)
+    found = (*own, *unusable, *more)
+    return replace(job, unusable=found) if found else job
 
 
 def _exit_from(value: Mapping[str, Any]) -> Exit:

@@ -36,6 +36,7 @@ from orchestrator.runtime.gpu_evidence import gpu_evidence
 from orchestrator.runtime.job_files import JobFiles
 from orchestrator.runtime.logs import LogLimits
 from orchestrator.runtime.names import placement_group_name
+from orchestrator.runtime.pools import Pools
 from orchestrator.store.errors import StoreError
 from orchestrator.store.paging import every_record
 from orchestrator.store.sqlite import SqliteStore
@@ -81,6 +82,7 @@ class Daemon:
         self.store = SqliteStore.open(
             settings.paths.store, reserve=settings.paths.reserve, reserve_bytes=settings.reserve_bytes
         )
+        self.pools = Pools()
         self._progress = ProgressBook()
         self.metering = Metering(settings, self.started_at)
         self._remembered: list[JobId] = []
@@ -155,8 +157,13 @@ class Daemon:
             secrets_of=lambda job: read_secrets(self.settings, job.id),
             log_limits=limits,
             files=JobFiles(
-                self.cluster, self.settings.paths, limits, outputs_max_bytes=self.settings.outputs_max_bytes
+                self.cluster,
+                self.settings.paths,
+                limits,
+                outputs_max_bytes=self.settings.outputs_max_bytes,
+                pool=self.pools.outputs,
             ),
+            pool=self.pools.starts,
             post=self.loop.post,
             progress=self._take_progress,
             previous_step=self._progress.previous_step,
@@ -202,9 +209,15 @@ class Daemon:
     async def _replay_ledger(self) -> None:
         """What live jobs' GPUs did before this daemon: their events tell it again."""
         for job_id in list(self.loop.jobs):
-            async for record, event in every_record(self.store, job_id):
-                self.metering.observe(record, event)
-                self._trust.observe(record, event)
+            try:
+                await self._replay(job_id)
+            except Exception:  # one job's history must not keep all others from their daemon
+                self.log.exception("daemon.history_not_replayed", job=job_id)
+
+    async def _replay(self, job_id: JobId) -> None:
+        async for record, event in every_record(self.store, job_id):
+            self.metering.observe(record, event)
+            self._trust.observe(record, event)
 
     def _observed(self, job: Job, event: ev.Event) -> None:
         self.metering.observe(job, event)
@@ -376,6 +389,7 @@ class Daemon:
         for job_id in self._progress.all():
             self._progress.settle(job_id, self.settings.paths.metrics(job_id))
         await self.cluster.stop(stop_head=not busy and self._failure is None)
+        self.pools.close()
         self.store.close()
 
     # -- the cluster
@@ -484,7 +498,7 @@ class Daemon:
         found = list(self._problems.values())
         if self.loop.blocked_by_disk:
             found.append(f"decisions cannot be written: {self.loop.blocked_by_disk}")
-        return found
+        return found + self.pools.problems()
 
     def node_views(self) -> list[v.NodeView]:
         """Every node, by name."""
@@ -552,6 +566,8 @@ class Daemon:
         self.metering.progress(job_id, attempt, rank, snapshot)
         self.hangs.progress(job, attempt, rank, snapshot)
         events = self._progress.take(job, attempt, rank, snapshot, self.settings.paths.metrics(job_id))
+        if any(isinstance(event, ev.JobNoted) and event.code == "unusable_report" for event in events):
+            self.log.warning("rank.unusable_report", job=job_id, rank=rank, fields=snapshot.unusable)
         self.changes.touch(job_id)
         if events:
             self.loop.post(events)

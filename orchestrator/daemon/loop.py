@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
+from orchestrator.core.conformance import misfits
 from orchestrator.core.errors import CoreError
+from orchestrator.core.events import JobNoted
 from orchestrator.core.job import Job, fold
 from orchestrator.core.scheduler import State, decide, desired_effect
 
@@ -88,8 +91,14 @@ class Loop:
 
     async def load(self) -> None:
         """Read every live job; what was under way is ordered again by the first round."""
-        self.jobs = {job.id: job for job in await self._store.load_live()}
+        stored = await self._store.load_live()
+        self.jobs = {job.id: replace(job, unusable=()) if job.unusable else job for job in stored}
         self.decided = dict(self.jobs)
+        for job in stored:
+            if job.unusable:
+                self._log.warning("store.record_repaired", job=job.id, fields=job.unusable)
+                message = f"its stored record held unusable values, which are left out: {', '.join(job.unusable)}"
+                self.post([JobNoted(job_id=job.id, at=time.time(), code="record_repaired", message=message)])
         self._wake.set()
 
     def post(self, events: Sequence[Event]) -> None:
@@ -140,10 +149,7 @@ class Loop:
         before = dict(self.decided)
         batch: list[tuple[Job, Event]] = []
         for event in inbox:
-            try:
-                self._fold(event, batch)
-            except CoreError:
-                self._log.exception("loop.impossible_fact", job=event.job_id, fact=event.kind)
+            self._take(event, batch)
         answered: list[asyncio.Future[None]] = []
         for make, done in commands:
             try:
@@ -158,12 +164,32 @@ class Loop:
             await self._write(batch)
             for job, event in batch:
                 self.jobs[job.id] = job
-                self._on_event(job, event)
+                self._observe(job, event)
         for done in answered:
             if not done.done():
                 done.set_result(None)
         self._tell(before)
         return wake_at
+
+    def _take(self, event: Event, batch: list[tuple[Job, Event]]) -> None:
+        """Fold a fact from outside. One that cannot be folded, for whatever reason, is left out and told, on its job alone."""
+        unusable = misfits(event)
+        if unusable:
+            self._log.warning("loop.unusable_fact", job=event.job_id, fact=event.kind, fields=unusable)
+            self._tell_dropped(event, f"unusable {', '.join(unusable)}", batch)
+            return
+        try:
+            self._fold(event, batch)
+        except Exception as error:
+            self._log.exception("loop.impossible_fact", job=event.job_id, fact=event.kind)
+            if not isinstance(error, CoreError):  # those are facts that come twice, or late
+                self._tell_dropped(event, type(error).__name__, batch)
+
+    def _tell_dropped(self, event: Event, why: str, batch: list[tuple[Job, Event]]) -> None:
+        job = self.decided.get(event.job_id)
+        message = f"a fact was left out: {event.kind} ({why})"
+        if job is not None and message not in job.notes:
+            self._fold(JobNoted(job_id=job.id, at=time.time(), code="dropped_fact", message=message), batch)
 
     def _fold(self, event: Event, batch: list[tuple[Job, Event]]) -> None:
         job = self.decided.get(event.job_id)
@@ -173,6 +199,13 @@ class Loop:
         if after is not job:
             self.decided[job.id] = after
             batch.append((after, event))
+
+    def _observe(self, job: Job, event: Event) -> None:
+        """Those that only count must not stop the loop for all jobs."""
+        try:
+            self._on_event(job, event)
+        except Exception:
+            self._log.exception("loop.observer_failed", job=job.id, fact=event.kind)
 
     def _decide(self, batch: list[tuple[Job, Event]]) -> float | None:
         for _ in range(MAX_ROUNDS):

@@ -39,7 +39,8 @@ def append(path: Path, attempt: int, highest_step: int, snapshot: ProgressSnapsh
         "samples": snapshot.samples,
         "tokens": snapshot.tokens,
         "step_seconds": snapshot.step_seconds,
-        "metrics": dict(snapshot.metrics),
+        # JSON has no NaN, and a diverged loss is one.
+        "metrics": {name: value if math.isfinite(value) else None for name, value in snapshot.metrics.items()},
     }
     if _append(path, (json.dumps(line) + "\n").encode()) > MOST_BYTES:
         path.replace(path.with_name(path.name + ".1"))
@@ -131,6 +132,10 @@ def _text(value: Any, most: int) -> str:
 def _metrics(value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or len(value) > MAX_METRICS:
         raise ValueError("no metrics")
-    if any(type(number) not in (int, float) for number in value.values()):
-        raise ValueError("a metric is no number")  # NaN and infinities are: a diverged loss is what people look for
-    return {_text(name, MAX_METRIC_NAME_BYTES): float(number) for name, number in value.items()}
+    if any(number is not None and type(number) not in (int, float) for number in value.values()):
+        raise ValueError("a metric is no number")
+    # null is what was not finite: a diverged loss is what people look for.
+    return {
+        _text(name, MAX_METRIC_NAME_BYTES): math.nan if number is None else float(number)
+        for name, number in value.items()
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
@@ -29,6 +29,8 @@ METRICS_SECONDS = 1.0
 BACKLOG_SECONDS = 0.5
 """Waiting for storage is told once it has taken as long as this, and again each time that it has doubled."""
 REMEMBER_RECALLED = 4096
+MOST_NOTES = 100
+"""Notes of one kind that one job may make, for as long as the daemon lives."""
 TOLD_AGAIN_FACTOR = 2.0
 """An interval between saves that follows what is measured is told again once it has changed by more."""
 
@@ -45,6 +47,8 @@ class JobProgress:
     written_step: int | None = None
     written_report_at: float | None = None
     quarantined: set[str] = field(default_factory=set)
+    unusable: set[tuple[int, str]] = field(default_factory=set)
+    notes: Counter[str] = field(default_factory=Counter)
     memory_notes: set[str] = field(default_factory=set)
     failure: str = ""
     waited_seconds: float = 0.0
@@ -131,11 +135,15 @@ class ProgressBook:
         book.ranks[rank] = snapshot
         book.highest_step = max(book.highest_step, snapshot.max_step or 0)
         self._write_metrics(book, path)
+        notes = [
+            *_unusable(job, book, rank, snapshot),
+            *_notes(job, book, snapshot),
+            *((*_interval(job, book, snapshot), *_backlog(job, book, snapshot)) if rank == 0 else ()),
+        ]
         return [
             *_checkpoint(job, attempt, snapshot),
             *_first_step(job, attempt, book, snapshot),
-            *_notes(job, book, snapshot),
-            *((*_interval(job, book, snapshot), *_backlog(job, book, snapshot)) if rank == 0 else ()),
+            *_few(job, book, notes),
         ]
 
     def _write_metrics(self, book: JobProgress, path: Path, *, last: bool = False) -> None:
@@ -196,10 +204,35 @@ def _first_step(job: Job, attempt: int, book: JobProgress, snapshot: ProgressSna
     ]
 
 
-def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.Event]:
-    notes: list[ev.Event] = []
+def _unusable(job: Job, book: JobProgress, rank: int, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
+    """What a rank reports and cannot be used, each once; the names are those of fields."""
+    fresh = [name for name in snapshot.unusable if (rank, name) not in book.unusable]
+    if not fresh:
+        return []
+    book.unusable.update((rank, name) for name in fresh)
+    message = (
+        f"rank {rank} reports values that cannot be used (wrong type, not finite, out of range): {', '.join(fresh)}"
+    )
+    return [ev.JobNoted(job_id=job.id, at=time.time(), code="unusable_report", message=message)]
+
+
+def _few(job: Job, book: JobProgress, notes: list[ev.JobNoted]) -> list[ev.JobNoted]:
+    """The notes, while there are not too many of their kind: a script could make one every second, for ever."""
+    kept = []
+    for note in notes:
+        book.notes[note.code] += 1
+        if book.notes[note.code] < MOST_NOTES:
+            kept.append(note)
+        elif book.notes[note.code] == MOST_NOTES:
+            message = f"{note.message} (the last of {MOST_NOTES} notes of this kind; more are left out)"
+            kept.append(ev.JobNoted(job_id=job.id, at=note.at, code=note.code, message=message))
+    return kept
+
+
+def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
+    notes: list[ev.JobNoted] = []
     for message in snapshot.checkpoint.quarantined:
-        if message not in book.quarantined:
+        if message not in book.quarantined and len(book.quarantined) < MOST_NOTES:
             book.quarantined.add(message)
             notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="quarantined", message=message))
     failure = snapshot.checkpoint.failure
@@ -207,13 +240,13 @@ def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.E
         notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="save_failed", message=failure))
     book.failure = failure
     message = _memory_note(job, snapshot)
-    if message and message not in book.memory_notes:
+    if message and message not in book.memory_notes and len(book.memory_notes) < MOST_NOTES:
         book.memory_notes.add(message)
         notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="snapshot_memory", message=message))
     return notes
 
 
-def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.Event]:
+def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
     """How often the job saves, and why, where that is chosen for it: at first, and when it has become quite another."""
     steps, told = snapshot.checkpoint.interval_steps, book.interval_steps
     if steps is None or (told is not None and told <= TOLD_AGAIN_FACTOR * steps and steps <= TOLD_AGAIN_FACTOR * told):
@@ -223,10 +256,10 @@ def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[e
     return [ev.JobNoted(job_id=job.id, at=time.time(), code="interval", message=message)]
 
 
-def _backlog(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.Event]:
+def _backlog(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
     """Whether saves wait for storage, or were given up because storage failed."""
     facts = snapshot.checkpoint
-    told: list[ev.Event] = []
+    told: list[ev.JobNoted] = []
     if facts.waited_seconds >= max(BACKLOG_SECONDS, TOLD_AGAIN_FACTOR * book.waited_seconds):
         book.waited_seconds = facts.waited_seconds
         message = (

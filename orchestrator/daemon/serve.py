@@ -102,7 +102,9 @@ async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, s
         await _serve_on(daemon, control, settings, options)
     finally:
         control.release()
-        if daemon.deaf_tasks:  # which asyncio.run would wait for without an end; everything that matters is closed
+        if (
+            daemon.deaf_tasks or daemon.pools.busy
+        ):  # which asyncio.run would wait for without an end; everything that matters is closed
             failed = sys.exception()
             if failed is not None:
                 traceback.print_exception(failed)

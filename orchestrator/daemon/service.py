@@ -136,7 +136,7 @@ class Service:
         if at and not step.isdecimal():
             raise BadRequestError(f"{step or 'nothing'!r} is not a step", hint=f"write {ref}@100, or {ref} alone")
         job = await self._record(await self.resolve(ref))
-        return await asyncio.to_thread(saved.choose, job, self._daemon.settings.paths, step)
+        return await self._daemon.pools.checkpoints.run(saved.choose, job, self._daemon.settings.paths, step)
 
     async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:  # noqa: ARG002 - the port's signature
         """Say what a submission would do; store nothing."""
@@ -273,7 +273,9 @@ class Service:
     async def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[v.LogLine], None]:
         """Lines of the job's log."""
         await self._record(job_id)
-        stream = LogStream(self._daemon.settings.paths.logs(job_id), query, lambda: self._ended(job_id))
+        stream = LogStream(
+            self._daemon.settings.paths.logs(job_id), query, lambda: self._ended(job_id), self._daemon.pools.logs
+        )
         async for batch in stream.batches():
             yield batch
 
@@ -287,7 +289,9 @@ class Service:
         book = self._daemon.progress_of(job_id)
         newest = book.ranks.get(0) if book is not None and book.attempt == job.attempt_number else None
         paths = self._daemon.settings.paths
-        return await asyncio.to_thread(saved.list_checkpoints, job, paths, verify=verify, newest=newest)
+        return await self._daemon.pools.checkpoints.run(
+            lambda: saved.list_checkpoints(job, paths, verify=verify, newest=newest)
+        )
 
     async def nodes(self) -> Sequence[v.NodeView]:
         """Every node of the cluster."""

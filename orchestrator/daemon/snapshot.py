@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from orchestrator.core.events import LeftOut
-from orchestrator.runtime.ignore_rules import ALWAYS_IGNORED, ignored_by, rules_of
+from orchestrator.runtime.ignore_rules import ALWAYS_IGNORED, IgnoreFileError, ignored_by, rules_of
 from orchestrator.runtime.working_copy import lay_out
+from orchestrator.spec.plain_files import open_plain, read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,7 +132,10 @@ def _walk(root: Path, left_out: _LeftOutCount) -> Iterator[_Found]:
     stack: list[tuple[Path, str, tuple[IgnoreRules, ...]]] = [(root, "", ())]
     while stack:
         directory, prefix, rules = stack.pop()
-        rules = (*rules, *rules_of(directory, prefix))
+        try:
+            rules = (*rules, *rules_of(directory, prefix))
+        except IgnoreFileError as error:
+            raise SnapshotError(str(error)) from error
         try:
             entries = sorted(os.scandir(directory), key=lambda e: e.name)
         except OSError as error:
@@ -183,7 +187,7 @@ def _entry(found: _Found, root: Path, blob: Callable[[str], Path]) -> dict[str, 
 def _store_file(found: _Found, blob: Callable[[str], Path]) -> str:
     small = found.status.st_size <= _CHUNK
     try:
-        data = found.path.read_bytes() if small else b""
+        data = read_plain(found.path, _CHUNK) if small else b""
         digest = hashlib.sha256(data).hexdigest() if small else _digest(found.path)
     except OSError as error:
         raise SnapshotError(f"{found.path}: {error.strerror}; make it readable or list it in .gitignore") from error
@@ -195,7 +199,7 @@ def _store_file(found: _Found, blob: Callable[[str], Path]) -> str:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with os.fdopen(open_plain(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -203,7 +207,7 @@ def _store_large(path: Path, digest: str, target: Path) -> None:
     if target.exists():
         return
     hashing = hashlib.sha256()
-    with _draft(target) as sink, path.open("rb") as source:
+    with _draft(target) as sink, os.fdopen(open_plain(path), "rb") as source:
         while chunk := source.read(_CHUNK):
             hashing.update(chunk)
             sink.write(chunk)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from orchestrator.daemon.progress import JobProgress
     from orchestrator.store.port import StoredEvent
 
+SHORTEST_STEP: Final = 1e-9
+"""Seconds; what is reported as shorter was not measured."""
 # Where in a library's source an error was raised, on its builder's machine.
 _SOURCE_PLACE: Final = re.compile(r"\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
 
@@ -135,7 +137,7 @@ def _progress(job: Job, progress: JobProgress | None) -> v.ProgressView | None:
     if leader is None:
         return None
     fraction = min(1.0, leader.step / leader.total_steps) if leader.step and leader.total_steps else None
-    rate = 1.0 / leader.step_seconds if leader.step_seconds else None
+    rate = 1.0 / leader.step_seconds if leader.step_seconds and leader.step_seconds > SHORTEST_STEP else None
     eta = None
     if rate and leader.total_steps and leader.step is not None and job.state is JobState.RUNNING:
         eta = max(0.0, (leader.total_steps - leader.step) / rate)

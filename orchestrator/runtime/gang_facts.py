@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.checkpoint import layout
 from orchestrator.core import events as ev
+from orchestrator.core.conformance import repaired
 from orchestrator.runtime.endings import stop_facts
 from orchestrator.runtime.evidence import memory_use
-from orchestrator.runtime.forkclient import read_exit_record
+from orchestrator.runtime.forkclient import ForkServerError, read_exit_record
 from orchestrator.runtime.ignore_rules import left_out_by
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from orchestrator.runtime.resuming import Resumption
     from orchestrator.spec.paths import Paths
     from orchestrator.train.progress import ProgressSnapshot
+
+
+MOST_CHARACTERS: Final = 1000  # of a message that comes from elsewhere
 
 
 def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport]) -> tuple[ev.Seat, ...]:
@@ -90,7 +94,12 @@ def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev
     """
     words: list[ev.Event] = []
     for rank in range(ranks):
-        record = read_exit_record(paths.exit_record(job_id, attempt, rank))
+        try:
+            record = read_exit_record(paths.exit_record(job_id, attempt, rank))
+        except ForkServerError as error:
+            message = f"the exit record of rank {rank} is left out: {error}"
+            words.append(ev.JobNoted(job_id=job_id, at=time.time(), code="unusable_record", message=message))
+            continue
         if record is None:
             continue
         shut_down = record.cause == "lifeline" and record.ending.keeper_terminated_at is not None
@@ -99,11 +108,15 @@ def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev
     return words
 
 
-def saved(job_id: JobId, status: PersisterStatus | None) -> list[ev.Event]:
+def saved(job_id: JobId, told: PersisterStatus | None) -> list[ev.Event]:
     """A snapshot has become a checkpoint on storage, or could not."""
-    if status is None:
+    if told is None:
         return []
+    status, unusable = repaired(told)
     facts: list[ev.Event] = []
+    if unusable:
+        message = f"what became of a snapshot is left out: unusable {', '.join(unusable)}"
+        facts.append(ev.JobNoted(job_id=job_id, at=time.time(), code="unusable_report", message=message))
     # The rank whose part came last names the checkpoint; the others still name the one before.
     if status.step is not None and status.attempt is not None and (status.watched or _is_of(status.path, status.step)):
         at = status.at or time.time()
@@ -118,7 +131,9 @@ def saved(job_id: JobId, status: PersisterStatus | None) -> list[ev.Event]:
             )
         )
     if status.failure:
-        facts.append(ev.JobNoted(job_id=job_id, at=time.time(), code="save_failed", message=status.failure))
+        facts.append(
+            ev.JobNoted(job_id=job_id, at=time.time(), code="save_failed", message=status.failure[:MOST_CHARACTERS])
+        )
     return facts
 
 

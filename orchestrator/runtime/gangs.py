@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core import events as ev
+from orchestrator.core.conformance import repaired
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.forkserver.masking import Masker
@@ -28,7 +30,7 @@ from orchestrator.runtime.resuming import newest_checkpoint, watch_settings
 from orchestrator.spec.paths import Paths
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster import Cluster
     from orchestrator.runtime.job_files import JobFiles
     from orchestrator.runtime.logs import LogLimits
+    from orchestrator.runtime.pools import Pool
     from orchestrator.runtime.rank_story import PollReply, RankEvent
     from orchestrator.train.progress import ProgressSnapshot
 
@@ -68,6 +71,7 @@ class _Gang:
     unreached: set[int] = field(default_factory=set)
     newest: dict[int, ProgressSnapshot] = field(default_factory=dict)
     cursors: dict[int, PollCursor] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -95,8 +99,10 @@ class Gangs:
         files: JobFiles,
         rank_umask: int | None = None,
         gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[str, ...]]],
+        pool: Pool,
         log: FilteringBoundLogger,
     ) -> None:
+        self._pool = pool
         self._gpu_evidence = gpu_evidence
         self._rank_umask = rank_umask
         self.files = files
@@ -220,7 +226,7 @@ class Gangs:
         )
         previous = max([self._previous_step(job.id), *(g.highest_step for g in gang.greetings)])
         secrets = self._secrets_of(job)
-        resumption = await asyncio.to_thread(newest_checkpoint, job, self._paths, secrets, previous)
+        resumption = await self._pool.run(newest_checkpoint, job, self._paths, secrets, previous)
         if told := resumed(job.id, resumption, Masker(secrets.values())):
             self._post(told)
         watch = watch_settings(job, self._paths)
@@ -515,11 +521,7 @@ class Gangs:
                 self._note(job.id, "reachable", f"rank {rank} is within reach again", degraded=bool(gang.unreached))
             late = 0
             gang.cursors[rank] = reply.cursor
-            try:
-                self._take_news(job, gang, attempt, rank, reply)
-            finally:  # the rank's end is told, whatever its progress page says
-                if reply.events:
-                    self._tell(job, gang, attempt, rank, await self._with_gpu_evidence(gang, rank, reply.events))
+            await self._hear(job, gang, attempt, rank, reply)
 
     async def _actor_lost(self, job: Job, gang: _Gang, attempt: int, lost: GangLostError) -> None:
         words: Sequence[ev.Event] = ()
@@ -530,11 +532,32 @@ class Gangs:
             self._log.exception("gang.ends_not_read", job=job.id, attempt=attempt)
         self._lost(job.id, gang.number, lost, words)
 
-    def _take_news(self, job: Job, gang: _Gang, attempt: int, rank: int, reply: PollReply) -> None:
+    async def _hear(self, job: Job, gang: _Gang, attempt: int, rank: int, reply: PollReply) -> None:
+        """Take what a rank's host told. What cannot be taken is left out, so that the rest, and the next, still comes."""
         if reply.progress is not None:
-            gang.newest[rank] = reply.progress
-            self._progress(job.id, attempt, rank, reply.progress)
-        self._tell_saved(job.id, reply.persisted)
+            with self._left_out(job, gang, rank, "its progress"):
+                # The host checks what the script wrote; that of an older version, which an attempt may still have, did not.
+                snapshot, unusable = repaired(reply.progress)
+                snapshot = replace(snapshot, unusable=(*snapshot.unusable, *unusable)) if unusable else snapshot
+                gang.newest[rank] = snapshot
+                self._progress(job.id, attempt, rank, snapshot)
+        with self._left_out(job, gang, rank, "what became of a snapshot"):
+            self._tell_saved(job.id, reply.persisted)
+        if reply.events:  # the rank's end is told, whatever its progress page says
+            story = await self._with_gpu_evidence(gang, rank, [repaired(event)[0] for event in reply.events])
+            self._tell(job, gang, attempt, rank, story)
+
+    @contextmanager
+    def _left_out(self, job: Job, gang: _Gang, rank: int, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            message = f"rank {rank}: {what} is left out: {type(error).__name__}"
+            if message in gang.left_out:
+                return
+            gang.left_out.add(message)
+            self._log.exception("gang.report_left_out", job=job.id, rank=rank, what=what)
+            self._post([ev.JobNoted(job_id=job.id, at=time.time(), code="unusable_report", message=message)])
 
     async def _with_gpu_evidence(self, gang: _Gang, rank: int, story: Sequence[RankEvent]) -> Sequence[RankEvent]:
         """The story, with what the driver says of the rank's GPUs beside a failure."""

@@ -11,13 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-import pathspec
+from orchestrator.spec.globs import GlobError, Globs
+from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 IGNORE_FILES: Final = (".gitignore", ".orchignore")
+MAX_IGNORE_BYTES: Final = 1024 * 1024
 ALWAYS_IGNORED: Final = frozenset({".git", "__pycache__", ".venv", ".orch"})
+
+
+class IgnoreFileError(Exception):
+    """An ignore file is no regular file, cannot be read, or is too long; the message names it and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +31,36 @@ class IgnoreRules:
     """The rules of one directory. ``prefix`` is its path below the working directory, empty or with a slash at its end."""
 
     prefix: str
-    spec: pathspec.PathSpec
+    globs: Globs
     git_lines: int
 
     def judge(self, relative: str, *, is_dir: bool) -> str | None:
         """The file that leaves ``relative`` out; empty where one keeps it in, None where these rules do not speak of it."""
-        name = f"{relative}/" if is_dir else relative
-        result = self.spec.check_file(name[len(self.prefix) :])
-        if result.include is None or result.index is None:
+        found = self.globs.last(relative[len(self.prefix) :], is_dir=is_dir)
+        if found is None:
             return None
-        return IGNORE_FILES[result.index >= self.git_lines] if result.include else ""
+        return "" if found.negated else IGNORE_FILES[found.line >= self.git_lines]
 
 
 def rules_of(directory: Path, prefix: str) -> tuple[IgnoreRules, ...]:
-    """The rules that a directory adds: none or one."""
+    """The rules that a directory adds: none or one. Raises IgnoreFileError."""
     lines: list[list[str]] = []
     for name in IGNORE_FILES:
         path = directory / name
-        text = path.read_text(errors="replace") if path.is_file() else ""
+        try:
+            text = read_plain(path, MAX_IGNORE_BYTES, follow=True).decode(errors="replace")
+        except FileNotFoundError:
+            text = ""
+        except OSError as error:
+            raise IgnoreFileError(f"{path}: {error.strerror}; shorten it, or make it a readable file") from error
         lines.append([line for line in text.splitlines() if line])
     if not any(lines):
         return ()
-    spec = pathspec.GitIgnoreSpec.from_lines([*lines[0], *lines[1]])
-    return (IgnoreRules(prefix, spec, len(lines[0])),)
+    try:
+        globs = Globs([*lines[0], *lines[1]])
+    except GlobError as error:
+        raise IgnoreFileError(f"{directory}: in {' and '.join(IGNORE_FILES)}: {error}; shorten them") from error
+    return (IgnoreRules(prefix, globs, len(lines[0])),)
 
 
 def ignored_by(rules: Sequence[IgnoreRules], relative: str, *, is_dir: bool) -> str:
@@ -68,7 +81,10 @@ def left_out_by(root: Path, path: str) -> str:
     rules: tuple[IgnoreRules, ...] = ()
     for index, part in enumerate(parts):
         prefix = "".join(f"{above}/" for above in parts[:index])
-        rules = (*rules, *rules_of(root / prefix, prefix))
+        try:
+            rules = (*rules, *rules_of(root / prefix, prefix))
+        except IgnoreFileError:  # such a directory was not submitted; this file has come since
+            return ""
         found = ignored_by(rules, f"{prefix}{part}", is_dir=index < len(parts) - 1)
         if found:
             return found

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job import Job
     from orchestrator.runtime.cluster import Cluster
     from orchestrator.runtime.logs import LogLimits
+    from orchestrator.runtime.pools import Pool
     from orchestrator.runtime.working_copy import Output, Outputs
     from orchestrator.spec.paths import Paths
 
@@ -85,7 +86,10 @@ class LogMirror:
 class JobFiles:
     """See the module."""
 
-    def __init__(self, cluster: Cluster, paths: Paths, limits: LogLimits, *, outputs_max_bytes: int) -> None:
+    def __init__(
+        self, cluster: Cluster, paths: Paths, limits: LogLimits, *, outputs_max_bytes: int, pool: Pool
+    ) -> None:
+        self._pool = pool
         self._cluster = cluster
         self._paths = paths
         self._limits = limits
@@ -222,7 +226,7 @@ class JobFiles:
         apart = self.apart(job)
         if len(apart) < len(set(job.nodes)):
             try:
-                found = await asyncio.to_thread(self._keep_own, job, target, left)
+                found = await self._pool.run(self._keep_own, job, target, left)
                 left -= sum(each.size_bytes for each in found.files)
                 said.append(self._left(found, job.work_dir))
             except (OSError, ValueError) as error:
@@ -262,7 +266,7 @@ class JobFiles:
             with place.create(found.mode) as file:
                 offset = 0
                 while data := await self._ask(node_id, "read_output", job.id, found.path, offset):
-                    await asyncio.to_thread(file.write, data)
+                    await self._pool.run(file.write, data)
                     offset += len(data)
                     if len(data) < CHUNK_BYTES:
                         break

@@ -10,9 +10,11 @@ import json
 import select
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from orchestrator.core.conformance import misfits, repaired
 from orchestrator.runtime.forkserver import wire
+from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
     import socket
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 _READ_BYTES = 65536
 _RECORD_VERSION = 1
 _CLOSED = -1
+MAX_RECORD_BYTES: Final = 4 * 1024 * 1024
+"""An exit record is below a tenth of this: its texts are cut by the process that reports them."""
+MAX_EXIT_CODE: Final = 255
+MAX_SIGNAL: Final = 64
+
+T = TypeVar("T")
 
 
 class ForkServerError(Exception):
@@ -51,6 +59,10 @@ class ForkServerTimeoutError(ForkServerError):
 
 class ForkServerStartError(ForkServerError):
     """The server could not be started; the message holds what the interpreter said."""
+
+
+class ExitRecordError(ForkServerError):
+    """What is where an exit record belongs is none: the job's own processes can write there. It counts as absent."""
 
 
 # -- events of a lifeline; times are Unix times in seconds
@@ -155,29 +167,44 @@ class ExitRecord:
 
 
 def read_exit_record(path: Path) -> ExitRecord | None:
-    """The record at `path`; None as long as there is none. Records are whole or absent."""
+    """The record at `path`; None as long as there is none. Records are whole or absent.
+
+    The file lies where the job's own processes can write. Raises ExitRecordError for what is no such record, and
+    ForkServerVersionError.
+    """
     try:
-        text = path.read_bytes()
+        text = read_plain(path, MAX_RECORD_BYTES)
     except FileNotFoundError:
         return None
-    fields = json.loads(text)
-    if fields.pop("version") != _RECORD_VERSION:
+    except OSError as error:
+        raise ExitRecordError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ExitRecordError(f"{path} is no exit record: it is not JSON") from error
+    if not isinstance(fields, dict) or "version" not in fields:
+        raise ExitRecordError(f"{path} is no exit record")
+    if fields["version"] != _RECORD_VERSION:
         raise ForkServerVersionError(f"{path} was written by another version of orch; read it with that one")
-    error = fields.pop("error")
-    ending = _ending(fields)
-    memory = fields.pop("memory", None)
-    known = {name: value for name, value in fields.items() if name not in Ending.__slots__}
-    return ExitRecord(
-        error=None if error is None else ErrorRaised(**error),
-        ending=ending,
-        memory=None if memory is None else MemoryUsed(**memory),
-        **known,
-    )
+    told, used = fields.get("error"), fields.get("memory")
+    raised = None if told is None else _built(ErrorRaised, told)
+    memory = None if used is None else _built(MemoryUsed, used)
+    record = _built(ExitRecord, {**fields, "error": raised, "ending": _ending(fields), "memory": memory})
+    missing = (raised is None) != (told is None) or (memory is None) != (used is None)
+    if record is None or missing or not _is_an_end(record):
+        raise ExitRecordError(f"{path} is no exit record: a value is missing, of the wrong type, or out of range")
+    return record
+
+
+def _is_an_end(record: ExitRecord) -> bool:
+    if record.signal is not None:
+        return record.exit_code is None and 1 <= record.signal <= MAX_SIGNAL
+    return record.exit_code is not None and 0 <= record.exit_code <= MAX_EXIT_CODE
 
 
 def _ending(fields: Mapping[str, Any]) -> Ending:
-    """A keeper of an earlier version says none of it."""
-    return Ending(**{name: fields.get(name) for name in Ending.__slots__})
+    """A keeper of an earlier version says none of it; what is of the wrong type counts as not said."""
+    return repaired(Ending(**{name: fields.get(name) for name in Ending.__slots__}))[0]
 
 
 class Lifeline:
@@ -277,24 +304,36 @@ class Lifeline:
         return self._pending.pop(0) if self._pending else None
 
     def _take(self, data: bytes) -> None:
-        if data:
-            for message in self._lines.feed(data):
+        messages = self._messages(data)
+        if messages is not None:
+            for message in messages:
                 self._take_message(message)
             self._ended = any(isinstance(event, Gone) for event in self._pending)
         else:
             self._ended = True
             self._pending.append(KeeperLost(at=time.time()))
 
+    def _messages(self, data: bytes) -> list[dict[str, Any]] | None:
+        """What has come; None at the end, and of a keeper that sends no messages: it is no keeper any more."""
+        try:
+            return self._lines.feed(data) if data else None
+        except wire.WireError:
+            return None
+
     def _take_message(self, message: dict[str, Any]) -> None:
-        match message.get("event"):  # messages of their own: owners of earlier versions pass over them
+        """Add the event of a message; none for one that this version does not know, or that lacks what it must say."""
+        kind = str(message.get("event"))
+        match kind:  # messages of their own: owners of earlier versions pass over them
             case "memory":
-                self._memory = MemoryUsed(**{name: value for name, value in message.items() if name != "event"})
+                self._memory = _built(MemoryUsed, message)
                 return
             case "ending":
                 self._ending = _ending(message)
                 return
             case _:
-                event = _event(message)
+                cls = _EVENTS.get(kind)
+        told = {name: value for name, value in message.items() if name not in {"ending", "memory"}}
+        event = None if cls is None else _built(cls, told)
         if isinstance(event, Exited):
             event = replace(event, memory=self._memory, ending=self._ending)
         if event is not None:
@@ -314,6 +353,13 @@ _EVENTS: dict[str, type[Started | ErrorRaised | Exited | Gone]] = {
 }
 
 
-def _event(message: dict[str, Any]) -> Event | None:
-    kind = _EVENTS.get(message.pop("event", ""))
-    return None if kind is None else kind(**message)
+def _built(cls: type[T], values: Any) -> T | None:
+    """The dataclass of the values that it declares; None where one is missing or of the wrong type."""
+    if not isinstance(values, dict):
+        return None
+    names: Mapping[str, object] = cls.__dataclass_fields__  # type: ignore[attr-defined]  # a dataclass
+    try:
+        made = cls(**{name: values[name] for name in names if name in values})
+    except TypeError:
+        return None
+    return None if misfits(made) else made

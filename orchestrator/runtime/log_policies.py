@@ -38,12 +38,15 @@ async def match_policies(
     if not policies:
         return "", ""
     question = json.dumps([[pattern for pattern, _ in policies], text[-MOST_CHARACTERS:]])
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-c", _SEARCH),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", _SEARCH),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError as error:  # no process can be had: the rank's end is told all the same
+        return "", f"the log policies could not be searched for: {error.strerror}"
     assert process.stdin is not None
     assert process.stdout is not None
     last = ["", "0"]

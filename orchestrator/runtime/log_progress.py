@@ -30,7 +30,7 @@ import json, re, sys
 pattern = re.compile(sys.argv[1])
 def number(text):
     text = (text or "").replace(",", "").replace("_", "").strip()
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
 for batch in sys.stdin:
     found = None
     for line in reversed(json.loads(batch)):

@@ -1,4 +1,4 @@
-"""A rank's output on disk: written by its actor, read by anybody, also after the job has ended.
+"""A rank's output on disk, as its actor writes it. ``log_reading.py`` reads it, also after the job has ended.
 
 One file per attempt and rank, ``attempt-0001/rank-00000.log``; a line is ``TIME STREAM TEXT``, TIME in seconds since the
 epoch with microseconds, STREAM ``o`` or ``e`` (capitals: the line goes on in the next one). Files are capped: a full one
@@ -8,9 +8,7 @@ becomes ``.log.1``, older ones move up, the oldest goes. Secrets are masked befo
 from __future__ import annotations
 
 import errno
-import heapq
 import os
-import re
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -19,13 +17,13 @@ from orchestrator.private_files import make_private, open_private
 from orchestrator.runtime.forkserver.masking import Masker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 TAIL_LINES: Final = 40
+TAIL_CHARACTERS: Final = 2000  # of one of these lines: they become a part of the job's record
 LONGEST_LINE_BYTES: Final = 64 * 1024
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_NAME = re.compile(r"attempt-(\d+)/rank-(\d+)\.log(?:\.(\d+))?$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +80,7 @@ class LogWriter:
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines, without stamps."""
+        """The last lines, without stamps; of long ones both ends."""
         return tuple(self._tail)
 
     @property
@@ -134,7 +132,7 @@ class LogWriter:
             line = line.rsplit(b"\r", 1)[1]
         self.lines += 1
         text = line.decode(errors="replace")
-        self._tail.append(text)
+        self._tail.append(_clipped(text))
         if self._listener is not None:
             self._listener(text)
         return self._stamped(stream, line, at)
@@ -175,59 +173,8 @@ def _append_to(path: Path) -> int:
     return open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
-class LogReader:
-    """Reads a job's logs from where it left off; lines of several ranks come merged by time."""
-
-    def __init__(self, directory: Path, *, attempt: int | None = None, rank: int | None = None) -> None:
-        self._directory = directory
-        self._attempt = attempt
-        self._rank = rank
-        self._offsets: dict[tuple[str, int], int] = {}
-
-    def read(self) -> list[LogEntry]:
-        """Every line that was added since the last call, oldest first."""
-        per_file = [self._read_file(path) for path in self._files()]
-        return list(heapq.merge(*per_file, key=lambda entry: (entry.attempt, entry.at)))
-
-    def _files(self) -> Iterable[Path]:
-        found = []
-        for path in self._directory.glob("attempt-*/rank-*.log*"):
-            match = _NAME.search(path.as_posix())
-            if match is None:
-                continue
-            attempt, rank, age = int(match[1]), int(match[2]), int(match[3] or 0)
-            if self._attempt in (None, attempt) and self._rank in (None, rank):
-                found.append((attempt, rank, -age, path))
-        return [path for *_, path in sorted(found)]
-
-    def _read_file(self, path: Path) -> list[LogEntry]:
-        match = _NAME.search(path.as_posix())
-        assert match is not None
-        try:
-            with path.open("rb") as file:
-                # The inode, not the name: a file that was rotated away goes on where it was read to.
-                key = (str(path.parent), os.fstat(file.fileno()).st_ino)
-                file.seek(self._offsets.get(key, 0))
-                data = file.read()
-                end = data.rfind(b"\n") + 1
-                self._offsets[key] = self._offsets.get(key, 0) + end
-        except FileNotFoundError:
-            return []
-        return list(_entries(data[:end], int(match[1]), int(match[2])))
-
-
-def _entries(data: bytes, attempt: int, rank: int) -> Iterator[LogEntry]:
-    for line in data.splitlines():
-        at, _, rest = line.partition(b" ")
-        stream, _, text = rest.partition(b" ")
-        try:
-            stamp = float(at)
-        except ValueError:  # a line torn by a power cut
-            continue
-        yield LogEntry(
-            at=stamp,
-            attempt=attempt,
-            rank=rank,
-            stream="stderr" if stream.lower() == b"e" else "stdout",
-            text=text.decode(errors="replace"),
-        )
+def _clipped(text: str) -> str:
+    if len(text) <= TAIL_CHARACTERS:
+        return text
+    half = TAIL_CHARACTERS // 2
+    return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"

@@ -32,6 +32,7 @@ from orchestrator.runtime.rank_remains import (
     end_tree,
     is_stopped,
 )
+from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -106,7 +107,7 @@ class NodeAgent:
     async def reads(self, path: str, text: str) -> bool:
         """A file with that text is there: this node shares the directory that it is in."""
         with contextlib.suppress(OSError):
-            return await asyncio.to_thread(Path(path).read_text) == text
+            return await asyncio.to_thread(read_plain, Path(path), len(text)) == text.encode()
         return False
 
     async def files(self, method: str, *args: Any, **kwargs: Any) -> Any:

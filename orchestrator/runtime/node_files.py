@@ -6,6 +6,7 @@ fetched or when. Every call can be made again: what is there already is kept.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -15,8 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.private_files import enter_below
+from orchestrator.runtime.lifeline import MAX_RECORD_BYTES
 from orchestrator.runtime.working_copy import Outputs, find_outputs, lay_out, open_output
 from orchestrator.spec.paths import Paths
+from orchestrator.spec.plain_files import NotPlainFileError, open_plain, read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -106,8 +109,10 @@ class NodeFiles:
         opened = []
         for path in files:
             try:
-                opened.append(path.open("rb"))
-            except FileNotFoundError:  # rotated away just now; it is found under its next name the next time
+                opened.append(os.fdopen(open_plain(path), "rb"))
+            except (FileNotFoundError, NotPlainFileError):  # rotated away just now, and found the next time; or no log
+                for file in opened:
+                    file.close()
                 return None
         try:
             inodes = [os.fstat(file.fileno()).st_ino for file in opened]
@@ -131,7 +136,8 @@ class NodeFiles:
         found = {}
         for path in self.paths.exits(job_id).glob("attempt-*/rank-*.json"):
             if match := _EXIT.search(path.as_posix()):
-                found[int(match[1]), int(match[2])] = path.read_bytes()
+                with contextlib.suppress(OSError):  # what is no record is left here: it counts as absent
+                    found[int(match[1]), int(match[2])] = read_plain(path, MAX_RECORD_BYTES)
         return found
 
     def find_outputs(self, job_id: str, patterns: Sequence[str], max_bytes: int) -> Outputs:

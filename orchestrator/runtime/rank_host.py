@@ -49,7 +49,7 @@ from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.record_room import make_room
 from orchestrator.runtime.rendezvous import bind_rendezvous
 from orchestrator.runtime.tracing import take_trace
-from orchestrator.train.progress import ProgressPage, ProgressPageError, ProgressSnapshot
+from orchestrator.train.progress_reading import PageReader
 from orchestrator.train.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from orchestrator.core.health import RankLook
     from orchestrator.runtime.forkclient import Event
     from orchestrator.runtime.rank_plan import RankPlan
+    from orchestrator.train.progress import ProgressSnapshot
 
 PROGRESS_SECONDS: Final = 1.0
 LAST_LOOK_SECONDS: Final = 10.0
@@ -101,7 +102,7 @@ class RankHost:
         self._lifeline: Lifeline | None = None
         self._store: Lifeline | None = None
         self._listener: socket.socket | None = None
-        self._page: ProgressPage | None = None
+        self._page: PageReader | None = None
         self._progress: ProgressSnapshot | None = None
         self._progress_number = 0
         self._read_at = 0.0
@@ -330,10 +331,7 @@ class RankHost:
         page, output = self._page, self._output
         if page is None:
             return None
-        try:
-            progress = page.read()
-        except (ProgressPageError, ValueError):  # replaced or unmapped in this moment
-            return None
+        progress = page.read()
         if output is not None:
             progress = output.over(progress)
         if progress.max_step is None or progress.last_step_at is None:
@@ -371,7 +369,7 @@ class RankHost:
         if self._page is not None:
             self._page.close()
         make_private(Path(plan.page).parent)
-        self._page = ProgressPage.create(plan.page)
+        self._page = PageReader.create(plan.page)
         self._progress = None
 
     def _look(self, *, final: bool) -> None:

@@ -6,12 +6,13 @@ points that take a path. Blocking: it reads and verifies files.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.store import CheckpointStore
 from orchestrator.checkpoint.watched import Note, WatchedFiles, WatchSettings
-from orchestrator.runtime.forkclient import read_exit_record
+from orchestrator.runtime.forkclient import ForkServerError, read_exit_record
 from orchestrator.runtime.plan import checkpoint_dir, store_environ
 from orchestrator.spec.entrypoint import CHECKPOINT
 
@@ -84,6 +85,11 @@ def _from_watched(job: Job, paths: Paths, files: WatchedFiles, reached: int) -> 
 def _writers_gone_at(job: Job, paths: Paths) -> float:
     """When the first rank of the attempt before ended: what was written later may be torn."""
     before = job.attempts[-2]
-    records = [read_exit_record(paths.exit_record(job.id, before.number, rank)) for rank in range(job.num_workers)]
-    times = [record.ended_at for record in records if record is not None]
+    times = []
+    for rank in range(job.num_workers):
+        with contextlib.suppress(
+            ForkServerError
+        ):  # what is no record counts as absent: the attempt's own end stands for it
+            record = read_exit_record(paths.exit_record(job.id, before.number, rank))
+            times += [record.ended_at] if record is not None else []
     return min(times, default=before.ended_at or before.started_at)

@@ -12,12 +12,12 @@ from orchestrator.train.trace_request import TraceRefusedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.train.progress import ProgressPage
+    from orchestrator.train.progress_reading import PageReader
 
 _POLL_SECONDS: Final = 0.05
 
 
-async def take_trace(page: ProgressPage, rank: int, steps: int, seconds: float, over: Callable[[], bool]) -> bytes:
+async def take_trace(page: PageReader, rank: int, steps: int, seconds: float, over: Callable[[], bool]) -> bytes:
     """A trace of the next ``steps`` steps, gzipped JSON. Raises TraceRefusedError, also when the process is ``over``."""
     base = page.path
     if not trace_request.listens(base, page.read().writer_pid):
@@ -32,12 +32,15 @@ async def take_trace(page: ProgressPage, rank: int, steps: int, seconds: float, 
         trace_request.withdraw(base)
 
 
-async def _wait_for(page: ProgressPage, rank: int, seconds: float, over: Callable[[], bool]) -> bytes:
+async def _wait_for(page: PageReader, rank: int, seconds: float, over: Callable[[], bool]) -> bytes:
     deadline = time.monotonic() + seconds
     asked = trace_request.beside(page.path, trace_request.REQUEST_SUFFIX)
     while True:
         ended, pending = over(), asked.exists()  # before the trace is looked for: it comes first
-        data = await asyncio.to_thread(trace_request.collect, page.path)
+        try:
+            data = await asyncio.to_thread(trace_request.collect, page.path)
+        except OSError as error:
+            raise TraceRefusedError(f"rank {rank} left a trace that cannot be read: {error.strerror}") from error
         if data is not None:
             return data
         if ended:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-import pathspec
-
 from orchestrator.private_files import enter_below
+from orchestrator.spec.globs import Globs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,11 +104,11 @@ def find_outputs(work: Path, patterns: Sequence[str], max_bytes: int) -> Outputs
     are not followed and not brought back, so nothing outside of ``work`` is ever read. Raises ValueError for a link in
     place of ``work``.
     """
-    spec = pathspec.GitIgnoreSpec.from_lines(f"/{pattern}" for pattern in patterns)
+    globs = Globs(f"/{pattern}" for pattern in patterns)
     chosen: list[Output] = []
     size = left_files = left_bytes = 0
     for found in sorted(_regular_files(work), key=lambda each: each.path):
-        if not spec.match_file(found.path):
+        if not globs.matches(found.path):
             continue
         if size + found.size_bytes > max_bytes or len(chosen) >= MAX_OUTPUTS:
             left_files, left_bytes = left_files + 1, left_bytes + found.size_bytes

@@ -71,7 +71,8 @@ class ProgressSnapshot:
     32 durations, oldest first. ``busy_seconds`` is a running mean, too: what of a step the thread that reports it used a
     processor for. ``saving_since`` is set while a save to storage stalls the training loop.
     ``snapshot_step`` is the newest one in shared memory; ``save_seconds`` is how long the last save, of either kind,
-    stalled the loop; ``saves`` counts both.
+    stalled the loop; ``saves`` counts both. ``unusable`` names the values that were on the page and are left out, because
+    they have the wrong type, are not finite, or are out of range.
     """
 
     writer_pid: int | None = None
@@ -102,10 +103,27 @@ class ProgressSnapshot:
     checkpoint: CheckpointFacts = CheckpointFacts()
     stop_requested: bool = False
     stop_seen: bool = False
+    unusable: tuple[str, ...] = ()
+
+
+def create_page(target: Path) -> int:
+    """Make a blank page at ``target``, replacing what is there; mode 0600. Its descriptor, which the caller closes."""
+    blank = bytearray(layout.PAGE_BYTES)
+    layout.HEADER.pack_into(blank, 0, layout.MAGIC, layout.LAYOUT_VERSION, layout.PAGE_BYTES)
+    draft = target.with_name(f"{target.name}.{os.getpid()}.new")
+    draft.unlink(missing_ok=True)
+    handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(handle, blank)
+        draft.replace(target)  # a reader sees the old page or a whole new one
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
 
 
 class ProgressPage:
-    """A mapped progress page. The actor calls ``create``, ``read`` and ``request_stop``; the rank ``open`` and the rest.
+    """A mapped progress page, for the rank. Its actor reads and asks for a stop through ``progress_reading.PageReader``.
 
     Only one process may write at a time: see ``claim``. Writes are serialised among threads.
     """
@@ -132,15 +150,7 @@ class ProgressPage:
     def create(cls, path: str | os.PathLike[str]) -> Self:
         """Make a blank page at ``path`` (normally under /dev/shm), replacing one that is there; mode 0600."""
         target = Path(path)
-        blank = bytearray(layout.PAGE_BYTES)
-        layout.HEADER.pack_into(blank, 0, layout.MAGIC, layout.LAYOUT_VERSION, layout.PAGE_BYTES)
-        draft = target.with_name(f"{target.name}.{os.getpid()}.new")
-        handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(handle, blank)
-        finally:
-            os.close(handle)
-        draft.replace(target)  # a reader sees the old page or a whole new one
+        os.close(create_page(target))
         return cls.open(target)
 
     @classmethod
@@ -285,18 +295,13 @@ class ProgressPage:
         self._page[layout.STOP_REQUESTED_AT] = 1
 
     def read(self) -> ProgressSnapshot:
-        """The newest complete report; a blank snapshot before the first one."""
-        page = self._page
-        pid = layout.WRITER_PID.unpack_from(page, layout.WRITER_PID_AT)[0]
-        hot = layout.HOT.newest(page)
-        facts = layout.FACTS.newest(page)
-        return ProgressSnapshot(
-            writer_pid=pid or None,
-            checkpoint=CheckpointFacts() if facts is None else _facts_from(json.loads(facts)),
-            stop_requested=self.stop_requested,
-            stop_seen=page[layout.STOP_SEEN_AT] != 0,
-            **({} if hot is None else _decode_hot(hot)),
-        )
+        """The newest complete report; a blank snapshot before the first one. Raises ProgressPageError for a damaged page.
+
+        The rank actor reads through ``progress_reading.PageReader``, which a page that the rank has truncated cannot end.
+        """
+        from orchestrator.train.progress_reading import snapshot_of  # the process that writes has no use for it
+
+        return snapshot_of(lambda: self._page[:])
 
     # Inside a write, under the lock
 
@@ -360,7 +365,7 @@ class ProgressPage:
             return
         self._index[name] = len(self._values)
         self._values.append(value)
-        self._names += layout.encode_names((name,))
+        self._names += bytes((len(raw),)) + raw
 
     def _publish(self, now: float) -> None:
         fixed = layout.HOT_FIXED.pack(
@@ -384,55 +389,6 @@ class ProgressPage:
         layout.HOT.publish(self._page, self._hot_counter, payload)
 
 
-def _decode_hot(raw: bytes) -> dict[str, Any]:
-    fields = layout.HOT_FIXED.unpack_from(raw)
-    step, highest, total, samples, tokens, new_step, reported, recorded, dropped, snapshot, saves = fields[:11]
-    epoch, first, new, last, report, seconds, phase_since, saving, snapshot_at, save_seconds, busy = fields[11:22]
-    phase_bytes, count = fields[22:]
-    ring_at = layout.HOT_FIXED.size
-    phase_at = ring_at + layout.RECENT.size
-    values_at = phase_at + phase_bytes
-    names_at = values_at + 8 * count
-    values = array("d", raw[values_at:names_at])
-    return {
-        "step": _count(step),
-        "max_step": _count(highest),
-        "total_steps": _count(total),
-        "samples": _count(samples),
-        "tokens": _count(tokens),
-        "new_step": _count(new_step),
-        "steps_reported": reported,
-        "metrics_dropped": dropped,
-        "epoch": None if math.isnan(epoch) else epoch,
-        "first_step_at": first or None,
-        "new_step_at": new or None,
-        "last_step_at": last or None,
-        "last_report_at": report or None,
-        "step_seconds": None if math.isnan(seconds) else seconds,
-        "busy_seconds": None if math.isnan(busy) else busy,
-        "recent_step_seconds": _ring(layout.RECENT.unpack_from(raw, ring_at), recorded),
-        "phase": raw[phase_at:values_at].decode(errors="replace"),
-        "phase_since": phase_since or None,
-        "saving_since": saving or None,
-        "snapshot_step": _count(snapshot),
-        "snapshot_at": snapshot_at or None,
-        "save_seconds": None if math.isnan(save_seconds) else save_seconds,
-        "saves": saves,
-        "metrics": dict(zip(layout.decode_names(raw[names_at:], count), values, strict=True)),
-    }
-
-
-def _count(value: int) -> int | None:
-    return None if value == _NONE else value
-
-
-def _ring(values: tuple[float, ...], recorded: int) -> tuple[float, ...]:
-    if recorded <= len(values):
-        return values[:recorded]
-    split = recorded % len(values)
-    return values[split:] + values[:split]
-
-
 def _facts_body(facts: CheckpointFacts) -> dict[str, Any]:
     body = {name: getattr(facts, name) for name in CheckpointFacts.__dataclass_fields__}
     for name in ("failure", "interval_reason", "snapshots_off"):
@@ -440,10 +396,6 @@ def _facts_body(facts: CheckpointFacts) -> dict[str, Any]:
     body["saved_path"], body["resumed_path"] = facts.saved_path[:800], facts.resumed_path[:800]
     body["quarantined"] = [text[:_MAX_MESSAGE_CHARS] for text in facts.quarantined[-_MAX_QUARANTINED:]]
     return body
-
-
-def _facts_from(body: dict[str, Any]) -> CheckpointFacts:
-    return CheckpointFacts(**{**body, "quarantined": tuple(body["quarantined"])})
 
 
 def _alive(pid: int) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Callable
 
 PAGE_BYTES = 16 * 1024
 MAGIC = b"ORCHPAGE"
@@ -38,7 +39,7 @@ MAX_PHASE_BYTES = 32
 RECENT_STEPS = 32
 
 _SLOT_HEAD = struct.Struct("<QII")  # counter, CRC-32, payload bytes
-_READ_ATTEMPTS = 1000
+_READ_ATTEMPTS = 100
 
 
 class ProgressPageError(Exception):
@@ -57,7 +58,7 @@ class Slots:
         """The most payload bytes one record holds."""
         return self.slot_bytes - _SLOT_HEAD.size
 
-    def last_counter(self, page: mmap.mmap) -> int:
+    def last_counter(self, page: mmap.mmap | bytes) -> int:
         """The counter to continue from: of the newest slot that is whole."""
         return max(counter for counter, _ in self._both(page))
 
@@ -67,12 +68,13 @@ class Slots:
         crc = zlib.crc32(payload, counter & 0xFFFFFFFF)
         page[start : start + _SLOT_HEAD.size + len(payload)] = _SLOT_HEAD.pack(counter, crc, len(payload)) + payload
 
-    def newest(self, page: mmap.mmap) -> bytes | None:
-        """The newest whole payload, or None when nothing was ever written.
+    def newest(self, take: Callable[[], bytes]) -> bytes | None:
+        """The newest whole payload of the page that ``take`` reads, or None when nothing was ever written.
 
         Raises ProgressPageError when both slots stay unreadable, which only damage from outside can cause.
         """
         for _ in range(_READ_ATTEMPTS):
+            page = take()
             counter, payload = max(self._both(page), key=lambda slot: slot[0])
             if payload is not None:
                 return payload
@@ -80,10 +82,10 @@ class Slots:
                 return None
         raise ProgressPageError("both records of the progress page are damaged; create the page anew")
 
-    def _both(self, page: mmap.mmap) -> tuple[tuple[int, bytes | None], tuple[int, bytes | None]]:
+    def _both(self, page: mmap.mmap | bytes) -> tuple[tuple[int, bytes | None], tuple[int, bytes | None]]:
         return self._slot(page, 0), self._slot(page, 1)
 
-    def _slot(self, page: mmap.mmap, index: int) -> tuple[int, bytes | None]:
+    def _slot(self, page: mmap.mmap | bytes, index: int) -> tuple[int, bytes | None]:
         start = self.offset + index * self.slot_bytes
         raw = page[start : start + self.slot_bytes]
         counter, crc, length = _SLOT_HEAD.unpack_from(raw)
@@ -92,7 +94,7 @@ class Slots:
         payload = raw[_SLOT_HEAD.size : _SLOT_HEAD.size + length]
         return (counter, payload) if zlib.crc32(payload, counter & 0xFFFFFFFF) == crc else (0, None)
 
-    def _untouched(self, page: mmap.mmap) -> bool:
+    def _untouched(self, page: bytes) -> bool:
         """Whether neither slot was ever completed: a first write that was torn by a kill counts as nothing written."""
         second = self.offset + self.slot_bytes
         # Record 1 goes to slot 1, record 2 to slot 0: as long as slot 0 is blank, at most one write was begun.
@@ -109,18 +111,3 @@ assert FACTS.offset + 2 * FACTS.slot_bytes <= PAGE_BYTES
 HOT_FIXED = struct.Struct("<11q11dHH")
 RECENT = struct.Struct(f"<{RECENT_STEPS}d")
 METRICS_CAPACITY = HOT.capacity - HOT_FIXED.size - RECENT.size - MAX_PHASE_BYTES
-
-
-def encode_names(names: tuple[str, ...]) -> bytes:
-    """The names block of the metrics: a length byte before each name."""
-    return b"".join(bytes((len(raw),)) + raw for raw in (name.encode() for name in names))
-
-
-def decode_names(raw: bytes, count: int) -> tuple[str, ...]:
-    """The inverse of ``encode_names`` for ``count`` names."""
-    names, at = [], 0
-    for _ in range(count):
-        length = raw[at]
-        names.append(raw[at + 1 : at + 1 + length].decode())
-        at += 1 + length
-    return tuple(names)

@@ -10,6 +10,8 @@ import json
 import os
 from pathlib import Path
 
+from orchestrator.spec.plain_files import read_plain
+
 REQUEST_SUFFIX = ".trace-request.json"
 """Holds {"steps": N}. Removed when the trace is there."""
 TRACE_SUFFIX = ".trace.json.gz"
@@ -18,6 +20,8 @@ READY_SUFFIX = ".trace-ready"
 """Holds the process id of a training loop that looks for requests."""
 DEFAULT_STEPS = 5
 MAX_STEPS = 100
+MAX_TRACE_BYTES = 512 * 1024 * 1024
+_MAX_NUMBER_BYTES = 32
 
 
 class TraceRefusedError(Exception):
@@ -32,7 +36,7 @@ def beside(base: str | os.PathLike[str], suffix: str) -> Path:
 def listens(base: str | os.PathLike[str], pid: int | None) -> bool:
     """Whether process `pid` runs a training loop that looks for requests."""
     try:
-        return int(beside(base, READY_SUFFIX).read_text(encoding="ascii")) == pid
+        return int(read_plain(beside(base, READY_SUFFIX), _MAX_NUMBER_BYTES)) == pid
     except (OSError, ValueError):
         return False
 
@@ -53,10 +57,10 @@ def request(base: str | os.PathLike[str], steps: int) -> Path:
 
 
 def collect(base: str | os.PathLike[str]) -> bytes | None:
-    """The finished trace, which is removed; None while there is none."""
+    """The finished trace, which is removed; None while there is none. Raises OSError for what is no trace, or too large."""
     trace = beside(base, TRACE_SUFFIX)
     try:
-        data = trace.read_bytes()
+        data = read_plain(trace, MAX_TRACE_BYTES)
     except FileNotFoundError:
         return None
     trace.unlink()

@@ -27,11 +27,15 @@ def logs(
         str | None, typer.Option("--since", metavar="TIME", help="Only lines since: 10m, or 2026-11-20T14:30.")
     ] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Let colours and other escape sequences through to a terminal.")
+    ] = False,
     json: JsonLines = False,
 ) -> int:
     """Show a job's log; with several ranks each line begins with its rank.
 
-    With --follow, --tail counts lines before --grep; without, after.
+    With --follow, --tail counts lines before --grep; without, after. On a terminal control characters are shown and not
+    obeyed, and colours are left out, unless --raw; into a file or a pipe lines go as they are.
     """
     from orchestrator.cli.live import LogOptions, show_logs
     from orchestrator.cli.units import parse_time
@@ -44,5 +48,6 @@ def logs(
         since=None if since is None else parse_time(since, "--since", time.time()),
         timestamps=timestamps,
         json=json,
+        raw=raw,
     )
     return show_logs(Session(), job, options, follow=follow)

@@ -333,6 +333,8 @@ class Keeper:
             message = self._without_secrets(report)
             if message["event"] == "error":
                 self._error = {key: value for key, value in message.items() if key != "event"}
+            elif message["event"] == "started":
+                message["pid"] = self._child_pid  # the parent's knowledge: a script could name a process of others
             self._tell(message)
 
     def _received(self) -> list[dict[str, Any]]:

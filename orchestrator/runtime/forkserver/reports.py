@@ -7,6 +7,7 @@ keeper reads at the signal and once more when the process has ended, so that a r
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import signal
@@ -24,6 +25,16 @@ _HEAD_BYTES = _LENGTH.size + _TERMINATED_AT.size
 
 MAX_TRACEBACK_CHARACTERS = 64 * 1024
 MAX_MESSAGE_CHARACTERS = 8 * 1024
+
+
+_MARK_CHARACTERS = 100  # of the line in the middle of a text that was cut
+_MAX_CHARACTERS = {"traceback": MAX_TRACEBACK_CHARACTERS, "message": MAX_MESSAGE_CHARACTERS}
+_MAX_NAME_CHARACTERS = 1000
+_NOTHING = type(None)
+_REPORTS: dict[str, dict[str, tuple[type, ...]]] = {
+    "started": {"pid": (int,), "cold": (str, _NOTHING), "at": (float, int)},
+    "error": {"type": (str,), "message": (str,), "traceback": (str,), "at": (float, int)},
+}
 
 
 def clip(text: str, limit: int) -> str:
@@ -78,10 +89,33 @@ class Reports:
         return at or None
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages since the last call; called in the keeper."""
-        used = _LENGTH.unpack_from(self._memory)[0]
+        """The messages since the last call; called in the keeper.
+
+        The child's script can write anything here. Only what a child may report, of the types that it has, is passed on:
+        everything else would be taken by the owner as the keeper's own word.
+        """
+        used = min(_LENGTH.unpack_from(self._memory)[0], _SIZE_BYTES)
         if used <= self._read:
             return []
-        lines = self._memory[self._read : used]
+        lines = self._memory[self._read : used].split(b"\n")
         self._read = used
-        return wire.LineReader().feed(lines)
+        return [message for line in lines if (message := _report(line)) is not None]
+
+
+def _report(line: bytes) -> dict[str, Any] | None:
+    try:
+        message = wire.decode(line) if line else {}
+    except (wire.WireError, RecursionError):
+        return None
+    fields = _REPORTS.get(str(message.get("event")), {})
+    if not fields or not all(_fits(name, message.get(name), kind) for name, kind in fields.items()):
+        return None
+    return {"event": message["event"], **{name: message.get(name) for name in fields}}
+
+
+def _fits(name: str, value: object, kind: tuple[type, ...]) -> bool:
+    if type(value) not in kind or (isinstance(value, float) and not math.isfinite(value)):
+        return False
+    return (
+        not isinstance(value, str) or len(value) <= _MAX_CHARACTERS.get(name, _MAX_NAME_CHARACTERS) + _MARK_CHARACTERS
+    )

@@ -52,7 +52,7 @@ def decode(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     """The message in a body."""
     try:
         message = json.loads(bytes(body))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"not JSON: {error}") from error
     if not isinstance(message, dict):
         raise WireError(f"a message is an object, not {type(message).__name__}")

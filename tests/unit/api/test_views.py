@@ -56,6 +56,17 @@ def test_what_is_no_object_is_a_mismatch_of_versions(junk: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_answer_holds_what_json_lacks(value: float) -> None:
+    """However deep, and in lists, too: an event's body and a balance hold some."""
+    body = {"a": [value, {"b": [[value]]}], "c": (value,)}
+    event = views.EventView(sequence=1, at=value, kind="k", attempt=None, summary="", cause="", body=body)
+    assert json.loads(json.dumps(event.to_json(), allow_nan=False))["body"] == {
+        "a": [None, {"b": [[None]]}],
+        "c": [None],
+    }
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_diverged_loss_is_null_and_not_broken_json(value: float) -> None:
     text = json.dumps(ProgressView(metrics={"loss": value}, eta_seconds=value).to_json(), allow_nan=False)
     back = ProgressView.from_json(json.loads(text))

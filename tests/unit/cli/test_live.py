@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.cli.console import Console
-from orchestrator.cli.live import Screen
+from orchestrator.cli.live import LogOptions, Screen, show_logs
 from orchestrator.cli.session import Session
 from tests.unit.cli.test_table import Terminal
 
@@ -193,3 +194,22 @@ def test_a_view_is_never_taller_than_the_terminal() -> None:
     text = draw(10, [f"line {i}" for i in range(50)])
     assert text.count("\n") == 8
     assert text.endswith("line 6\nand 43 more lines\n")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "raw", "shown"),
+    [
+        (True, False, "green ^[[2J<202E>x"),
+        (True, True, "\x1b[32mgreen\x1b[0m \x1b[2J\u202ex"),
+        (False, False, "\x1b[32mgreen\x1b[0m \x1b[2J\u202ex"),
+    ],
+)
+def test_what_ranks_print_does_not_steer_a_terminal(
+    served: ServedFake, job_id: str, home: Path, terminal: bool, raw: bool, shown: str
+) -> None:
+    served.do(lambda service: service.write(job_id, "\x1b[32mgreen\x1b[0m \x1b[2J\u202ex"))
+    stream = Terminal(terminal=terminal)
+    session = Session(environ={**os.environ, "ORCH_HOME": str(home)})
+    session.console = Console({}, out=stream, err=stream)
+    show_logs(session, job_id, LogOptions(raw=raw), follow=False)
+    assert stream.text() == f"{shown}\n"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cli.console import Console, clean, clip, display_width
+from orchestrator.cli.console import Console, clean, clip, display_width, steerless, styled
 from orchestrator.cli.table import Cell, Column, render_table
 
 if TYPE_CHECKING:
@@ -176,3 +176,48 @@ def test_colours_do_not_count_as_width() -> None:
     )
     assert lines[1] == "\x1b[31mx\x1b[0m       y"
     assert lines[2] == "longer  z"
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[8mhidden\x9b31m \u202eevil\u2066 \r over\tend"
+
+
+def test_text_of_others_does_not_steer_a_terminal() -> None:
+    stream = Terminal()
+    found = console({}, stream)
+    found.print(found.style("ok", "bold", "red") + HOSTILE)
+    found.complain(HOSTILE)
+    shown = "^[]0;title^G^[[2J^[[8mhidden<009B>31m <202E>evil<2066> ^M over\tend\n"
+    assert stream.text() == "\x1b[1;31mok\x1b[0m" + shown + shown
+
+
+def test_into_a_file_text_goes_as_it_is() -> None:
+    stream = Terminal(terminal=False)
+    console({}, stream).print(HOSTILE)
+    assert stream.text() == HOSTILE + "\n"
+
+
+def test_raw_goes_through_to_a_terminal() -> None:
+    stream = Terminal()
+    console({}, stream).print(HOSTILE, raw=True)
+    assert stream.text() == HOSTILE + "\n"
+
+
+@given(st.text())
+def test_whatever_is_printed_nothing_but_our_styles_is_left(text: str) -> None:
+    for keep in (True, False):
+        left = steerless(text, keep_styles=keep)
+        for style in ("\x1b[1m", "\x1b[31m", "\x1b[0m"):
+            left = left.replace(style, "")
+        assert "\x1b" not in left
+        assert not any(char in left for char in "\r\x07\x08\x7f\x9b\u202a\u202b\u202d\u202e\u2066\u2067\u2068\u200f")
+
+
+@given(
+    st.lists(
+        st.sampled_from(["bold", "dim", "red", "green", "yellow", "blue", "magenta", "cyan"]), min_size=1, unique=True
+    )
+)
+def test_styles_that_we_make_are_kept(names: list[str]) -> None:
+    text = styled("grüße", tuple(names))
+    assert steerless(text) == text
+    assert steerless(text, keep_styles=False) == "grüße"

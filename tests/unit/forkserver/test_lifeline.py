@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import os
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from orchestrator.core.conformance import misfits
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.lifeline import (
     ErrorRaised,
     Event,
     Exited,
+    ExitRecordError,
+    ForkServerError,
     ForkServerTimeoutError,
     ForkServerVersionError,
     Gone,
@@ -27,6 +34,9 @@ from orchestrator.runtime.lifeline import (
 
 STARTED = {"event": "started", "pid": 7, "cold": None, "at": 1.0}
 EXITED = {"event": "exited", "exit_code": 0, "signal": None, "cause": None, "record_error": None, "at": 2.0}
+JSON = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
+)
 GONE = {"event": "gone", "at": 3.0}
 
 
@@ -137,3 +147,84 @@ def test_exit_records(tmp_path: Path) -> None:
     path.write_text(json.dumps({"version": 2, **fields}))
     with pytest.raises(ForkServerVersionError, match="another version of orch"):
         read_exit_record(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[]\n",
+        b"{\n",
+        b"\xff\n",
+        b'{"event": "exited"}\n',
+        b'{"event": ["gone"]}\n',
+        b'{"event": "gone", "at": 1e999}\n',
+        b'{"event": "started", "pid": "x", "cold": null, "at": 1.0}\n',
+        b"[" * 100_000 + b"\n",
+    ],
+)
+def test_a_keeper_that_sends_something_else_is_left_out_or_lost(
+    ends: tuple[Lifeline, socket.socket], line: bytes
+) -> None:
+    lifeline, keeper = ends
+    keeper.sendall(line)
+    keeper.shutdown(socket.SHUT_WR)
+    assert [type(event) for event in asyncio.run(collect(lifeline))] == [KeeperLost]
+
+
+def test_what_a_newer_keeper_adds_is_left_alone(ends: tuple[Lifeline, socket.socket]) -> None:
+    lifeline, keeper = ends
+    tell(keeper, {**STARTED, "more": [1]}, GONE)
+    assert asyncio.run(collect(lifeline)) == [Started(pid=7, cold=None, at=1.0), Gone(at=3.0)]
+
+
+RECORD = {"version": 1, "record": {}, "pid": 1, "keeper_pid": 2, "started_at": 1.0, "ended_at": 2.0, "exit_code": 3}
+RECORD |= {"signal": None, "cause": None, "error": None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exit_code": "3"},
+        {"exit_code": 10**30},
+        {"exit_code": None},
+        {"signal": 9},
+        {"exit_code": None, "signal": 1000},
+        {"ended_at": math.inf},
+        {"ended_at": [2.0]},
+        {"error": "boom"},
+        {"error": {"type": 1}},
+        {"record": []},
+    ],
+)
+def test_a_record_with_a_value_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "exit.json"
+    path.write_text(json.dumps({**RECORD, **change}))
+    with pytest.raises(ExitRecordError, match="out of range"):
+        read_exit_record(path)
+
+
+def test_a_record_that_is_no_file_or_too_large_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "exit.json"
+    os.mkfifo(path)
+    with pytest.raises(ExitRecordError, match="not a regular file"):
+        read_exit_record(path)
+    path.unlink()
+    path.touch()
+    os.truncate(path, 2**40)  # a terabyte without a block
+    with pytest.raises(ExitRecordError, match="more than"):
+        read_exit_record(path)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    raw=st.binary(max_size=200)
+    | st.dictionaries(st.sampled_from(sorted(RECORD)), JSON).map(lambda v: json.dumps({**RECORD, **v}).encode())
+)
+def test_a_record_of_any_bytes_is_read_or_refused(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "any.json").write_bytes(raw)
+    try:
+        record = read_exit_record(tmp_path / "any.json")
+    except ForkServerError:
+        return
+    assert record is not None
+    assert misfits(record) == ()

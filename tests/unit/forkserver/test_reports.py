@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.runtime.forkserver.reports import Reports, clip
+
+STARTED = {"event": "started", "pid": 7, "cold": None, "at": 1.5}
+ERROR = {"event": "error", "type": "E", "message": "grüß \udcff", "traceback": "t", "at": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -34,22 +41,22 @@ def in_child(reports: Reports, *messages: dict[str, object], attach: bool = True
 def test_messages_arrive_in_order_and_once(woken: list[int]) -> None:
     reports = Reports()
     assert reports.receive() == []
-    in_child(reports, {"event": "started"}, {"event": "error", "message": "grüß \udcff"})
-    assert reports.receive() == [{"event": "started"}, {"event": "error", "message": "grüß \udcff"}]
+    in_child(reports, STARTED, ERROR)
+    assert reports.receive() == [STARTED, ERROR]
     assert reports.receive() == []
     assert woken
 
 
 def test_processes_that_merely_inherited_it_say_nothing(woken: list[int]) -> None:
     reports = Reports()
-    in_child(reports, {"event": "error"}, attach=False)
+    in_child(reports, ERROR, attach=False)
     assert (reports.receive(), woken) == ([], [])
 
 
 def test_what_does_not_fit_is_dropped_and_the_rest_kept() -> None:
     reports = Reports()
-    in_child(reports, {"n": 1}, {"n": "x" * 300_000}, {"n": 2})
-    assert reports.receive() == [{"n": 1}, {"n": 2}]
+    in_child(reports, STARTED, {"n": "x" * 300_000}, ERROR)
+    assert reports.receive() == [STARTED, ERROR]
 
 
 def test_clip_keeps_both_ends() -> None:
@@ -58,3 +65,37 @@ def test_clip_keeps_both_ends() -> None:
     assert cut.startswith("a" * 10)
     assert cut.endswith("b" * 30)
     assert "160 characters left out" in cut
+
+
+def forge(reports: Reports, raw: bytes) -> None:
+    """Write as a script can that finds the memory."""
+    memory = reports._memory
+    memory[4 : 4 + len(raw)] = raw
+    memory[0:4] = (4 + len(raw)).to_bytes(4, sys.byteorder)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"event": "gone", "at": 1.0},
+        {"event": "exited", "exit_code": 0, "signal": None, "cause": None, "record_error": None, "at": 1.0},
+        {"event": "started", "pid": "7", "cold": None, "at": 1.0},
+        {"event": "error", "type": "E", "message": ["m"], "traceback": "t", "at": 1.0},
+        {"event": "error", "type": "E", "message": "m" * 20_000, "traceback": "t", "at": 1.0},
+        {"event": ["started"]},
+        {},
+    ],
+)
+def test_what_only_a_keeper_may_say_is_not_passed_on(message: dict[str, object]) -> None:
+    reports = Reports()
+    forge(reports, json.dumps(message).encode() + b"\n" + json.dumps({**STARTED, "more": 1}).encode() + b"\n")
+    assert reports.receive() == [STARTED]
+
+
+@given(st.binary(max_size=500), st.integers(0, 2**32 - 1))
+def test_a_keeper_survives_whatever_its_child_writes(raw: bytes, length: int) -> None:
+    reports = Reports()
+    forge(reports, raw)
+    reports.receive()
+    reports._memory[0:4] = length.to_bytes(4, sys.byteorder)
+    reports.receive()

@@ -112,3 +112,17 @@ def test_a_search_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     (said,) = run(r"step (\d+)", story)
     assert "could not be searched for" in said
+
+
+def test_a_number_that_no_counter_reaches_is_no_step() -> None:
+    """A thousand digits would end the search with an error, and the rank's end would never be told."""
+
+    async def story(found: LogProgress) -> None:
+        found.feed("step " + "9" * 900)
+        found.feed("done")
+        await until(lambda: found._process is not None and not found._lines)
+        found.feed("step 5")
+        await until(lambda: found.over(BLANK).step == 5)
+        found.feed("step " + "9" * 900)
+
+    assert run(r"step (\d+)", story) == []

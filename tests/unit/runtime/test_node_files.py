@@ -19,9 +19,11 @@ from orchestrator.daemon import snapshot
 from orchestrator.runtime import job_files, node_files
 from orchestrator.runtime.cluster import Cluster
 from orchestrator.runtime.job_files import JobFiles, LogMirror
-from orchestrator.runtime.logs import LogLimits, LogReader, LogWriter, log_path
+from orchestrator.runtime.log_reading import LogReader
+from orchestrator.runtime.logs import LogLimits, LogWriter, log_path
 from orchestrator.runtime.node_dir import clear_pages, node_directory, page_directory
 from orchestrator.runtime.node_files import BlobDamagedError, NodeFiles
+from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.working_copy import find_outputs, keep_output, new_output
 from orchestrator.spec.paths import Paths
 from tests.unit.core.builders import make_spec, pending, running
@@ -155,7 +157,7 @@ def test_only_the_job_s_own_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     (work / "link").symlink_to(tmp_path / "secret")
     assert files.read_output(JOB, "a", 0) == b"1"
-    with pytest.raises(OSError, match="symbolic link"):
+    with pytest.raises(OSError, match="not a regular file"):
         files.read_output(JOB, "link", 0)
     with pytest.raises(PermissionError, match="leads out"):
         files.read_output(JOB, "../../../../secret", 0)
@@ -187,8 +189,8 @@ def test_a_mirror_holds_every_line_once_through_rotation_and_restarts(tmp_path: 
         while parts := files.read_logs(JOB, {(1, 0): mirror.place}):
             mirror.take(parts[0])
     writer.close(2000.0)
-    mirrored = [entry.text for entry in LogReader(own.logs(JOB)).read()]
-    assert mirrored == [entry.text for entry in LogReader(files.paths.logs(JOB)).read()]
+    mirrored = [entry.text for batch in LogReader(own.logs(JOB)).batches() for entry in batch]
+    assert mirrored == [entry.text for batch in LogReader(files.paths.logs(JOB)).batches() for entry in batch]
     assert f"line {written - 1}" in mirrored
     assert len(list(target.parent.glob("*.log.*"))) > 1, "it was rotated"
 
@@ -234,7 +236,7 @@ def two_sides(tmp_path: Path, *agents: Agent, limit: int = 1000) -> tuple[JobFil
     reports = {name: SimpleNamespace(home_shared=False) for name in known} | {"here": SimpleNamespace(home_shared=True)}
     cluster = cast("Cluster", SimpleNamespace(agents=known, reports=reports))
     paths = Paths(home=tmp_path / "daemon", socket=tmp_path)
-    return JobFiles(cluster, paths, LIMITS, outputs_max_bytes=limit), paths
+    return JobFiles(cluster, paths, LIMITS, outputs_max_bytes=limit, pool=Pool("outputs", 1)), paths
 
 
 def job_on(paths: Paths, *nodes: str, **keys: Any) -> Job:

@@ -12,13 +12,14 @@ import pytest
 from orchestrator.runtime.tracing import take_trace
 from orchestrator.train import trace_request as files
 from orchestrator.train.progress import ProgressPage
+from orchestrator.train.progress_reading import PageReader
 from orchestrator.train.trace_request import TraceRefusedError
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[ProgressPage]:
+def page(tmp_path: Path) -> Iterator[PageReader]:
     """The page of a rank that runs a training loop: this process."""
-    made = ProgressPage.create(tmp_path / "page")
+    made = PageReader.create(tmp_path / "page")
     rank = ProgressPage.open(tmp_path / "page")
     assert rank.claim()
     files.beside(made.path, files.READY_SUFFIX).write_text(str(os.getpid()))
@@ -28,7 +29,7 @@ def page(tmp_path: Path) -> Iterator[ProgressPage]:
 
 
 def take(
-    page: ProgressPage, *, seconds: float = 20.0, over: bool = False, meanwhile: Callable[[], None] | None = None
+    page: PageReader, *, seconds: float = 20.0, over: bool = False, meanwhile: Callable[[], None] | None = None
 ) -> bytes:
     async def within() -> bytes:
         asking = asyncio.create_task(take_trace(page, 0, 3, seconds, lambda: over))
@@ -42,11 +43,11 @@ def take(
     return asyncio.run(within())
 
 
-def left(page: ProgressPage) -> set[str]:
+def left(page: PageReader) -> set[str]:
     return {path.name for path in page.path.parent.iterdir()} - {"page", "page.trace-ready"}
 
 
-def answer(page: ProgressPage) -> None:
+def answer(page: PageReader) -> None:
     """What the training loop does."""
     request = files.beside(page.path, files.REQUEST_SUFFIX)
     assert files.steps_asked(request) == 3
@@ -54,17 +55,17 @@ def answer(page: ProgressPage) -> None:
     request.unlink()
 
 
-def test_a_rank_that_listens_answers(page: ProgressPage) -> None:
+def test_a_rank_that_listens_answers(page: PageReader) -> None:
     assert take(page, meanwhile=lambda: answer(page)) == b"trace"
     assert not left(page)
 
 
-def test_an_old_trace_is_nobody_s_answer(page: ProgressPage) -> None:
+def test_an_old_trace_is_nobody_s_answer(page: PageReader) -> None:
     files.beside(page.path, files.TRACE_SUFFIX).write_bytes(b"old")
     assert take(page, meanwhile=lambda: answer(page)) == b"trace"
 
 
-def test_who_does_not_listen_is_not_waited_for(page: ProgressPage) -> None:
+def test_who_does_not_listen_is_not_waited_for(page: PageReader) -> None:
     ready = files.beside(page.path, files.READY_SUFFIX)
     for text in ("1", "no number"):  # of an earlier process; damaged
         ready.write_text(text)
@@ -81,16 +82,14 @@ def test_who_does_not_listen_is_not_waited_for(page: ProgressPage) -> None:
         (0.05, False, False, "did not complete the steps within 0.05 s"),
     ],
 )
-def test_why_there_is_none_is_said(
-    page: ProgressPage, seconds: float, over: bool, vanishes: bool, message: str
-) -> None:
+def test_why_there_is_none_is_said(page: PageReader, seconds: float, over: bool, vanishes: bool, message: str) -> None:
     request = files.beside(page.path, files.REQUEST_SUFFIX)
     with pytest.raises(TraceRefusedError, match=message):
         take(page, seconds=seconds, over=over, meanwhile=request.unlink if vanishes else None)
     assert not left(page)
 
 
-def test_one_trace_at_a_time(page: ProgressPage) -> None:
+def test_one_trace_at_a_time(page: PageReader) -> None:
     def ask_again() -> None:
         with pytest.raises(TraceRefusedError, match="being taken already"):
             files.request(page.path, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -306,3 +307,18 @@ def test_events_leave_their_marks() -> None:
     ]
     for event, expected in cases:
         assert mark_of(event) == expected
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+def test_names_that_scripts_report_stay_in_their_label(accept: str) -> None:
+    """A name is a label's value: it can neither end it nor begin a line of its own."""
+    names = ['a"} 1\nup{x="', "back\\slash", "{}", "\U0001f600", "a=1,b", "# HELP x", ""]
+    metrics = {name: math.inf if number % 2 else math.nan for number, name in enumerate(names)}
+    job = dataclasses.replace(full_job(), metrics=metrics)
+    page, _ = render(registry(lambda: Snapshot(at=NOW, daemon=DAEMON, series=[job])), accept)
+    parse = parse_openmetrics if accept else text_string_to_metric_families
+    families = list(parse(page.decode()))
+    (family,) = [family for family in families if family.name == c.JOB_METRIC.name]
+    assert {tuple(sorted(sample.labels)) for sample in family.samples} == {tuple(sorted(c.JOB_METRIC.labels))}
+    assert {sample.labels[c.JOB_METRIC.labels[1]] for sample in family.samples} == set(names)
+    assert "up" not in {family.name for family in families}

@@ -1,0 +1,160 @@
+"""Whether a record's values are what its fields declare: types, finite numbers, ranges, lengths. Pure.
+
+Dataclasses are checked where facts from outside become a part of the record, and where a record written by an earlier
+version is read: a value of another type would be folded, and fail later, somewhere else, in the work for all jobs.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from enum import Enum
+from math import isfinite
+from typing import Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+MAX_TEXT: Final = 1024 * 1024
+MAX_ITEMS: Final = 100_000
+MAX_INTEGER: Final = 2**63 - 1
+LATEST_TIME: Final = 1e11
+"""Seconds since the epoch: the year 5138. What is later cannot be shown as a date everywhere."""
+
+_TIMES: Final = frozenset({"at", "deadline", "not_before", "fenced_until", "state_since"})
+# Imported by the modules of records for their annotations only.
+_NAMES: Final[dict[str, Any]] = {"Mapping": Mapping, "Sequence": Sequence, "Any": Any, "JobId": str}
+
+R = TypeVar("R")
+Check = Callable[[Any], bool]
+
+
+class _Rule(NamedTuple):
+    field: Field[Any]
+    check: Check
+    neutral: Any
+
+
+_KNOWN: Final[dict[type[Any], tuple[_Rule, ...]]] = {}
+
+
+def misfits(record: Any) -> tuple[str, ...]:
+    """Names of the dataclass's fields whose values are not what they declare, in their order."""
+    return tuple(rule.field.name for rule in _rules(type(record)) if not rule.check(_value(record, rule.field)))
+
+
+def repaired(record: R) -> tuple[R, tuple[str, ...]]:
+    """The dataclass with defaults in place of what does not fit, and the names of those fields.
+
+    A required field gets the neutral value of its type. Raises TypeError where there is none, as for an enum.
+    """
+    changes = {}
+    for rule in _rules(type(record)):
+        if not rule.check(_value(record, rule.field)):
+            changes[rule.field.name] = _default(rule)
+    return (replace(record, **changes) if changes else record, tuple(changes))  # type: ignore[type-var]  # a dataclass
+
+
+def repaired_all(name: str, records: Iterable[R]) -> tuple[tuple[R, ...], tuple[str, ...]]:
+    """The dataclasses, each ``repaired``, and what was replaced, as ``name.field``."""
+    found = [repaired(record) for record in records]
+    return tuple(record for record, _ in found), tuple(f"{name}.{field}" for _, names in found for field in names)
+
+
+def is_count(value: object, most: int = MAX_INTEGER) -> bool:
+    """Whether the value is a whole number from 0 to ``most``."""
+    return type(value) is int and 0 <= value <= most
+
+
+def is_finite(value: object, least: float = -MAX_INTEGER, most: float = MAX_INTEGER) -> bool:
+    """Whether the value is a number from ``least`` to ``most``."""
+    return (type(value) is float or type(value) is int) and isfinite(value) and least <= value <= most
+
+
+def is_number(value: object) -> bool:
+    """Whether the value is a number, NaN and infinity included: what a script measures may be one."""
+    return type(value) is float or type(value) is int
+
+
+def is_time(value: object) -> bool:
+    """Whether the value is a time in seconds since the epoch."""
+    return is_finite(value, 0, LATEST_TIME)
+
+
+def is_text(value: object, most: int = MAX_TEXT) -> bool:
+    """Whether the value is a text of at most ``most`` characters."""
+    return type(value) is str and len(value) <= most
+
+
+def _value(record: Any, field: Field[Any]) -> Any:
+    """The field's value; one that was unpickled from an older version's form may lack it."""
+    return getattr(record, field.name, MISSING)
+
+
+def _default(rule: _Rule) -> Any:
+    if rule.field.default is not MISSING:
+        return rule.field.default
+    if rule.field.default_factory is not MISSING:
+        return rule.field.default_factory()
+    if rule.neutral is MISSING:
+        raise TypeError(f"{rule.field.name} has no value, and none can stand for it")
+    return rule.neutral
+
+
+def _rules(cls: type[Any]) -> tuple[_Rule, ...]:
+    rules = _KNOWN.get(cls)
+    if rules is None:
+        hints = get_type_hints(cls, localns=_NAMES)
+        rules = _KNOWN[cls] = tuple(_rule(field, hints[field.name]) for field in fields(cls))
+    return rules
+
+
+def _rule(field: Field[Any], hint: Any) -> _Rule:
+    is_moment = field.name in _TIMES or field.name.endswith("_at")
+    return _Rule(field, _check(hint, is_time if is_moment else is_finite), _neutral(hint))
+
+
+def _neutral(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        return None if type(None) in get_args(hint) else MISSING
+    if get_origin(hint) is tuple:
+        return ()
+    if hint in (int, float, str, bool):
+        return hint()
+    return MISSING
+
+
+def _check(hint: Any, number: Check = is_finite) -> Check:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        options = [_check(option, number) for option in arguments]
+        return lambda value: any(option(value) for option in options)
+    if origin is tuple:
+        return _items(_check(arguments[0], number))
+    if origin in (Mapping, dict):
+        return _pairs(_check(arguments[0]), _check(arguments[1], is_number))
+    return _simple(hint, number)
+
+
+def _simple(hint: Any, number: Check) -> Check:
+    if hint is Any:
+        return lambda _: True
+    if hint is float:
+        return number
+    if hint is int:
+        return lambda value: type(value) is int and -MAX_INTEGER <= value <= MAX_INTEGER
+    if hint is str:
+        return is_text
+    if isinstance(hint, type) and is_dataclass(hint) and not hint.__module__.startswith("orchestrator.spec"):
+        return lambda value: type(value) is hint and not misfits(value)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return lambda value: isinstance(value, hint)
+    return lambda value: isinstance(value, hint)
+
+
+def _items(check: Check) -> Check:
+    return lambda value: type(value) is tuple and len(value) <= MAX_ITEMS and all(map(check, value))
+
+
+def _pairs(key: Check, item: Check) -> Check:
+    return lambda value: (
+        isinstance(value, Mapping) and len(value) <= MAX_ITEMS and all(key(k) and item(v) for k, v in value.items())
+    )

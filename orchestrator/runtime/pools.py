@@ -1,0 +1,86 @@
+"""Threads for what can block, a few for each purpose, so that one purpose cannot take those of another.
+
+A thread that reads from a filesystem that does not answer is lost until it does. With a pool of its own, that holds up
+the reading of logs, say, and nothing else; and the daemon tells that it is so (``problem``). The store has its own threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STUCK_SECONDS: Final = 30.0
+
+T = TypeVar("T")
+
+
+class Pool:
+    """At most ``threads`` calls at once; others wait for their turn. ``clock`` gives seconds that never go backwards."""
+
+    def __init__(self, name: str, threads: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._threads = threads
+        self._clock = clock
+        self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=f"orch-{name.partition(' ')[0]}")
+        self._running: dict[object, float] = {}
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """What the function returns, called in a thread of this pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._timed, function, args)
+
+    def problem(self) -> str:
+        """Why calls wait: every thread has been in the same call for long; empty when that is not so."""
+        now = self._clock()
+        seconds = sorted(now - began for began in list(self._running.values()))
+        if len(seconds) < self._threads or seconds[0] < STUCK_SECONDS:
+            return ""
+        return f"all {self._threads} threads for {self._name} have been waiting for a file for {seconds[0]:.0f} s or longer"
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._running)
+
+    def close(self) -> None:
+        """Take no more calls. Does not wait for those under way: they may never return."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _timed(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
+        call = object()
+        self._running[call] = self._clock()
+        try:
+            return function(*args)
+        finally:
+            del self._running[call]
+
+
+class Pools:
+    """The daemon's pools."""
+
+    def __init__(self) -> None:
+        self.logs = Pool("logs", 4)
+        self.checkpoints = Pool("checkpoints", 2)
+        self.starts = Pool("starts of attempts", 4)  # which checkpoint an attempt begins from
+        self.outputs = Pool("outputs", 2)
+
+    def problems(self) -> list[str]:
+        """What is wrong with any of them, for people."""
+        return [problem for pool in self._all() if (problem := pool.problem())]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way; its thread would keep the interpreter from ending."""
+        return any(pool.busy for pool in self._all())
+
+    def close(self) -> None:
+        """Take no more calls."""
+        for pool in self._all():
+            pool.close()
+
+    def _all(self) -> tuple[Pool, ...]:
+        return self.logs, self.checkpoints, self.starts, self.outputs

@@ -1,0 +1,58 @@
+"""Opening files that others may have replaced: regular files only, never waiting, never more than asked for.
+
+A job's directory belongs to its ranks. Where a log or a record is expected there may be a FIFO without a writer, a
+device without end, a link to another place, or a file of any size. Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PIECE_BYTES = 1024 * 1024
+
+
+class NotPlainFileError(OSError):
+    """The path names no regular file, or one that is too large; nothing was read. ``strerror`` says which."""
+
+
+def open_plain(path: Path, *, follow: bool = False) -> int:
+    """A descriptor to read the regular file at ``path``; the caller closes it. Never blocks.
+
+    A link is followed only with ``follow``; what it leads to must be a regular file, too. Raises FileNotFoundError,
+    NotPlainFileError, and OSError.
+    """
+    if not stat.S_ISREG(path.stat(follow_symlinks=follow).st_mode):  # merely opening some devices has an effect
+        raise NotPlainFileError(errno.EINVAL, "it is not a regular file", str(path))
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link or a socket has taken its place just now
+            raise NotPlainFileError(error.errno, "it is not a regular file", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise NotPlainFileError(errno.EINVAL, "it is not a regular file", str(path))
+    return handle
+
+
+def read_plain(path: Path, most_bytes: int, *, follow: bool = False) -> bytes:
+    """The content of the regular file at ``path``. Raises what ``open_plain`` raises, and NotPlainFileError when too large."""
+    handle = open_plain(path, follow=follow)
+    try:
+        if os.fstat(handle).st_size > most_bytes:
+            raise NotPlainFileError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
+        data = bytearray()
+        while len(data) <= most_bytes and (piece := os.read(handle, min(_PIECE_BYTES, most_bytes + 1 - len(data)))):
+            data += piece
+    finally:
+        os.close(handle)
+    if len(data) > most_bytes:  # it grew meanwhile
+        raise NotPlainFileError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
+    return bytes(data)

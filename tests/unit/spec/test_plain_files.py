@@ -1,0 +1,47 @@
+"""Regular files only, and only as much of them as was asked for."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from orchestrator.spec.plain_files import NotPlainFileError, open_plain, read_plain
+
+
+def test_a_regular_file_is_read_whole(tmp_path: Path) -> None:
+    """Up to the limit, and not beyond."""
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    assert read_plain(tmp_path / "file", 100) == b"x" * 100
+    with pytest.raises(NotPlainFileError, match="more than 99 bytes"):
+        read_plain(tmp_path / "file", 99)
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    """A FIFO without a writer would wait for ever; a device has no end."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "target").write_text("elsewhere")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        for name in ("fifo", "directory", "link", "socket"):
+            with pytest.raises(NotPlainFileError, match="not a regular file"):
+                open_plain(tmp_path / name)
+    with pytest.raises(NotPlainFileError, match="not a regular file"):
+        read_plain(Path("/dev/zero"), 10)
+    with pytest.raises(FileNotFoundError):
+        read_plain(tmp_path / "none", 10)
+
+
+def test_a_link_is_followed_where_that_is_wanted(tmp_path: Path) -> None:
+    """To a regular file, and to nothing else."""
+    (tmp_path / "target").write_text("here")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "to-fifo").symlink_to(tmp_path / "fifo")
+    assert read_plain(tmp_path / "link", 10, follow=True) == b"here"
+    with pytest.raises(NotPlainFileError):
+        read_plain(tmp_path / "to-fifo", 10, follow=True)
