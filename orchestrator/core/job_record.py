@@ -81,6 +81,7 @@ def _attempt_from(value: Mapping[str, Any]) -> Attempt:
     failure = value["failure"]
     return Attempt(
         **{
+            "progressed": value["checkpoint_step"] > value["start_step"],  # where an earlier version did not say
             **value,
             "state": AttemptState(value["state"]),
             "failure": None if failure is None else ev.failure_from(failure),

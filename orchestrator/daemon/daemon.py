@@ -117,14 +117,7 @@ class Daemon:
         )
         self.tidying = Tidying(self.store, settings.paths, self.cluster.namespace, self.log)
         self.exporters = Exporters(self.cluster, self._exporter_access())
-        self.gpus = GpuWatch(
-            self.cluster,
-            self.exporters,
-            settings.paths,
-            self._jobs,
-            self._progress.of,
-            self.log,
-        )
+        self.gpus = GpuWatch(self.cluster, self.exporters, settings.paths, self._jobs, self._progress.of, self.log)
         self.gangs, self.calls = self._make_gangs(environ, umask)
         self.readiness = Readiness(
             self._not_ready,

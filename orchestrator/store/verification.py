@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.job import fold, submitted
-from orchestrator.core.job_record import current_record, job_to_dict
-from orchestrator.store.rows import event_of, job_row
+from orchestrator.core.job_record import job_to_dict
+from orchestrator.store.rows import event_of, job_of, job_row
 from orchestrator.store.statements import STATEMENTS
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _row_problem(connection: sqlite3.Connection, row: dict[str, Any]) -> str:
     try:
         events = connection.execute(STATEMENTS["events_of"], (row["sequence"], 0, -1))
         expected = job_row(replay((event_of(job_id, e) for e in events), row["sequence"]))
-        record = current_record(json.loads(row["record"]))
+        record = json.loads(job_row(job_of(row["record"]))["record"])  # records of earlier versions lack keys
     except Exception as error:  # whatever an event or a record that cannot be read raises is the finding
         return f"its events or its record cannot be read: {error}"
     wanted = json.loads(expected.pop("record"))
