@@ -24,7 +24,7 @@ from orchestrator.daemon.node_trust import NodeTrust
 from orchestrator.daemon.node_views import node_view
 from orchestrator.daemon.notifier import Notifier
 from orchestrator.daemon.progress import ProgressBook
-from orchestrator.daemon.readiness import Readiness
+from orchestrator.daemon.readiness import readiness_of
 from orchestrator.daemon.submission import read_secrets
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.cluster import Cluster, ClusterOptions
@@ -124,14 +124,7 @@ class Daemon:
             self.log,
         )
         self.gangs, self.calls = self._make_gangs(environ, umask)
-        self.readiness = Readiness(
-            self._not_ready,
-            {
-                "the store": self.store.answers,
-                "the loop that decides": self._loop_turns,
-                "the pool of threads": lambda: asyncio.to_thread(time.monotonic),
-            },
-        )
+        self.readiness = readiness_of(self._not_ready, self.store.answers, self._loop_turns)
         self.hangs = HangWatch(jobs=self._jobs, looker=self.calls, command=self.loop.command, log=self.log)
 
     def _jobs(self) -> Collection[Job]:
