@@ -23,7 +23,7 @@ from orchestrator.daemon.node_trust import NodeTrust
 from orchestrator.daemon.node_views import gpu_states, node_view
 from orchestrator.daemon.notifier import Notifier
 from orchestrator.daemon.progress import ProgressBook
-from orchestrator.daemon.readiness import Readiness
+from orchestrator.daemon.readiness import readiness_of
 from orchestrator.daemon.submission import read_secrets
 from orchestrator.daemon.tidying import Tidying
 from orchestrator.runtime.cluster import Cluster, ClusterOptions
@@ -119,14 +119,7 @@ class Daemon:
         self.exporters = Exporters(self.cluster, self._exporter_access())
         self.gpus = GpuWatch(self.cluster, self.exporters, settings.paths, self._jobs, self._progress.of, self.log)
         self.gangs, self.calls = self._make_gangs(environ, umask)
-        self.readiness = Readiness(
-            self._not_ready,
-            {
-                "the store": self.store.answers,
-                "the loop that decides": self._loop_turns,
-                "the pool of threads": lambda: asyncio.to_thread(time.monotonic),
-            },
-        )
+        self.readiness = readiness_of(self._not_ready, self.store.answers, self._loop_turns)
         self.hangs = HangWatch(jobs=self._jobs, looker=self.calls, command=self.loop.command, log=self.log)
 
     def _jobs(self) -> Collection[Job]:

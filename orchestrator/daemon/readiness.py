@@ -44,3 +44,15 @@ class Readiness:
         except Exception as error:
             return f"{name} does not work: {error}"
         return ""
+
+
+def readiness_of(
+    known: Callable[[], Sequence[str]], store: Callable[[], Awaitable[Any]], loop: Callable[[], Awaitable[Any]]
+) -> Readiness:
+    """The daemon's: its store, its loop, and the pool of threads that everything else is done in."""
+    parts: dict[str, Callable[[], Awaitable[Any]]] = {
+        "the store": store,
+        "the loop that decides": loop,
+        "the pool of threads": lambda: asyncio.to_thread(time.monotonic),
+    }
+    return Readiness(known, parts)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import sys
@@ -20,7 +19,15 @@ from orchestrator.private_files import make_private, remove_private
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.forkclient import StartedServer, start_fork_server
 from orchestrator.runtime.gpu_holds import GpuHolds, still_there
-from orchestrator.runtime.head_processes import Head, end_fork_server, is_alive, kill_session, ray_environment
+from orchestrator.runtime.head_processes import (
+    Head,
+    end_fork_server,
+    is_alive,
+    kill_session,
+    ray_environment,
+    read_head,
+    write_head,
+)
 from orchestrator.runtime.head_start import SYSTEM_CONFIG, ClusterError, launch_head, start_seconds
 from orchestrator.runtime.late_agents import LateAgents
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
@@ -177,7 +184,7 @@ class Cluster:
         if not began or not self.embedded:
             await self._leave(AGAIN_SECONDS)
             return
-        head, self._head = self._noted_head(), None
+        head, self._head = read_head(self._paths.ray / "head.json"), None
         if head is not None:
             await asyncio.to_thread(kill_session, head)
         (self._paths.ray / "head.json").unlink(missing_ok=True)
@@ -220,22 +227,11 @@ class Cluster:
         )
 
     async def _find_head(self) -> Head | None:
-        head = self._noted_head()
+        head = read_head(self._paths.ray / "head.json")
         if head is None or all(is_alive(pid, created) for pid, created in head.pids.values()):
             return head
         await asyncio.to_thread(kill_session, head)
         return None
-
-    def _noted_head(self) -> Head | None:
-        try:
-            data = json.loads((self._paths.ray / "head.json").read_text())
-        except (OSError, ValueError):
-            return None
-        return Head(
-            gcs_address=data["gcs_address"],
-            session_dir=data["session_dir"],
-            pids={name: (pid, created) for name, (pid, created) in data["pids"].items()},
-        )
 
     async def _start_head(self) -> Head:
         """A new head. What its first jobs are forked from becomes warm meanwhile, and the node's agent finds it."""
@@ -285,10 +281,7 @@ class Cluster:
         }
         environ = {name: value for name, value in os.environ.items() if name not in OF_THE_DRIVER}
         head = await launch_head(options, self._short_temp_dir(), environ)
-        _write(
-            self._paths.ray / "head.json",
-            {"gcs_address": head.gcs_address, "session_dir": head.session_dir, "pids": dict(head.pids)},
-        )
+        write_head(self._paths.ray / "head.json", head)
         return head
 
     def _short_temp_dir(self) -> Path:
@@ -581,9 +574,3 @@ def _remove_services(space: str) -> None:
         if name.startswith(SERVICES):
             with contextlib.suppress(ValueError):
                 ray.kill(ray.get_actor(name, namespace=space), no_restart=True)
-
-
-def _write(path: Path, value: Any) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value))
-    temporary.replace(path)

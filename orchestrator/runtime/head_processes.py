@@ -29,6 +29,27 @@ class Head:
     session_dir: str
 
 
+def read_head(path: Path) -> Head | None:
+    """The head that the file tells of, whether it runs or not."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return Head(
+        gcs_address=data["gcs_address"],
+        session_dir=data["session_dir"],
+        pids={name: (pid, created) for name, (pid, created) in data["pids"].items()},
+    )
+
+
+def write_head(path: Path, head: Head) -> None:
+    """Note the head, whole or not at all."""
+    told = {"gcs_address": head.gcs_address, "session_dir": head.session_dir, "pids": dict(head.pids)}
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(told))
+    temporary.replace(path)
+
+
 def ray_environment(token: Path) -> dict[str, str]:
     """What Ray reads from the environment of everything that belongs to an embedded head."""
     return {
