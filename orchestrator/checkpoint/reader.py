@@ -14,6 +14,7 @@ from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.info import CheckpointInfo, CheckpointStatus
 from orchestrator.checkpoint.manifest import FileRecord, Manifest
 from orchestrator.checkpoint.sharded import join, pieces_of
+from orchestrator.spec.plain_files import NotPlainFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -151,7 +152,7 @@ def _damage(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, NotPlainFileError) as error:
         raise CorruptCheckpointError(f"{name} is missing") from error
     except OSError as error:
         if error.errno != errno.EIO:

@@ -13,6 +13,8 @@ from enum import Enum
 from math import isfinite
 from typing import Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from orchestrator.core.states import StopScope
+
 MAX_TEXT: Final = 1024 * 1024
 MAX_ITEMS: Final = 100_000
 MAX_INTEGER: Final = 2**63 - 1
@@ -21,7 +23,13 @@ LATEST_TIME: Final = 1e11
 
 _TIMES: Final = frozenset({"at", "deadline", "not_before", "fenced_until", "state_since"})
 # Imported by the modules of records for their annotations only.
-_NAMES: Final[dict[str, Any]] = {"Mapping": Mapping, "Sequence": Sequence, "Any": Any, "JobId": str}
+_NAMES: Final[dict[str, Any]] = {
+    "Mapping": Mapping,
+    "Sequence": Sequence,
+    "Any": Any,
+    "JobId": str,
+    "StopScope": StopScope,
+}
 
 R = TypeVar("R")
 Check = Callable[[Any], bool]

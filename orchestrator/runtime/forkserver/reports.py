@@ -86,7 +86,7 @@ class Reports:
     def terminated_at(self) -> float | None:
         """When SIGTERM first reached a handler of the child's."""
         (at,) = _TERMINATED_AT.unpack_from(self._memory, _LENGTH.size)
-        return at or None
+        return at if math.isfinite(at) and at > 0 else None  # a script can write anything here
 
     def receive(self) -> list[dict[str, Any]]:
         """The messages since the last call; called in the keeper.

@@ -70,8 +70,9 @@ def test_clip_keeps_both_ends() -> None:
 def forge(reports: Reports, raw: bytes) -> None:
     """Write as a script can that finds the memory."""
     memory = reports._memory
-    memory[4 : 4 + len(raw)] = raw
-    memory[0:4] = (4 + len(raw)).to_bytes(4, sys.byteorder)
+    begin = reports._read
+    memory[begin : begin + len(raw)] = raw
+    memory[0:4] = (begin + len(raw)).to_bytes(4, sys.byteorder)
 
 
 @pytest.mark.parametrize(
