@@ -13,8 +13,6 @@ from enum import Enum
 from math import isfinite
 from typing import Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from orchestrator.core.states import StopScope
-
 MAX_TEXT: Final = 1024 * 1024
 MAX_ITEMS: Final = 100_000
 MAX_INTEGER: Final = 2**63 - 1
@@ -23,13 +21,7 @@ LATEST_TIME: Final = 1e11
 
 _TIMES: Final = frozenset({"at", "deadline", "not_before", "fenced_until", "state_since"})
 # Imported by the modules of records for their annotations only.
-_NAMES: Final[dict[str, Any]] = {
-    "Mapping": Mapping,
-    "Sequence": Sequence,
-    "Any": Any,
-    "JobId": str,
-    "StopScope": StopScope,
-}
+_NAMES: Final[dict[str, Any]] = {"Mapping": Mapping, "Sequence": Sequence, "Any": Any, "JobId": str}
 
 R = TypeVar("R")
 Check = Callable[[Any], bool]
@@ -41,6 +33,7 @@ class _Rule(NamedTuple):
     neutral: Any
 
 
+_UNRESOLVED: Final = object()
 _KNOWN: Final[dict[type[Any], tuple[_Rule, ...]]] = {}
 
 
@@ -110,9 +103,22 @@ def _default(rule: _Rule) -> Any:
 def _rules(cls: type[Any]) -> tuple[_Rule, ...]:
     rules = _KNOWN.get(cls)
     if rules is None:
-        hints = get_type_hints(cls, localns=_NAMES)
-        rules = _KNOWN[cls] = tuple(_rule(field, hints[field.name]) for field in fields(cls))
+        rules = _KNOWN[cls] = tuple(_rule(field, _hint(cls, field)) for field in fields(cls))
     return rules
+
+
+def unchecked(cls: type[Any]) -> tuple[str, ...]:
+    """The dataclass's fields whose annotation cannot be resolved, so that any value of theirs fits: a test holds this empty."""
+    return tuple(field.name for field in fields(cls) if _hint(cls, field) is _UNRESOLVED)
+
+
+def _hint(cls: type[Any], field: Field[Any]) -> Any:
+    """The field's type. A name that the module imports for its annotations alone must not stop what the record is for."""
+    alone = type(cls.__name__, (), {"__annotations__": {field.name: field.type}, "__module__": cls.__module__})
+    try:
+        return get_type_hints(alone, localns=_NAMES)[field.name]
+    except NameError:
+        return _UNRESOLVED
 
 
 def _rule(field: Field[Any], hint: Any) -> _Rule:
@@ -125,6 +131,8 @@ def _neutral(hint: Any) -> Any:
         return None if type(None) in get_args(hint) else MISSING
     if get_origin(hint) is tuple:
         return ()
+    if hint is _UNRESOLVED:
+        return MISSING
     if hint in (int, float, str, bool):
         return hint()
     return MISSING
@@ -143,7 +151,7 @@ def _check(hint: Any, number: Check = is_finite) -> Check:
 
 
 def _simple(hint: Any, number: Check) -> Check:
-    if hint is Any:
+    if hint is Any or hint is _UNRESOLVED:
         return lambda _: True
     if hint is float:
         return number

@@ -196,14 +196,11 @@ class Daemon:
         """What live jobs' GPUs did before this daemon: their events tell it again."""
         for job_id in list(self.loop.jobs):
             try:
-                await self._replay(job_id)
-            except Exception:  # one job's history must not keep all others from their daemon
+                async for record, event in every_record(self.store, job_id):
+                    self.metering.observe(record, event)
+                    self._trust.observe(record, event)
+            except Exception:  # of one job: the others need their daemon
                 self.log.exception("daemon.history_not_replayed", job=job_id)
-
-    async def _replay(self, job_id: JobId) -> None:
-        async for record, event in every_record(self.store, job_id):
-            self.metering.observe(record, event)
-            self._trust.observe(record, event)
 
     def _observed(self, job: Job, event: ev.Event) -> None:
         self.metering.observe(job, event)
@@ -552,7 +549,7 @@ class Daemon:
         self.metering.progress(job_id, attempt, rank, snapshot)
         self.hangs.progress(job, attempt, rank, snapshot)
         events = self._progress.take(job, attempt, rank, snapshot, self.settings.paths.metrics(job_id))
-        if any(isinstance(event, ev.JobNoted) and event.code == "unusable_report" for event in events):
+        if any(getattr(event, "code", "") == "unusable_report" for event in events):
             self.log.warning("rank.unusable_report", job=job_id, rank=rank, fields=snapshot.unusable)
         self.changes.touch(job_id)
         if events:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +21,7 @@ from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.gang_actors import find_or_create, remove
 from orchestrator.runtime.gang_errors import GangLostError, as_lost, is_away
 from orchestrator.runtime.gang_facts import exited, in_memory, last_words, resumed, saved, seats_of
+from orchestrator.runtime.gang_reports import LeftOut, usable
 from orchestrator.runtime.node_dir import page_directory
 from orchestrator.runtime.plan import Places, checkpoint_dir, rank_plan
 from orchestrator.runtime.rank_actor import FENCE_SECONDS, RankGreeting
@@ -30,7 +31,7 @@ from orchestrator.runtime.resuming import newest_checkpoint, watch_settings
 from orchestrator.spec.paths import Paths
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -71,7 +72,7 @@ class _Gang:
     unreached: set[int] = field(default_factory=set)
     newest: dict[int, ProgressSnapshot] = field(default_factory=dict)
     cursors: dict[int, PollCursor] = field(default_factory=dict)
-    left_out: set[str] = field(default_factory=set)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 @dataclass(slots=True)
@@ -487,6 +488,8 @@ class Gangs:
                 await self._follow(job, gang, attempt, rank)
             except Exception:  # a fault of ours, or in what was told: a rank that nothing follows would never end
                 self._log.exception("gang.watcher_failed", job=job.id, attempt=attempt, rank=rank)
+                gang.gone.discard(rank)  # it may have been set before what failed: the story is told anew
+                gang.cursors.pop(rank, None)
                 await asyncio.sleep(_UNREACHABLE_RETRY_SECONDS)
             else:
                 return
@@ -534,30 +537,16 @@ class Gangs:
 
     async def _hear(self, job: Job, gang: _Gang, attempt: int, rank: int, reply: PollReply) -> None:
         """Take what a rank's host told. What cannot be taken is left out, so that the rest, and the next, still comes."""
+        told = partial(gang.left_out.of, job.id, rank, post=self._post, log=self._log)
         if reply.progress is not None:
-            with self._left_out(job, gang, rank, "its progress"):
-                # The host checks what the script wrote; that of an older version, which an attempt may still have, did not.
-                snapshot, unusable = repaired(reply.progress)
-                snapshot = replace(snapshot, unusable=(*snapshot.unusable, *unusable)) if unusable else snapshot
-                gang.newest[rank] = snapshot
+            with told("its progress"):
+                gang.newest[rank] = snapshot = usable(reply.progress)
                 self._progress(job.id, attempt, rank, snapshot)
-        with self._left_out(job, gang, rank, "what became of a snapshot"):
+        with told("what became of a snapshot"):
             self._tell_saved(job.id, reply.persisted)
         if reply.events:  # the rank's end is told, whatever its progress page says
             story = await self._with_gpu_evidence(gang, rank, [repaired(event)[0] for event in reply.events])
             self._tell(job, gang, attempt, rank, story)
-
-    @contextmanager
-    def _left_out(self, job: Job, gang: _Gang, rank: int, what: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            message = f"rank {rank}: {what} is left out: {type(error).__name__}"
-            if message in gang.left_out:
-                return
-            gang.left_out.add(message)
-            self._log.exception("gang.report_left_out", job=job.id, rank=rank, what=what)
-            self._post([ev.JobNoted(job_id=job.id, at=time.time(), code="unusable_report", message=message)])
 
     async def _with_gpu_evidence(self, gang: _Gang, rank: int, story: Sequence[RankEvent]) -> Sequence[RankEvent]:
         """The story, with what the driver says of the rank's GPUs beside a failure."""

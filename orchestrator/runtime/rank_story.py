@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.core.events import MemoryUse  # noqa: TC001 - the fields are checked by their types
+from orchestrator.core.states import StopScope  # noqa: TC001
+
 if TYPE_CHECKING:
     from orchestrator.checkpoint.persister import PersisterStatus
-    from orchestrator.core.events import MemoryUse
-    from orchestrator.core.states import StopScope
     from orchestrator.train.progress import ProgressSnapshot
 
 

@@ -11,9 +11,13 @@ from typing import Any, cast
 import pytest
 import structlog
 
+from orchestrator.checkpoint.persister import PersisterStatus
 from orchestrator.core import events as ev
+from orchestrator.core.conformance import unchecked
+from orchestrator.core.job import Attempt, Exit, Job
 from orchestrator.runtime import gangs as module
 from orchestrator.runtime.gangs import Gangs, _Gang
+from orchestrator.runtime.lifeline import Ending, ErrorRaised, Exited, ExitRecord, Gone, Started
 from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
 from orchestrator.spec.paths import Paths
@@ -77,7 +81,7 @@ class Watched:
         async def follow() -> None:
             async with asyncio.timeout(30):
                 gang = _Gang(number=1, actors=[self.actor])
-                await self.gangs._follow(self.job, gang, self.job.attempt_number, 0)
+                await self.gangs._keep_following(self.job, gang, self.job.attempt_number, 0)
 
         asyncio.run(follow())
         return [event.kind for event in self.events]
@@ -120,3 +124,12 @@ def test_a_watcher_that_fails_begins_anew(monkeypatch: pytest.MonkeyPatch) -> No
     assert told.count("rank_exited") == 1
     assert told[-1] == "attempt_gone"
     assert watched.actor.cursors[-1] == PollCursor()
+
+
+CHECKED = (RankEvent, ProgressSnapshot, CheckpointFacts, PersisterStatus, Job, Attempt, Exit, *ev.EVENTS.values())
+
+
+@pytest.mark.parametrize("record", [*CHECKED, ExitRecord, Started, ErrorRaised, Exited, Gone, Ending])
+def test_every_field_of_a_record_that_is_checked_has_a_type_that_is_known(record: type[Any]) -> None:
+    """A type that its module imports for annotations alone cannot be looked up, and would leave the field unchecked."""
+    assert unchecked(record) == ()
