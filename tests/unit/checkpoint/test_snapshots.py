@@ -163,7 +163,7 @@ def test_one_that_is_overwritten_while_it_is_read_is_refused(folder, write, monk
 
 
 def test_a_missing_part_is_told(folder, write):
-    write().save({"other": 1}, step=1, gang=False)
+    write().save({"rank-00001": 1}, step=1, gang=False)
     with pytest.raises(CorruptCheckpointError, match="no part 'state'"):
         SnapshotReader(folder, job_id="j").load(Version(attempt=1, step=1), 0, 1)
 

@@ -26,7 +26,7 @@ FULL = ProgressSnapshot(
     samples=640,
     tokens=81_920,
     step_seconds=0.25,
-    metrics={"loss": 0.5, "grad_norm": math.inf},
+    metrics={"loss": 0.5, "grad_norm": 1e308},
     last_report_at=T0 + 5,
 )
 
@@ -46,6 +46,15 @@ def test_the_newest_line_is_read_back(path: Path) -> None:
     metrics_file.append(path, 1, 10, report(10, T0), T0)
     metrics_file.append(path, 2, 55, FULL, T0 + 5)
     assert metrics_file.newest(path) == (2, 55, FULL)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_null_and_read_back_as_nan(path: Path, value: float) -> None:
+    metrics_file.append(path, 1, 10, report(10, T0, metrics={"loss": value}), T0)
+    assert json.loads(path.read_text(), parse_constant=pytest.fail)["metrics"] == {"loss": None}
+    found = metrics_file.newest(path)
+    assert found is not None
+    assert math.isnan(found[2].metrics["loss"])
 
 
 def test_a_line_without_optional_values_is_read_back(path: Path) -> None:

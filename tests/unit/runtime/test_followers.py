@@ -15,6 +15,7 @@ from orchestrator.core import events as ev
 from orchestrator.runtime import gangs as module
 from orchestrator.runtime.gangs import Gangs, _Gang
 from orchestrator.runtime.logs import LogLimits
+from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.rank_actor import RankGreeting
 from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
 from orchestrator.spec.paths import Paths
@@ -72,6 +73,7 @@ class Scene:
             post=self.posted.extend,
             previous_step=lambda _job: 0,
             files=SimpleNamespace(follow=lambda _job: None, bring_ends=says(OSError("no such node"))),  # type: ignore[arg-type]
+            pool=Pool("starts", 1),
             log=structlog.get_logger(),
             **options,
         )

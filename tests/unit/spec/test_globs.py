@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pathspec
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from orchestrator.spec.globs import MAX_PATTERN_CHARACTERS, MAX_PATTERNS, GlobError, Globs
@@ -48,6 +48,8 @@ def test_what_is_matched_is_what_pathspec_matches(lines: list[str], parts: list[
     """The semantics are those of the library that was used before."""
     path = "/".join(parts)
     spec = pathspec.PathSpec.from_lines("gitignore", lines, backend="simple")
+    # pathspec lets a negated set match a slash; git does not.
+    assume(not any("[^" in line or "[!" in line for line in lines))
     assert Globs(lines).matches(path, is_dir=is_dir) == spec.match_file(path + "/" * is_dir)
 
 
