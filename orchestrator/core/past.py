@@ -56,8 +56,8 @@ class Past:
     def add_all(self, attempts: tuple[Attempt, ...]) -> Past:
         """The same with these attempts, which are the job's last."""
         past = self
-        for attempt, following in zip(attempts, (*attempts[1:], None), strict=True):
-            past = past.add(attempt, following)
+        for number, attempt in enumerate(attempts, start=1):
+            past = past.add(attempt, attempts[number] if number < len(attempts) else None)
         return past
 
 

@@ -253,6 +253,7 @@ async def _pinned(resume_from: str | None, settings: Settings, new_id: str) -> s
 
 def _lay_out(digest: str, settings: Settings, new_id: str) -> None:
     work = settings.paths.work(new_id)
+    make_private(settings.paths.checkpoints(new_id))  # a rank would give it the mode of its own umask
     if digest:
         snapshot.lay_out(digest, settings.paths.blob, work)
     else:

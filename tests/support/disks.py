@@ -20,7 +20,7 @@ def small_disk(parent: Path, mebibytes: int, *, kind: str = "tmpfs") -> Iterator
     where = parent / "disk"
     where.mkdir()
     if kind == "tmpfs":
-        commands = [["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(where)]]
+        commands = [["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=0700", "tmpfs", str(where)]]
     else:
         image = parent / "disk.image"
         with image.open("wb") as file:

@@ -161,9 +161,9 @@ def _missing_file(error: BaseException) -> str:
 def _report_error(reports: Reports, name: str, message: str, text: str, *, missing_file: str = "") -> None:
     reports.send(
         {
-            **({"missing_file": missing_file} if missing_file else {}),
             "event": "error",
             "type": name,
+            "missing_file": missing_file,
             "message": clip(reports.masker.text(message), MAX_MESSAGE_CHARACTERS),
             "traceback": clip(reports.masker.text(text), MAX_TRACEBACK_CHARACTERS),
             "at": time.time(),

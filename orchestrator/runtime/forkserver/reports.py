@@ -28,12 +28,16 @@ MAX_MESSAGE_CHARACTERS = 8 * 1024
 
 
 _MARK_CHARACTERS = 100  # of the line in the middle of a text that was cut
-_MAX_CHARACTERS = {"traceback": MAX_TRACEBACK_CHARACTERS, "message": MAX_MESSAGE_CHARACTERS}
+_MAX_CHARACTERS = {
+    "traceback": MAX_TRACEBACK_CHARACTERS,
+    "message": MAX_MESSAGE_CHARACTERS,
+    "missing_file": 4096,
+}
 _MAX_NAME_CHARACTERS = 1000
 _NOTHING = type(None)
 _REPORTS: dict[str, dict[str, tuple[type, ...]]] = {
     "started": {"pid": (int,), "cold": (str, _NOTHING), "at": (float, int)},
-    "error": {"type": (str,), "message": (str,), "traceback": (str,), "at": (float, int)},
+    "error": {"type": (str,), "message": (str,), "traceback": (str,), "missing_file": (str,), "at": (float, int)},
 }
 
 
@@ -108,6 +112,7 @@ def _report(line: bytes) -> dict[str, Any] | None:
     except (wire.WireError, RecursionError):
         return None
     fields = _REPORTS.get(str(message.get("event")), {})
+    message.setdefault("missing_file", "")
     if not fields or not all(_fits(name, message.get(name), kind) for name, kind in fields.items()):
         return None
     return {"event": message["event"], **{name: message.get(name) for name in fields}}

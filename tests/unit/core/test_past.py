@@ -117,3 +117,7 @@ def after_only(job: Job, one: object) -> Job:
     from dataclasses import replace
 
     return replace(job, attempts=(one,))  # type: ignore[arg-type]
+
+
+def test_a_job_without_attempts_counts_none() -> None:
+    assert pending().whole == Past()

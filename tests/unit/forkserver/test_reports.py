@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.runtime.forkserver.reports import Reports, clip
 
 STARTED = {"event": "started", "pid": 7, "cold": None, "at": 1.5}
-ERROR = {"event": "error", "type": "E", "message": "grüß \udcff", "traceback": "t", "at": 2}
+ERROR = {"event": "error", "type": "E", "message": "grüß \udcff", "traceback": "t", "missing_file": "", "at": 2}
 
 
 @pytest.fixture(autouse=True)
