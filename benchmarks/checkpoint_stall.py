@@ -27,10 +27,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from benchmarks import measure
-from orchestrator.checkpoint.overlap import REHEARSALS
-from orchestrator.train.environment import read_environment
-from orchestrator.train.progress import ProgressPage
-from orchestrator.train.training_context import Context
+from orchestrator.checkpoint.snapshots.async_copy import REHEARSALS
+from orchestrator.train.script.environment import read_environment
+from orchestrator.train.script.progress import ProgressPage
+from orchestrator.train.script.training_context import Context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ BATCH, LARGE_BATCH = 8, 256
 TARGETS = {"torch.save with fsync": 0.05, "dcp.async_save": 0.5}
 PERSISTER = """
 import sys
-from orchestrator.checkpoint.persister import SnapshotPersister, StoreSettings
+from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
 persister = SnapshotPersister(sys.argv[1], rank=0, settings=StoreSettings(root=sys.argv[2]))
 persister.start()
 sys.stdin.read()

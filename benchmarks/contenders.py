@@ -18,8 +18,8 @@ import psutil
 
 from benchmarks.measure import wait_for
 from orchestrator.api.client import Client
-from orchestrator.api.endpoint import Endpoint
 from orchestrator.api.errors import OrchError
+from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.spec.settings import Settings
 
 if TYPE_CHECKING:

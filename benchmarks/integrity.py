@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks import measure
-from orchestrator.checkpoint.store import CheckpointStore
+from orchestrator.checkpoint.repository.repository import CheckpointStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

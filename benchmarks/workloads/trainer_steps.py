@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from orchestrator.train.config import MultiGPUConfig
-from orchestrator.train.manager import MultiGPUTrainingManager
+from orchestrator.train.trainer.config.config import MultiGPUConfig
+from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable

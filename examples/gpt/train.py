@@ -20,8 +20,8 @@ from text import Windows, read
 from torch import Tensor
 from torch.nn import functional
 
-from orchestrator.train.config import MultiGPUConfig
-from orchestrator.train.manager import MultiGPUTrainingManager
+from orchestrator.train.trainer.config.config import MultiGPUConfig
+from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 
 
 def next_byte_loss(scores: Tensor, targets: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from orchestrator.train.config import MultiGPUConfig
-from orchestrator.train.manager import MultiGPUTrainingManager
+from orchestrator.train.trainer.config.config import MultiGPUConfig
+from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 
 
 class Lines(Dataset[dict[str, Tensor]]):

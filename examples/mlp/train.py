@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from orchestrator.train.config import MultiGPUConfig
-from orchestrator.train.manager import MultiGPUTrainingManager
+from orchestrator.train.trainer.config.config import MultiGPUConfig
+from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 
 INPUTS, OUTPUTS = 50, 3
 WIDTHS = {"medium": (256, 128, 64), "large": (1024, 1024, 512, 512, 256)}

@@ -13,8 +13,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.api import submission, wire
-from orchestrator.api.endpoint import Endpoint, endpoint_from
 from orchestrator.api.errors import BadRequestError, ProtocolMismatchError, error_from_json
 from orchestrator.api.protocol import (
     API_PREFIX,
@@ -25,11 +23,13 @@ from orchestrator.api.protocol import (
     PAGE,
     STREAM_HEARTBEAT_SECONDS,
 )
+from orchestrator.api.transport import submission, wire
+from orchestrator.api.transport.endpoint import Endpoint, endpoint_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from orchestrator.api.following import Patience
+    from orchestrator.api.transport.following import Patience
     from orchestrator.api.views import (
         ActionReply,
         CheckpointView,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         StacksView,
         SubmitReply,
     )
-    from orchestrator.gpu.view import GpuRow
+    from orchestrator.gpu.balance.view import GpuRow
 
 DEADLINE_SECONDS = 10.0
 SLOW_DEADLINE_SECONDS = 600.0
@@ -224,7 +224,7 @@ class Client:
 
         Raises ProtocolMismatchError for an answer that holds something else.
         """
-        from orchestrator.gpu.view import GpuRow
+        from orchestrator.gpu.balance.view import GpuRow
 
         reply = self._call("GET", "/gpus")
         try:
@@ -317,7 +317,7 @@ class Client:
 
     def wait(self, ref: str, *, timeout_seconds: float | None = None, patience: Patience | None = None) -> JobView:
         """The job, once it has ended; waits for a daemon that restarts. Raises DeadlineError after ``timeout_seconds``."""
-        from orchestrator.api import following
+        from orchestrator.api.transport import following
 
         return following.wait(self, ref, timeout_seconds=timeout_seconds, patience=patience)
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
         StaleAttemptError,
         UnsupportedStateError,
     )
-    from orchestrator.checkpoint.info import CheckpointInfo, CheckpointStatus
-    from orchestrator.checkpoint.reader import Checkpoint
-    from orchestrator.checkpoint.store import CheckpointStore
+    from orchestrator.checkpoint.repository.repository import CheckpointStore
+    from orchestrator.checkpoint.storage.info import CheckpointInfo, CheckpointStatus
+    from orchestrator.checkpoint.storage.reader import Checkpoint
 
 __all__ = [
     "Checkpoint",
@@ -34,7 +34,12 @@ __all__ = [
     "UnsupportedStateError",
 ]
 
-_HOMES = {"Checkpoint": "reader", "CheckpointInfo": "info", "CheckpointStatus": "info", "CheckpointStore": "store"}
+_HOMES = {
+    "Checkpoint": "storage.reader",
+    "CheckpointInfo": "storage.info",
+    "CheckpointStatus": "storage.info",
+    "CheckpointStore": "repository.repository",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,12 +8,12 @@ import select
 import time
 from typing import TYPE_CHECKING
 
-from orchestrator.api import wire
 from orchestrator.api.errors import DaemonFrozenError, DaemonUnreachableError, DeadlineError
-from orchestrator.api.peer import credentials, is_stopped
+from orchestrator.api.transport import wire
+from orchestrator.api.transport.peer import credentials, is_stopped
 
 if TYPE_CHECKING:
-    from orchestrator.api.endpoint import Endpoint
+    from orchestrator.api.transport.endpoint import Endpoint
 
 LOOK_SECONDS = 5.0
 CONNECT_SECONDS = 10.0

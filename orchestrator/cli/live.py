@@ -10,11 +10,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from orchestrator.api import following
 from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError
+from orchestrator.api.transport import following
 from orchestrator.cli.console import RANK_STYLES, clean, steerless
+from orchestrator.cli.render.units import clock, span
 from orchestrator.cli.submitting import print_json
-from orchestrator.cli.units import clock, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _settings(session: Session) -> Settings:
-    from orchestrator.daemon.settings import load_settings
+    from orchestrator.daemon.process.settings import load_settings
 
     return load_settings(session.environ)
 
@@ -39,27 +39,27 @@ def start_daemon(session: Session) -> UpReply:
 
 def up(session: Session, options: ServeOptions) -> UpReply:
     """Start the daemon detached. Raises OrchError with the end of its log where it does not come up."""
-    from orchestrator.daemon.up import up as start
+    from orchestrator.daemon.process.up import up as start
 
     return start(_settings(session), options)
 
 
 def serve(session: Session, options: ServeOptions) -> int:
     """Run the daemon in this process until it is told to stop."""
-    from orchestrator.daemon.serve import serve as run
+    from orchestrator.daemon.process.serve import serve as run
 
     return run(_settings(session), options)
 
 
 def examine(session: Session) -> Sequence[Finding]:
     """What is right and wrong with this machine."""
-    from orchestrator.daemon.doctor import examine as look
+    from orchestrator.daemon.process.doctor import examine as look
 
     return look(_settings(session))
 
 
 def run_demo(options: DemoOptions) -> int:
     """Run the demo."""
-    from orchestrator.daemon.demo import run_demo as run
+    from orchestrator.daemon.process.demo import run_demo as run
 
     return run(options)

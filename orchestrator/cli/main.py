@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run the command line of this process, and end it."""
-    from orchestrator.cli import fast
+    from orchestrator.cli import fast_args as fast
 
     arguments = sys.argv[1:]
     code = fast.run(arguments)
@@ -33,7 +33,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns its exit code."""
-    from orchestrator.cli import fast
+    from orchestrator.cli import fast_args as fast
 
     code = fast.run(arguments)
     return _run_typer(arguments) if code is None else code

@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError, NotFoundError, OrchError
-from orchestrator.gpu.assignments import FILE_NAME, write_assignments
-from orchestrator.gpu.compare import comparison_text
-from orchestrator.gpu.gputop import RecordingError, read_recording
-from orchestrator.gpu.inventory import survey
-from orchestrator.gpu.record_plot import PlotError, write_plot
-from orchestrator.gpu.record_summary import write_summary
-from orchestrator.gpu.recorder import TRAINING_VARIABLE, Recorder, RecordOptions, TrainingFile
+from orchestrator.gpu.drivers.assignments import FILE_NAME, write_assignments
+from orchestrator.gpu.drivers.inventory import survey
+from orchestrator.gpu.recording.gputop import RecordingError, read_recording
+from orchestrator.gpu.recording.plot import PlotError, write_plot
+from orchestrator.gpu.recording.recorder import TRAINING_VARIABLE, Recorder, RecordOptions, TrainingFile
+from orchestrator.gpu.recording.recording_diff import comparison_text
+from orchestrator.gpu.recording.summary import write_summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.cli.session import Session
-    from orchestrator.gpu.inventory import Survey
-    from orchestrator.gpu.recording import Recording
+    from orchestrator.gpu.drivers.inventory import Survey
+    from orchestrator.gpu.recording.recording import Recording
 
 SPREAD_SECONDS = 0.5
 SIMULATED = "simulated-"

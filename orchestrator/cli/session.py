@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.api.client import Client
-    from orchestrator.api.endpoint import Endpoint
-    from orchestrator.api.following import Patience
+    from orchestrator.api.transport.endpoint import Endpoint
+    from orchestrator.api.transport.following import Patience
 
 
 class Session:
@@ -25,7 +25,7 @@ class Session:
     @property
     def endpoint(self) -> Endpoint:
         """The daemon that the environment points at."""
-        from orchestrator.api.endpoint import endpoint_from
+        from orchestrator.api.transport.endpoint import endpoint_from
 
         return endpoint_from(self.environ)
 
@@ -37,7 +37,7 @@ class Session:
 
     def patience(self) -> Patience:
         """Waiting for a daemon that restarts; says so once for each absence."""
-        from orchestrator.api.following import Patience
+        from orchestrator.api.transport.following import Patience
 
         return Patience(
             notice=lambda error: self.console.note(f"{error.message}; waiting for it to come back (jobs run on)")

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
-from orchestrator.cli.job_table import job_lines
+from orchestrator.cli.render.job_table import job_lines
 from orchestrator.cli.submitting import print_json
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def show_status(session: Session, options: StatusOptions) -> int:
 
 
 def _show_job(session: Session, ref: str, options: StatusOptions) -> int:
-    from orchestrator.cli.job_detail import detail_lines
+    from orchestrator.cli.render.job_detail import detail_lines
 
     client = session.client()
     job = client.job(ref)
@@ -114,7 +114,7 @@ def _show_jobs(session: Session, options: StatusOptions) -> int:
 
 
 def _parse_since(text: str) -> float:
-    from orchestrator.cli.units import parse_time
+    from orchestrator.cli.render.units import parse_time
 
     return parse_time(text, "--since", time.time())
 
@@ -149,9 +149,9 @@ def show_queue(session: Session, *, as_json: bool) -> int:
         session.console.print("nothing waits")
         return EXIT_OK
     from orchestrator.cli.console import clean
-    from orchestrator.cli.job_table import gpus_text
-    from orchestrator.cli.table import Cell, Column, render_table
-    from orchestrator.cli.units import age
+    from orchestrator.cli.render.job_table import gpus_text
+    from orchestrator.cli.render.table import Cell, Column, render_table
+    from orchestrator.cli.render.units import age
 
     columns = (
         Column("JOB", weight=1000),

@@ -10,9 +10,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from orchestrator.api import submission, wire
 from orchestrator.api.errors import EXIT_OK, BadRequestError, DaemonUnreachableError
 from orchestrator.api.protocol import API_PREFIX
+from orchestrator.api.transport import submission, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +141,7 @@ def _plan(session: Session, texts: list[JobText], options: SubmitOptions) -> int
         print_json(session, plans[0] if len(plans) == 1 else plans)
         return EXIT_OK
     from orchestrator.api.views import PlanReply
-    from orchestrator.cli.plan_view import plan_lines
+    from orchestrator.cli.render.plan_view import plan_lines
 
     for plan in plans:
         for line in plan_lines(session.console, PlanReply.from_json(plan)):

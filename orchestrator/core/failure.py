@@ -14,16 +14,16 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from orchestrator.core.diagnosis.signatures import evidence_line, match_signature
 from orchestrator.core.events import Failure
 from orchestrator.core.memory_failure import memory_failure
-from orchestrator.core.signatures import evidence_line, match_signature
 from orchestrator.core.states import FailureClass, StopScope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from orchestrator.core.diagnosis.signatures import Signature
     from orchestrator.core.job import Exit, Job
-    from orchestrator.core.signatures import Signature
 
 # How long a collateral error waits for the end that caused it: a process that ends by itself closes its connections before it
 # is gone, by more than 0.25 s on a busy machine.

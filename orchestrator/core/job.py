@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.job_checkpoints import checkpoint_saved
-from orchestrator.core.past import Past, shorten
+from orchestrator.core.past_attempts import Past, shorten
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, StopScope, check_transition
 from orchestrator.spec.job import ElasticWorkers, JobSpec, from_dict
 

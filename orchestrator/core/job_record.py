@@ -9,7 +9,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired, repaired_all
 from orchestrator.core.ids import JobId
 from orchestrator.core.job import Attempt, Exit, Job, Stop
-from orchestrator.core.past import Past, past_from, shorten
+from orchestrator.core.past_attempts import Past, past_from, shorten
 from orchestrator.core.states import AttemptState, JobState, StopPurpose
 from orchestrator.spec.job import from_dict, to_dict
 

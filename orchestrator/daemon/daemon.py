@@ -12,31 +12,31 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import DaemonStoppingError, DiskFullError
 from orchestrator.api.service import NodeVerb
 from orchestrator.core import events as ev
-from orchestrator.core.scheduler import request_stop
+from orchestrator.core.scheduler.scheduler import request_stop
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.changes import Changes
-from orchestrator.daemon.gpu_watch import GpuWatch
-from orchestrator.daemon.hangs import HangWatch
+from orchestrator.daemon.gpus.watch import GpuWatch
+from orchestrator.daemon.jobs.hangs import HangWatch
+from orchestrator.daemon.jobs.progress import ProgressBook
+from orchestrator.daemon.jobs.submission import read_secrets
+from orchestrator.daemon.jobs.tidying import Tidying
 from orchestrator.daemon.loop import Loop
-from orchestrator.daemon.metering import Metering
-from orchestrator.daemon.node_trust import NodeTrust
-from orchestrator.daemon.node_views import gpu_states, node_view
-from orchestrator.daemon.notifier import Notifier
-from orchestrator.daemon.progress import ProgressBook
+from orchestrator.daemon.metrics.metering import Metering
+from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.nodes.views import gpu_states, node_view
+from orchestrator.daemon.notify.notifier import Notifier
 from orchestrator.daemon.readiness import readiness_of
-from orchestrator.daemon.submission import read_secrets
-from orchestrator.daemon.tidying import Tidying
-from orchestrator.runtime.cluster import Cluster, ClusterOptions
+from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.deadline import within
-from orchestrator.runtime.exporter_actor import ExporterAccess
-from orchestrator.runtime.exporters import Exporters
-from orchestrator.runtime.gang_calls import GangCalls
-from orchestrator.runtime.gangs import Gangs
-from orchestrator.runtime.gpu_evidence import gpu_evidence
-from orchestrator.runtime.job_files import JobFiles
-from orchestrator.runtime.logs import LogLimits
+from orchestrator.runtime.exporters.actor import ExporterAccess
+from orchestrator.runtime.exporters.exporters import Exporters
+from orchestrator.runtime.exporters.gpu_evidence import gpu_evidence
+from orchestrator.runtime.gangs.gangs import Gangs
+from orchestrator.runtime.gangs.job_files import JobFiles
+from orchestrator.runtime.gangs.rank_rpc import GangCalls
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.pools import Pools
+from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.store.errors import StoreError
 from orchestrator.store.paging import every_record
 from orchestrator.store.sqlite import SqliteStore
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
-    from orchestrator.daemon.progress import JobProgress
-    from orchestrator.runtime.node_agent import NodeGpu
+    from orchestrator.daemon.jobs.progress import JobProgress
+    from orchestrator.runtime.nodes.agent import NodeGpu
     from orchestrator.spec.settings import Settings
-    from orchestrator.telemetry.snapshot import Snapshot
-    from orchestrator.train.progress import ProgressSnapshot
+    from orchestrator.telemetry.metrics_view import Snapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 REFRESH_SECONDS: Final = 10.0
 SHARED_REFRESH_SECONDS: Final = 2.0  # on somebody's cluster nodes come and go, and others take what was free

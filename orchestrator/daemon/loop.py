@@ -16,7 +16,7 @@ from orchestrator.core.conformance import misfits
 from orchestrator.core.errors import CoreError
 from orchestrator.core.events import JobNoted
 from orchestrator.core.job import Job, fold
-from orchestrator.core.scheduler import State, decide, desired_effect
+from orchestrator.core.scheduler.scheduler import State, decide, desired_effect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

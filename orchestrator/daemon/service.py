@@ -31,17 +31,19 @@ from orchestrator.api.service import (
     Verb,
 )
 from orchestrator.core import events as ev
-from orchestrator.core.placement import capacity, free_on, place
-from orchestrator.core.scheduler import queue_order, request_stop
+from orchestrator.core.scheduler.placement import capacity, free_on, place
+from orchestrator.core.scheduler.scheduler import queue_order, request_stop
 from orchestrator.core.states import JobState, StopPurpose
-from orchestrator.daemon import saved, snapshot, submission
-from orchestrator.daemon.log_stream import LogStream
-from orchestrator.daemon.views import event_view, job_view, left_out_notes, left_out_view, rank_stacks
-from orchestrator.runtime.looking import report_lines
-from orchestrator.runtime.plan import checkpoint_dir
+from orchestrator.daemon.jobs import job_checkpoints as saved
+from orchestrator.daemon.jobs import submission
+from orchestrator.daemon.jobs import workdir_archive as snapshot
+from orchestrator.daemon.jobs.log_stream import LogStream
+from orchestrator.daemon.jobs.views import event_view, job_view, left_out_notes, left_out_view, rank_stacks
+from orchestrator.runtime.gangs.launch_spec import checkpoint_dir
+from orchestrator.runtime.ranks.process_inspector import report_lines
 from orchestrator.store import errors as store_errors
 from orchestrator.store.port import JobFilter as StoreFilter
-from orchestrator.train.trace_request import TraceRefusedError
+from orchestrator.train.script.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -6,10 +6,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.gpu.balance.view import GpuRow, gpu_row
 from orchestrator.gpu.reader import GpuLostError
 from orchestrator.gpu.sample import Vendor
 from orchestrator.gpu.sampler import Health
-from orchestrator.gpu.view import GpuRow, gpu_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from orchestrator.spec import model
+from orchestrator.spec.key_aliases import unknown_key
 from orchestrator.spec.records import REQUIRED, Field, Items, OneOf, Record, Table, walk
 from orchestrator.spec.rules import (
     ENV_PATTERN,
@@ -43,7 +44,6 @@ from orchestrator.spec.shapes import (
     Word,
     written,
 )
-from orchestrator.spec.words import unknown_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.store import verification
 from orchestrator.store.errors import BackupExistsError, DiskFullError, StoreError, StoreUnreadableError
-from orchestrator.store.faults import is_disk_full
 from orchestrator.store.lock import StoreLock
 from orchestrator.store.schema import check, connect, known_migrations, sync_directory
+from orchestrator.store.sqlite_errors import is_disk_full
 
 if TYPE_CHECKING:
     from pathlib import Path

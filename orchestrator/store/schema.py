@@ -15,7 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from orchestrator.store.errors import StoreTooNewError, StoreUnreadableError
-from orchestrator.store.faults import is_disk_full
+from orchestrator.store.sqlite_errors import is_disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

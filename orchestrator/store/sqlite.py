@@ -20,10 +20,10 @@ from orchestrator.store.errors import (
     StoreError,
     StoreUnreadableError,
 )
-from orchestrator.store.faults import is_damage, is_disk_full
 from orchestrator.store.lock import StoreLock
-from orchestrator.store.reading import Reader
+from orchestrator.store.queries import Reader
 from orchestrator.store.schema import Migration, connect, known_migrations, prepare
+from orchestrator.store.sqlite_errors import is_damage, is_disk_full
 from orchestrator.store.work import (
     PRUNE_BATCH,
     Append,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from orchestrator.catalogue import Metric
     from orchestrator.telemetry.histogram import Counts
-    from orchestrator.telemetry.snapshot import JobSeries, Snapshot
+    from orchestrator.telemetry.metrics_view import JobSeries, Snapshot
 
 LINGER_SECONDS: Final = 900.0
 """How long a job keeps its series after its last attempt: alerts and people need its end, nobody needs its week."""

@@ -17,18 +17,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.checkpoint.reader import Checkpoint
-    from orchestrator.train.config import MultiGPUConfig, TrainingMode
-    from orchestrator.train.elastic import BatchShare, NotElasticError
-    from orchestrator.train.faults import FaultToleranceManager
-    from orchestrator.train.manager import MultiGPUTrainingManager
-    from orchestrator.train.metrics import MetricsCollector
-    from orchestrator.train.monitor import PerformanceMonitor
-    from orchestrator.train.progress import ProgressPage, ProgressSnapshot
-    from orchestrator.train.saving import CheckpointWarning
-    from orchestrator.train.trainer import MultiGPUTrainer
-    from orchestrator.train.trainers import DataParallelTrainer, DistributedDataParallelTrainer, FullyShardedTrainer
-    from orchestrator.train.training_context import Context
+    from orchestrator.checkpoint.storage.reader import Checkpoint
+    from orchestrator.train.script.elastic import BatchShare, NotElasticError
+    from orchestrator.train.script.progress import ProgressPage, ProgressSnapshot
+    from orchestrator.train.script.saving import CheckpointWarning
+    from orchestrator.train.script.training_context import Context
+    from orchestrator.train.trainer.config.config import MultiGPUConfig, TrainingMode
+    from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer
+    from orchestrator.train.trainer.engine.trainers import (
+        DataParallelTrainer,
+        DistributedDataParallelTrainer,
+        FullyShardedTrainer,
+    )
+    from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
+    from orchestrator.train.trainer.loop.recovery import FaultToleranceManager
+    from orchestrator.train.trainer.measure.metrics import MetricsCollector
+    from orchestrator.train.trainer.measure.monitor import PerformanceMonitor
 
 __all__ = [
     "BatchShare",
@@ -52,29 +56,29 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Checkpoint": "orchestrator.checkpoint.reader",
-    "BatchShare": "orchestrator.train.elastic",
-    "NotElasticError": "orchestrator.train.elastic",
-    "CheckpointWarning": "orchestrator.train.saving",
-    "Context": "orchestrator.train.training_context",
-    "DataParallelTrainer": "orchestrator.train.trainers",
-    "DistributedDataParallelTrainer": "orchestrator.train.trainers",
-    "FaultToleranceManager": "orchestrator.train.faults",
-    "FullyShardedTrainer": "orchestrator.train.trainers",
-    "MetricsCollector": "orchestrator.train.metrics",
-    "MultiGPUConfig": "orchestrator.train.config",
-    "MultiGPUTrainer": "orchestrator.train.trainer",
-    "MultiGPUTrainingManager": "orchestrator.train.manager",
-    "PerformanceMonitor": "orchestrator.train.monitor",
-    "ProgressPage": "orchestrator.train.progress",
-    "ProgressSnapshot": "orchestrator.train.progress",
-    "TrainingMode": "orchestrator.train.config",
+    "Checkpoint": "orchestrator.checkpoint.storage.reader",
+    "BatchShare": "orchestrator.train.script.elastic",
+    "NotElasticError": "orchestrator.train.script.elastic",
+    "CheckpointWarning": "orchestrator.train.script.saving",
+    "Context": "orchestrator.train.script.training_context",
+    "DataParallelTrainer": "orchestrator.train.trainer.engine.trainers",
+    "DistributedDataParallelTrainer": "orchestrator.train.trainer.engine.trainers",
+    "FaultToleranceManager": "orchestrator.train.trainer.loop.recovery",
+    "FullyShardedTrainer": "orchestrator.train.trainer.engine.trainers",
+    "MetricsCollector": "orchestrator.train.trainer.measure.metrics",
+    "MultiGPUConfig": "orchestrator.train.trainer.config.config",
+    "MultiGPUTrainer": "orchestrator.train.trainer.engine.trainer",
+    "MultiGPUTrainingManager": "orchestrator.train.trainer.loop.manager",
+    "PerformanceMonitor": "orchestrator.train.trainer.measure.monitor",
+    "ProgressPage": "orchestrator.train.script.progress",
+    "ProgressSnapshot": "orchestrator.train.script.progress",
+    "TrainingMode": "orchestrator.train.trainer.config.config",
 }
 
 
 def context() -> Context:
     """The Context of this process: rank, device, report, save, load, should_stop. The same object each time."""
-    from orchestrator.train.training_context import current_context
+    from orchestrator.train.script.training_context import current_context
 
     return current_context()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from orchestrator.train.environment import read_environment
+from orchestrator.train.script.environment import read_environment
 
 
 class TrainError(Exception):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime.names import namespace
-from orchestrator.runtime.node_dir import page_directory
+from orchestrator.runtime.nodes.directories import page_directory
 from tests.support import leftovers
 
 TESTS = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from orchestrator.api.peer import is_stopped
+from orchestrator.api.transport.peer import is_stopped
 from tests.support.processes import all_gone
 from tests.support.stack import Stack, wait_until
 

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 # Imported here, because a process that has become another user may not be able to read this Python's files.
-from orchestrator.api import following, group_access, peer, submission, views, wire  # noqa: F401
 from orchestrator.api.client import Client
-from orchestrator.api.endpoint import Endpoint
-from orchestrator.gpu import view  # noqa: F401
+from orchestrator.api.transport.endpoint import Endpoint
 from tests.support.stack import Stack, wait_until
 
 if TYPE_CHECKING:

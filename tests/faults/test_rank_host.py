@@ -17,14 +17,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.runtime.forkclient import ForkServerRefusedError
 from orchestrator.runtime.forkserver import wire
-from orchestrator.runtime.rank_host import RankHost
-from orchestrator.runtime.rank_locks import rank_lock_path
-from orchestrator.runtime.rank_plan import RankPlan
-from orchestrator.runtime.rank_start import RankStarter
-from orchestrator.runtime.rank_story import PollCursor, PollReply, RankEvent
-from orchestrator.train.progress import ProgressPage
+from orchestrator.runtime.ranks.launch_spec import RankPlan
+from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
+from orchestrator.runtime.ranks.start import RankStarter
+from orchestrator.runtime.ranks.supervisor import RankHost
+from orchestrator.runtime.spawn.client import ForkServerRefusedError
+from orchestrator.runtime.spawn.rank_locks import rank_lock_path
+from orchestrator.train.script.progress import ProgressPage
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server
 from tests.support.stack import wait_until
 
@@ -175,7 +175,7 @@ def test_an_end_right_after_the_launch_finds_the_process(server: RunningServer, 
 def test_an_asker_that_died_takes_no_news_along(server: RunningServer, tmp_path: Path) -> None:
     script = """
 import os
-from orchestrator.train.progress import ProgressPage
+from orchestrator.train.script.progress import ProgressPage
 page = ProgressPage.open("page")
 page.claim()
 page.write(step=7)

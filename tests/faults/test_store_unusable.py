@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.api.errors import EXIT_REFUSED, DiskFullError
-from orchestrator.cli.ballast import Ballast
+from orchestrator.cli.drills.disk_filler import Ballast
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.stack import Stack, wait_until
 

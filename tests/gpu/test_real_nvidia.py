@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.gpu.inventory import survey
+from orchestrator.gpu.drivers.inventory import survey
 from orchestrator.gpu.reader import Detail, GpuReader
-from orchestrator.gpu.recorder import Recorder, RecordOptions
+from orchestrator.gpu.recording.recorder import Recorder, RecordOptions
 from orchestrator.gpu.sample import Vendor
 
 pytestmark = pytest.mark.gpu

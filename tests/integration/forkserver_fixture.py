@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from orchestrator.runtime.forkclient import ForkServerClient, ForkServerError, Hello, StartedServer, start_fork_server
+from orchestrator.runtime.spawn.client import ForkServerClient, ForkServerError, Hello, StartedServer, start_fork_server
 
 BARE_PYTHON = Path(sys.base_prefix) / "bin" / "python3"
 """An interpreter without torch: its server is warm at once."""

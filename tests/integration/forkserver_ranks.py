@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator.runtime.forkclient import (
+from orchestrator.runtime.spawn.client import (
     ErrorRaised,
     Event,
     Exited,
@@ -24,7 +24,7 @@ from orchestrator.runtime.forkclient import (
     SpawnRequest,
     Started,
 )
-from orchestrator.runtime.rank_env import rank_environment
+from orchestrator.runtime.spawn.environment import rank_environment
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, wait_until
 
 DEADLINE = timedelta(seconds=60)

@@ -15,8 +15,8 @@ from urllib.request import Request, urlopen
 import pytest
 import torch
 
-from orchestrator.checkpoint.info import CheckpointStatus
-from orchestrator.checkpoint.store import CheckpointStore
+from orchestrator.checkpoint.repository.repository import CheckpointStore
+from orchestrator.checkpoint.storage.info import CheckpointStatus
 from tests.support.stack import Stack, wait_until
 
 if importlib.util.find_spec("s3fs") is None or importlib.util.find_spec("moto") is None:
@@ -81,7 +81,7 @@ def test_saved_listed_loaded_retained_and_damage_set_aside(s3: dict[str, str]) -
 
 def test_a_writer_that_is_killed_leaves_a_good_one(s3: dict[str, str]) -> None:
     script = (
-        "import sys, torch; from orchestrator.checkpoint.store import CheckpointStore\n"
+        "import sys, torch; from orchestrator.checkpoint.repository.repository import CheckpointStore\n"
         "store = CheckpointStore('s3://bucket/killed', attempt=int(sys.argv[1]), keep=3)\n"
         "step = 0\n"
         "while True:\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.forkclient import (
+from orchestrator.runtime.spawn.client import (
     ErrorRaised,
     Exited,
     ForkServerClient,

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.runtime.forkclient import Gone, SpawnRequest, Started
+from orchestrator.runtime.spawn.client import Gone, SpawnRequest, Started
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server, wait_until
 from tests.integration.forkserver_ranks import Rank, run_ranks, start_rank, start_store
 

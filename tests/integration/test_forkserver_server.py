@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtime.forkclient import (
+from orchestrator.runtime.forkserver import wire
+from orchestrator.runtime.spawn.client import (
     Exited,
     ForkServerClient,
     ForkServerMissingError,
@@ -30,7 +31,6 @@ from orchestrator.runtime.forkclient import (
     Started,
     start_fork_server,
 )
-from orchestrator.runtime.forkserver import wire
 from tests.integration.forkserver_fixture import (
     BARE_PYTHON,
     ENVIRONMENT,
@@ -124,7 +124,7 @@ def test_environment_of_a_ray_worker_is_shed(folder: Path) -> None:
     """Neither Ray's variables, its priorities nor its dispositions reach the server, or what it forks."""
     worker = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from orchestrator.runtime.forkclient import start_fork_server\n"
+        "from orchestrator.runtime.spawn.client import start_fork_server\n"
         "os.nice(5); Path('/proc/self/oom_score_adj').write_text('500')\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])\n"
         "folder = Path(sys.argv[1])\n"

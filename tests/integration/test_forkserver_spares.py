@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.runtime.forkclient import SpawnRequest, Started
+from orchestrator.runtime.spawn.client import SpawnRequest, Started
 from tests.integration.forkserver_fixture import (
     BARE_PYTHON,
     ENVIRONMENT,

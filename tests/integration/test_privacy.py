@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from orchestrator.runtime.names import namespace
-from orchestrator.runtime.node_dir import page_directory
+from orchestrator.runtime.nodes.directories import page_directory
 from tests.support.stack import Stack, wait_until
 from tests.support.users import OTHER, as_root, as_user
 

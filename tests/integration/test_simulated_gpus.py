@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.gpu.assignments import SimulatedAssignments, write_assignments
-from orchestrator.gpu.balance import LoadWindow, Quantity
-from orchestrator.gpu.diagnosis import Cause, RankView, diagnose
-from orchestrator.gpu.simulated import open_simulated
+from orchestrator.gpu.balance.balance import LoadWindow, Quantity
+from orchestrator.gpu.balance.diagnosis import Cause, RankView, diagnose
+from orchestrator.gpu.drivers.assignments import SimulatedAssignments, write_assignments
+from orchestrator.gpu.drivers.simulated import open_simulated
 
 RANK = """
 import torch, torch.distributed as dist

@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.runtime.forkclient import SpawnRequest, Started
 from orchestrator.runtime.forkserver.linux import restore_priorities
+from orchestrator.runtime.spawn.client import SpawnRequest, Started
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server, wait_until
 from tests.integration.forkserver_ranks import Rank, environment, holding_spares, run_ranks, start_rank
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.spec.job import parse_job
-from orchestrator.train.config_check import trainer_findings
+from orchestrator.train.trainer.config.check import trainer_findings
 from tests.support.stack import Stack
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -76,8 +76,8 @@ def test_job_files_are_accepted(path: Path) -> None:
 
 def test_the_recipe_keeps_the_global_batch() -> None:
     """Eight ranks accumulate 4 batches of 8, two ranks 16: 256 samples each."""
-    from orchestrator.train.config import MultiGPUConfig
-    from orchestrator.train.trainer import accumulation
+    from orchestrator.train.trainer.config.config import MultiGPUConfig
+    from orchestrator.train.trainer.engine.trainer import accumulation
 
     for name, ranks, accumulated in (("eight", 8, 4), ("job", 2, 16)):
         job = parse_job((EXAMPLES / "eight_to_two" / f"{name}.yaml").read_text(), rules=(trainer_findings,))

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from orchestrator.train.config import MultiGPUConfig
-from orchestrator.train.environment import RankEnvironment
-from orchestrator.train.manager import FitResult, MultiGPUTrainingManager
-from orchestrator.train.training_context import Context
+from orchestrator.train.script.environment import RankEnvironment
+from orchestrator.train.script.training_context import Context
+from orchestrator.train.trainer.config.config import MultiGPUConfig
+from orchestrator.train.trainer.loop.manager import FitResult, MultiGPUTrainingManager
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a real GPU")]
 
@@ -96,7 +96,7 @@ def test_a_bad_batch_never_reaches_the_weights(tmp_path: Path, fused: bool) -> N
 
 
 def test_mfu_of_a_known_gpu_is_a_share(tmp_path: Path) -> None:
-    from orchestrator.train.flops import device_peak
+    from orchestrator.train.trainer.measure.flops import device_peak
 
     if device_peak(torch.device("cuda", 0), "bf16") is None:
         pytest.skip(f"no documented peak for {torch.cuda.get_device_name(0)}")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.train.config import MultiGPUConfig
-from orchestrator.train.environment import RankEnvironment
-from orchestrator.train.manager import MultiGPUTrainingManager
-from orchestrator.train.training_context import Context
+from orchestrator.train.script.environment import RankEnvironment
+from orchestrator.train.script.training_context import Context
+from orchestrator.train.trainer.config.config import MultiGPUConfig
+from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface" / "train.py"
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from orchestrator.train.config import MultiGPUConfig
-from orchestrator.train.environment import RankEnvironment
-from orchestrator.train.manager import MultiGPUTrainingManager
-from orchestrator.train.training_context import Context
+from orchestrator.train.script.environment import RankEnvironment
+from orchestrator.train.script.training_context import Context
+from orchestrator.train.trainer.config.config import MultiGPUConfig
+from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 from tests.integration.trainer_ranks import (
     STEPS,
     cross_entropy,

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from orchestrator.core import events as ev
 from orchestrator.core.failure import SETTLE_SECONDS
 from orchestrator.core.ids import JobId
-from orchestrator.core.scheduler import State, decide, request_stop
+from orchestrator.core.scheduler.scheduler import State, decide, request_stop
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
 from orchestrator.spec.job import Backoff, HealthSpec, MaxRestarts, RetrySpec
 from orchestrator.store.memory import MemoryStore

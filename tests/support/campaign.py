@@ -25,10 +25,10 @@ from typing import Any, Self, TypeVar
 from orchestrator.api.errors import DaemonUnreachableError, DeadlineError, RefusedError
 from orchestrator.api.views import JobView
 from orchestrator.core.states import AttemptState
-from orchestrator.runtime.head_processes import ray_environment
+from orchestrator.runtime.cluster.head_processes import ray_environment
 from orchestrator.runtime.names import namespace
 from orchestrator.store import verification
-from orchestrator.store.reading import Reader
+from orchestrator.store.queries import Reader
 from orchestrator.store.schema import connect
 from tests.support.ledger import SCRIPT, TINY, Ledger, job_spec
 from tests.support.processes import of_cwd

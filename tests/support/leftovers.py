@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from orchestrator.runtime.names import namespace
-from orchestrator.runtime.node_dir import page_directory
+from orchestrator.runtime.nodes.directories import page_directory
 
 PREFIX = "o-"  # short: paths of Unix sockets are
 NAMES = "namespaces"  # homes' namespaces, one a line: of which home a name in shared memory is, it does not say itself

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.runtime.node_agent import NodeGpu, NodeReport
+from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
 
 _PLAIN = NodeReport(
     node_id="a",

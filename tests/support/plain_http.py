@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from orchestrator.api.endpoint import Endpoint
+    from orchestrator.api.transport.endpoint import Endpoint
 
 
 class Answer(NamedTuple):

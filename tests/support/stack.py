@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 
 from orchestrator.api.client import Client
-from orchestrator.api.endpoint import Endpoint
 from orchestrator.api.errors import OrchError
+from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.views import JobView
 from orchestrator.runtime.names import namespace
-from orchestrator.runtime.node_dir import node_directory, page_directory
+from orchestrator.runtime.nodes.directories import node_directory, page_directory
 from orchestrator.spec.settings import Settings
 from tests.support.leftovers import note_home
 

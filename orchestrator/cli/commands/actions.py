@@ -29,7 +29,7 @@ def cancel(
     session = Session(quiet=quiet)
     code = _each(session, jobs, lambda client, ref: client.cancel(ref), as_json=json)
     if wait and code == EXIT_OK:
-        from orchestrator.api import following
+        from orchestrator.api.transport import following
 
         for ref in jobs:
             following.wait(session.client(), ref, patience=session.patience())

@@ -16,7 +16,7 @@ from orchestrator.cli.submitting import print_json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.cli.drilling import DrillReport
+    from orchestrator.cli.drills.drills import DrillReport
 
 
 class Victim(enum.StrEnum):
@@ -57,7 +57,7 @@ def drill(
     json: Json = False,
 ) -> int:
     """Hurt a running job on purpose and report how it came through; exit code 1 when it did not."""
-    from orchestrator.cli.drilling_machine import MachineDrill
+    from orchestrator.cli.drills.machine import MachineDrill
 
     chosen = [
         name for name, on in (("hang", hang), ("tear-checkpoint", tear_checkpoint), ("fill-disk", fill_disk)) if on

@@ -9,12 +9,12 @@ import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json
+from orchestrator.cli.render.units import parse_span
 from orchestrator.cli.session import Session
-from orchestrator.cli.units import parse_span
 
 if TYPE_CHECKING:
-    from orchestrator.cli.gpu_rows import GpuPicture
-    from orchestrator.gpu.view import GpuRow
+    from orchestrator.cli.render.gpu_rows import GpuPicture
+    from orchestrator.gpu.balance.view import GpuRow
 
 CONTEXT_SETTINGS = {"record": {"allow_interspersed_args": False}}
 
@@ -25,7 +25,7 @@ Simulate = Annotated[
 
 def gpus(json: Json = False, simulate_gpus: Simulate = 0) -> int:
     """List every GPU of every node: load, memory, power, temperature, and which rank of which job is on it."""
-    from orchestrator.cli.gpu_view import gpu_lines
+    from orchestrator.cli.render.gpu_view import gpu_lines
 
     session = Session()
     seen = _picture(session, simulate_gpus)
@@ -47,8 +47,8 @@ def gpus(json: Json = False, simulate_gpus: Simulate = 0) -> int:
 
 
 def _picture(session: Session, simulate: int) -> GpuPicture:
-    from orchestrator.cli.gpu_rows import GpuPicture, picture
-    from orchestrator.gpu.inventory import node_name, survey
+    from orchestrator.cli.render.gpu_rows import GpuPicture, picture
+    from orchestrator.gpu.drivers.inventory import node_name, survey
     from orchestrator.gpu.once import read_once
 
     def local() -> tuple[list[GpuRow], tuple[str, ...]]:
@@ -62,7 +62,7 @@ def _picture(session: Session, simulate: int) -> GpuPicture:
 
 
 def _say_balance(session: Session, seen: GpuPicture) -> None:
-    from orchestrator.cli.gpu_view import BAND_STYLES, balance_line, findings
+    from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, findings
 
     for job in seen.jobs:
         text, band = balance_line(job.balance)

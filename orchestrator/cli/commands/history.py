@@ -10,11 +10,11 @@ import typer
 from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
+from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.render.units import age, clock, size
 from orchestrator.cli.session import Session
 from orchestrator.cli.status_view import note_which
 from orchestrator.cli.submitting import print_json
-from orchestrator.cli.table import Cell, Column, render_table
-from orchestrator.cli.units import age, clock, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +73,7 @@ def _event_row(event: EventView) -> list[Cell]:
 def _follow_events(session: Session, client: Client, job: JobView, *, tail: int | None, as_json: bool) -> int:
     import json
 
-    from orchestrator.api import following
+    from orchestrator.api.transport import following
 
     last = 0
     if tail is not None:
@@ -98,7 +98,7 @@ def _follow_events(session: Session, client: Client, job: JobView, *, tail: int 
 
 def explain(job: Job, json: Json = False) -> int:
     """Say why a job stands where it stands: its state and reason, what is ahead of it, what happened last."""
-    from orchestrator.cli.job_detail import detail_lines
+    from orchestrator.cli.render.job_detail import detail_lines
 
     session = Session()
     client = session.client()

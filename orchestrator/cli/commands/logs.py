@@ -38,7 +38,7 @@ def logs(
     obeyed, and colours are left out, unless --raw; into a file or a pipe lines go as they are.
     """
     from orchestrator.cli.live import LogOptions, show_logs
-    from orchestrator.cli.units import parse_time
+    from orchestrator.cli.render.units import parse_time
 
     options = LogOptions(
         rank=rank,

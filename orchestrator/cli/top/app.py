@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from orchestrator.cli.console import clean
-from orchestrator.cli.gpu_view import BAND_STYLES, memory, percent, power, state_cell
+from orchestrator.cli.render.gpu_view import BAND_STYLES, memory, percent, power, state_cell
 from orchestrator.cli.top import model
 from orchestrator.cli.top.model import Order
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from orchestrator.cli.top.source import Frame, JobLine, TopSource
-    from orchestrator.gpu.view import GpuRow
+    from orchestrator.gpu.balance.view import GpuRow
 
 GPU_COLUMNS = (
     "NODE",

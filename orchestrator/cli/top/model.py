@@ -5,14 +5,14 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.gpu_view import balance_line, findings
-from orchestrator.cli.units import size
+from orchestrator.cli.render.gpu_view import balance_line, findings
+from orchestrator.cli.render.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from orchestrator.cli.top.source import Frame, JobLine, ProcessLine
-    from orchestrator.gpu.view import GpuRow
+    from orchestrator.gpu.balance.view import GpuRow
 
 STEPS = " ▁▂▃▄▅▆▇█"
 EIGHTHS = "▏▎▍▌▋▊▉█"

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from orchestrator.api.errors import OrchError
-from orchestrator.cli.gpu_rows import GpuPicture, picture
-from orchestrator.gpu.balance import GpuLoad, LoadWindow
-from orchestrator.gpu.inventory import node_name, survey
+from orchestrator.cli.render.gpu_rows import GpuPicture, picture
+from orchestrator.gpu.balance.balance import GpuLoad, LoadWindow
+from orchestrator.gpu.balance.view import balance_json, gpu_row
+from orchestrator.gpu.drivers.inventory import node_name, survey
 from orchestrator.gpu.sampler import Health, Sampler, SamplerGroup
-from orchestrator.gpu.view import balance_json, gpu_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.views import JobView
     from orchestrator.cli.session import Session
-    from orchestrator.gpu.view import GpuRow
+    from orchestrator.gpu.balance.view import GpuRow
 
 HISTORY = 240
 

@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
-from . import coldness, interpreter, linux, quirks, stop_notes, store
+from . import cold_start, interpreter, linux, rendezvous_store, stop_notes, torch_workarounds
 from .holder import MARK
 from .masking import Masker
 from .reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
@@ -66,7 +66,7 @@ class Program:
         What was imported stays frozen: to look through it once more would cost half a second and copy most of its
         pages, and the script's own objects are found without.
         """
-        quirks.let_threads_finish()
+        torch_workarounds.let_threads_finish()
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -133,7 +133,7 @@ def _cold_reason(spawn: Spawn, baseline: Baseline) -> str | None:
         return "asked for" if spawn.cold else baseline.cold
     if spawn.target == "-":
         return "script from standard input"
-    return coldness.cold_reason(baseline, spawn.env, spawn.python_options, interpreter.search_path(spawn))
+    return cold_start.cold_reason(baseline, spawn.env, spawn.python_options, interpreter.search_path(spawn))
 
 
 def report_failure(reports: Reports, error: BaseException) -> None:
@@ -182,7 +182,7 @@ def _become_store(spawn: Spawn, baseline: Baseline, reports: Reports) -> Program
     _report_started(reports, cold=None)
     linux.unblock_signals()
     assert spawn.listen is not None
-    return Program(functools.partial(store.serve, spawn.listen), reports)
+    return Program(functools.partial(rendezvous_store.serve, spawn.listen), reports)
 
 
 def _place_descriptors(spawn: Spawn, baseline: Baseline, gate: int | None) -> int | None:

@@ -1,6 +1,6 @@
 """Reads from a progress page whether its rank was told to stop, and how far it was.
 
-Owns a reader of the few fields that belong into an exit record. The page's layout is that of train/progress_layout.py,
+Owns a reader of the few fields that belong into an exit record. The page's layout is that of train/script/progress_layout.py,
 which the user's interpreter may lack; a test holds the numbers here to those there. The rank can write anything to its page: a
 page that cannot be read tells nothing, and never keeps the exit record from being written.
 """

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import linux, quirks
+from . import linux, torch_workarounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
@@ -201,7 +201,7 @@ def _exercise(torch: Any) -> None:
     with _no_gpu(torch):
         for name in _TORCH_MODULES:
             importlib.import_module(name)
-        quirks.mend_teardown(torch.distributed)
+        torch_workarounds.mend_teardown(torch.distributed)
         torch.set_num_threads(1)
         train_once(torch)
 

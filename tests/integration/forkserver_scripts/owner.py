@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from orchestrator.runtime.forkclient import ForkServerClient, SpawnRequest
+from orchestrator.runtime.spawn.client import ForkServerClient, SpawnRequest
 
 socket, script, folder, order, *arguments = sys.argv[1:]
 with open(os.devnull, "wb") as null:

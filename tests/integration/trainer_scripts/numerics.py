@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from orchestrator.train import context
-from orchestrator.train.agreement import StopAgreement
-from orchestrator.train.config import MultiGPUConfig
-from orchestrator.train.epochs import Collector, check_equal_lengths, evaluate
 from orchestrator.train.errors import DataError, NonFiniteLossError, StopTraining
-from orchestrator.train.faults import FaultToleranceManager
-from orchestrator.train.loading import Feed, build_feed
-from orchestrator.train.manager import MultiGPUTrainingManager
-from orchestrator.train.place import Place, take_place
-from orchestrator.train.snapshot import Progress
-from orchestrator.train.trainer import MultiGPUTrainer, StepResult
-from orchestrator.train.trainers import make_trainer
+from orchestrator.train.trainer.config.config import MultiGPUConfig
+from orchestrator.train.trainer.data.loading import Feed, build_feed
+from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer, StepResult
+from orchestrator.train.trainer.engine.trainers import make_trainer
+from orchestrator.train.trainer.loop.agreement import StopAgreement
+from orchestrator.train.trainer.loop.epochs import Collector, check_equal_lengths, evaluate
+from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
+from orchestrator.train.trainer.loop.recovery import FaultToleranceManager
+from orchestrator.train.trainer.loop.training_state import Progress
+from orchestrator.train.trainer.process_group import Place, take_place
 from tests.integration.trainer_ranks import (
     RANK_BATCH,
     cross_entropy,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.api.client import Client
-from orchestrator.api.testing import ServedFake, serve_fake
+from orchestrator.api.server.testing import ServedFake, serve_fake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from tests.support.plain_http import JSON, ask
 
 if TYPE_CHECKING:
     from orchestrator.api.client import Client
-    from orchestrator.api.testing import ServedFake
+    from orchestrator.api.server.testing import ServedFake
 
 JOB = "name: digits\nentrypoint: python train.py\n"
 
@@ -244,7 +244,7 @@ def test_another_protocol_is_refused_with_the_way_out(served: ServedFake) -> Non
 def test_a_client_of_another_version_says_so(
     served: ServedFake, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.api.wire.PROTOCOL_VERSION", 99)
+    monkeypatch.setattr("orchestrator.api.transport.wire.PROTOCOL_VERSION", 99)
     with pytest.raises(ProtocolMismatchError):
         client.jobs()
 

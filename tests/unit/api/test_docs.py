@@ -13,10 +13,10 @@ import pytest
 from orchestrator.api.errors import ERRORS
 from orchestrator.api.launch import DEFAULT_READ_LISTEN
 from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, MAX_YAML_BYTES
-from orchestrator.api.testing import serve_fake
+from orchestrator.api.server.testing import serve_fake
 
 if TYPE_CHECKING:
-    from orchestrator.api.testing import FakeService
+    from orchestrator.api.server.testing import FakeService
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from orchestrator.api import wire  # noqa: F401 - it adds an error of its own
 from orchestrator.api.errors import (
     ERRORS,
     InvalidSpecError,

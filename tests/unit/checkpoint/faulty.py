@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from orchestrator.checkpoint.storage import LocalStorage
+from orchestrator.checkpoint.storage.storage import LocalStorage
 
 
 class PowerCutError(BaseException):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from orchestrator.api.testing import ServedFake, serve_fake
+from orchestrator.api.server.testing import ServedFake, serve_fake
 from orchestrator.cli.main import run
 
 if TYPE_CHECKING:

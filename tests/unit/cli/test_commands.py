@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from orchestrator.api.testing import ServedFake
+    from orchestrator.api.server.testing import ServedFake
     from orchestrator.api.views import JobView
     from tests.unit.cli.conftest import Outcome
 

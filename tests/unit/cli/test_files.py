@@ -18,7 +18,7 @@ from orchestrator.spec.job import parse_job
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.api.testing import ServedFake
+    from orchestrator.api.server.testing import ServedFake
     from tests.unit.cli.conftest import Outcome
 
     Orch = Callable[..., Outcome]

@@ -13,14 +13,14 @@ import pytest
 from orchestrator.cli.console import Console
 from orchestrator.cli.live import LogOptions, Screen, show_logs
 from orchestrator.cli.session import Session
-from tests.unit.cli.test_table import Terminal
+from tests.unit.cli.render.test_table import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from orchestrator.api.testing import ServedFake
+    from orchestrator.api.server.testing import ServedFake
     from tests.unit.cli.conftest import Outcome
 
     Orch = Callable[..., Outcome]
@@ -167,7 +167,7 @@ def test_ctrl_c_ends_quietly(orch: Orch, served: ServedFake, job_id: str, monkey
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr("orchestrator.api.following.watch", interrupted)
+    monkeypatch.setattr("orchestrator.api.transport.following.watch", interrupted)
     for line in (("status", "--watch"), ("wait", job_id)):
         assert orch(*line) == (130, "", "")
 

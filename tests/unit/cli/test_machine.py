@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.api.endpoint import endpoint_from
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.launch import DemoOptions, Finding, Level, ServeOptions, UpReply, serve_arguments
+from orchestrator.api.transport.endpoint import endpoint_from
 from orchestrator.cli import daemon_process
 from orchestrator.cli.commands import machine
 from orchestrator.cli.daemon_process import DaemonProcess
-from tests.unit.cli.test_submit import module
+from tests.unit.cli.commands.test_submit import module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from orchestrator.api.testing import ServedFake
+    from orchestrator.api.server.testing import ServedFake
     from tests.unit.cli.conftest import Outcome
 
     Orch = Callable[..., Outcome]
@@ -107,7 +107,7 @@ def test_a_detached_daemon_is_started_with_the_same_options(options: ServeOption
         return 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "orchestrator.daemon.serve", module(serve=serve))
+        patch.setitem(sys.modules, "orchestrator.daemon.process.serve", module(serve=serve))
         assert run(["serve", *serve_arguments(options)]) == 0
     assert seen == [options]
 
@@ -131,7 +131,7 @@ def test_an_up_that_fails(orch: Orch, home: object, monkeypatch: pytest.MonkeyPa
     def up(*_: object) -> UpReply:
         raise RefusedError("the daemon did not start:\nlast line of its log", hint="`orch doctor` looks further")
 
-    monkeypatch.setitem(sys.modules, "orchestrator.daemon.up", module(up=up))
+    monkeypatch.setitem(sys.modules, "orchestrator.daemon.process.up", module(up=up))
     done = orch("up")
     assert done.code == 5
     assert "last line of its log" in done.err

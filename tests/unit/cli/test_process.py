@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from orchestrator.api.testing import ServedFake
+    from orchestrator.api.server.testing import ServedFake
 
 ORCH = [sys.executable, "-m", "orchestrator.cli.main"]
 HEAVY = {
@@ -61,7 +61,7 @@ def imported(*arguments: str) -> set[str]:
 
 def test_submit_loads_next_to_nothing(served: ServedFake, job_file: Path) -> None:
     loaded = imported("submit", str(job_file))
-    assert "orchestrator.api.wire" in loaded, "the list was read right"
+    assert "orchestrator.api.transport.wire" in loaded, "the list was read right"
     assert (
         loaded
         & (
@@ -75,7 +75,7 @@ def test_submit_loads_next_to_nothing(served: ServedFake, job_file: Path) -> Non
 def test_status_loads_little(served: ServedFake) -> None:
     served.do(lambda service: service.add())
     loaded = imported("status")
-    assert "orchestrator.cli.job_table" in loaded
+    assert "orchestrator.cli.render.job_table" in loaded
     assert loaded & (HEAVY | {"typer", "subprocess"}) == set()
 
 

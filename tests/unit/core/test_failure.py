@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.core import events as ev
+from orchestrator.core.diagnosis.quarantine import strike_of
+from orchestrator.core.diagnosis.signatures import SIGNATURES
 from orchestrator.core.failure import (
     KEEP_GANG_SECONDS,
     SETTLE_SECONDS,
@@ -17,10 +19,8 @@ from orchestrator.core.failure import (
     decide_retry,
     is_collateral,
 )
-from orchestrator.core.scheduler import declare_hung
-from orchestrator.core.signatures import SIGNATURES
+from orchestrator.core.scheduler.scheduler import declare_hung
 from orchestrator.core.states import AttemptState, FailureClass, StopScope
-from orchestrator.core.trust import strike_of
 from orchestrator.spec.job import Backoff, ExitCodes, MaxRestarts, RetrySpec
 from tests.unit.core.builders import (
     T0,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestrator.core.scheduler import request_stop
+from orchestrator.core.scheduler.scheduler import request_stop
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.loop import Loop
 from orchestrator.store.memory import MemoryStore

@@ -18,9 +18,9 @@ from orchestrator.cli.top import model
 from orchestrator.cli.top.app import HelpScreen, TopApp
 from orchestrator.cli.top.model import Order
 from orchestrator.cli.top.source import Frame, JobLine, ProcessLine, TopSource
+from orchestrator.gpu.balance.view import GpuHolder, GpuRow
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health
-from orchestrator.gpu.view import GpuHolder, GpuRow
 from tests.support.fake_nvml import FakeNvml
 from tests.unit.gpu.support import wait_for
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.core.past import KEPT_ATTEMPTS
-from orchestrator.daemon.views import job_view
+from orchestrator.core.past_attempts import KEPT_ATTEMPTS
+from orchestrator.daemon.jobs.views import job_view
 from tests.unit.core.builders import T0, failed, gone, started
 
 if TYPE_CHECKING:

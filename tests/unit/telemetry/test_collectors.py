@@ -15,10 +15,10 @@ from orchestrator import catalogue as c
 from orchestrator.core import events as ev
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.telemetry.annotations import Mark, mark_of
 from orchestrator.telemetry.collectors import LINGER_SECONDS, MAX_JOBS, MAX_METRICS, registry, render
 from orchestrator.telemetry.histogram import Histogram
-from orchestrator.telemetry.marks import Mark, mark_of
-from orchestrator.telemetry.snapshot import DaemonFacts, Disk, JobSeries, Snapshot
+from orchestrator.telemetry.metrics_view import DaemonFacts, Disk, JobSeries, Snapshot
 from tests.support.work import calls
 from tests.unit.core.builders import failure
 

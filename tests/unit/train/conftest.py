@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.train.progress import ProgressPage
+from orchestrator.train.script.progress import ProgressPage
 
 
 @pytest.fixture

@@ -1,0 +1,346 @@
+"""The control application: routes under /api/v1, each a few lines between the gate and the service.
+
+A route parses, asks the service, renders. Here, and only here, is decided who may act: everyone who passes the gate
+may look; a job is acted on by its owner or the daemon's; nodes, pruning and shutting down are the daemon's owner's.
+Long polls and followed logs end when ``closing`` is set, so that the daemon can stop at once.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import FastAPI, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from orchestrator import __version__
+from orchestrator.api.errors import (
+    PROBLEM_CONTENT_TYPE,
+    BadRequestError,
+    InternalError,
+    MethodNotAllowedError,
+    NotFoundError,
+    NotPermittedError,
+    OrchError,
+)
+from orchestrator.api.protocol import API_PREFIX, MAX_PAGE, MAX_SEQUENCE, MAX_WAIT_SECONDS, PAGE
+from orchestrator.api.server.bodies import (
+    ActionBody,
+    EmptyBody,
+    ProblemDocument,
+    ProfileBody,
+    PruneBody,
+    ShutdownBody,
+    StacksBody,
+    SubmitBody,
+    bad_request,
+)
+from orchestrator.api.server.gate import FAILED, Gate, GatePolicy
+from orchestrator.api.server.streams import log_stream, until_closing
+from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb, Verb
+from orchestrator.api.views import (
+    ActionReply,
+    ChangeReply,
+    CheckpointList,
+    EventList,
+    GpuList,
+    HealthView,
+    JobList,
+    JobView,
+    NodeActionReply,
+    NodeList,
+    PlanReply,
+    PruneReply,
+    ShutdownReply,
+    StacksView,
+    SubmitReply,
+    View,
+)
+from orchestrator.core.ids import JobId
+from orchestrator.core.states import JobState
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+REF_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+
+Ref = Annotated[
+    str, Path(pattern=REF_PATTERN, description="A job's id, a unique prefix of one, or a name (its newest)")
+]
+NodeRef = Annotated[str, Path(pattern=REF_PATTERN, description="A node's id or name")]
+"""Both leave no room for a slash or a leading dot: a reference never becomes a path."""
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "default": {"description": "A problem document", "content": ProblemDocument.media_schema()}
+}
+
+
+def create_control_app(service: JobService, policy: GatePolicy, closing: asyncio.Event) -> Gate:
+    """The control application behind its gate; the FastAPI object is ``control_routes``'s."""
+    return Gate(control_routes(service, closing), policy)
+
+
+def control_routes(service: JobService, closing: asyncio.Event) -> FastAPI:
+    """The routes without the gate. Serve them only behind one: they trust ``request.state.caller``."""
+    app = FastAPI(
+        title="orch",
+        version=__version__,
+        summary="Runs training jobs on the GPUs of one machine or of a Ray cluster.",
+        openapi_url=f"{API_PREFIX}/openapi.json",
+        docs_url=None,  # the interactive pages load scripts from another site
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=PROBLEMS,
+    )
+    _add_error_handlers(app)
+    _add_reading_routes(app, service)
+    _add_waiting_routes(app, service, closing)
+    _add_submission_routes(app, service)
+    _add_looking_routes(app, service, closing)
+    _add_job_routes(app, service)
+    _add_daemon_routes(app, service)
+    _document_problems(app)
+    return app
+
+
+def answer(view: View, status: int = 200) -> Response:
+    """The view as JSON; rendered here, since views are checked by their types and not a second time by Pydantic."""
+    body = json.dumps(view.to_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
+        "utf-8", "replace"
+    )
+    return Response(body, status_code=status, media_type="application/json")
+
+
+def caller_of(request: Request) -> Caller:
+    """Who asks, as the gate found out. Raises NotPermittedError where no gate did."""
+    caller = getattr(request.state, "caller", None)
+    if not isinstance(caller, Caller):
+        raise NotPermittedError("nobody is known to ask")
+    return caller
+
+
+def _owner_of_daemon(request: Request, what: str) -> Caller:
+    caller = caller_of(request)
+    if not caller.is_owner:
+        raise NotPermittedError(f"only the daemon's owner may {what}; you are {caller.user}", hint="ask its owner")
+    return caller
+
+
+async def _own_job(service: JobService, ref: str, request: Request, verb: str) -> tuple[JobId, Caller]:
+    caller = caller_of(request)
+    job_id = await service.resolve(ref)
+    job = await service.job(job_id)
+    if not caller.is_owner and job.uid != caller.uid:
+        raise NotPermittedError(
+            f"job {job.id} belongs to {job.user}; {caller.user} may not {verb} it", hint=f"ask {job.user}"
+        )
+    return job_id, caller
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    def problem(error: OrchError) -> Response:
+        return Response(json.dumps(error.to_json()), status_code=error.http_status, media_type=PROBLEM_CONTENT_TYPE)
+
+    async def ours(_: Request, error: Exception) -> Response:
+        assert isinstance(error, OrchError)
+        return problem(error)
+
+    async def internal(_: Request, __: Exception) -> Response:
+        return problem(InternalError(FAILED))  # Starlette raises it on to the gate, which logs it
+
+    async def invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return problem(bad_request(list(error.errors())))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            return problem(MethodNotAllowedError(f"{request.method} is not a method of {request.url.path}"))
+        if error.status_code == 404:
+            return problem(NotFoundError(f"there is no page {request.url.path}", hint=f"see {API_PREFIX}/openapi.json"))
+        return problem(BadRequestError(str(error.detail), hint=f"see {API_PREFIX}/openapi.json"))
+
+    app.add_exception_handler(OrchError, ours)
+    app.add_exception_handler(Exception, internal)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+
+
+def _document_problems(app: FastAPI) -> None:
+    """Put the problem document's schema, which no route returns by type, into the OpenAPI document."""
+    plain = app.openapi
+
+    def with_problems() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = plain()
+            schema = ProblemDocument.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            schemas.update(schema.pop("$defs", {}))
+            schemas["ProblemDocument"] = schema
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = with_problems  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _states(names: list[str]) -> frozenset[str]:
+    known = {state.value for state in JobState}
+    unknown = [name for name in names if name.upper() not in known]
+    if unknown:
+        raise BadRequestError(f"{unknown[0]!r} is no state of a job", hint=f"one of {', '.join(sorted(known))}")
+    return frozenset(name.upper() for name in names)
+
+
+def _add_reading_routes(app: FastAPI, service: JobService) -> None:
+    @app.get(f"{API_PREFIX}/health", response_model=HealthView)
+    async def health() -> Response:
+        """The daemon's own state."""
+        return answer(await service.health())
+
+    @app.get(f"{API_PREFIX}/jobs", response_model=JobList)
+    async def jobs(
+        user: Annotated[str | None, Query(max_length=256)] = None,
+        state: Annotated[list[str] | None, Query(max_length=16)] = None,
+        since: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+        before: Annotated[str | None, Query(max_length=256)] = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
+    ) -> Response:
+        """Jobs, newest first; `before`, the id of a job, continues after it."""
+        version = service.change_version()  # before the jobs: what changes in between is then told again, not lost
+        earlier = None if before is None else await service.resolve(before)
+        query = JobFilter(user=user, states=_states(state or []), since=since, before=earlier, limit=limit)
+        found = tuple(await service.jobs(query))
+        return answer(JobList(version=version, jobs=found, more=len(found) == limit))
+
+    @app.get(f"{API_PREFIX}/jobs/{{ref}}", response_model=JobView)
+    async def job(ref: Ref) -> Response:
+        """One job."""
+        return answer(await service.job(await service.resolve(ref)))
+
+    @app.get(f"{API_PREFIX}/jobs/{{ref}}/events", response_model=EventList)
+    async def events(
+        ref: Ref,
+        after: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
+        tail: Annotated[int | None, Query(ge=0, le=MAX_SEQUENCE)] = None,
+    ) -> Response:
+        """The job's history, oldest first, from sequence `after` on; with `tail` only what is among its last so many."""
+        found = tuple(await service.events(await service.resolve(ref), after, limit=limit, tail=tail))
+        return answer(EventList(events=found, more=len(found) == limit))
+
+    @app.get(f"{API_PREFIX}/jobs/{{ref}}/checkpoints", response_model=CheckpointList)
+    async def checkpoints(ref: Ref, *, verify: bool = False) -> Response:
+        """The job's checkpoints, newest first; ``verify`` reads every byte."""
+        found = await service.checkpoints(await service.resolve(ref), verify=verify)
+        return answer(CheckpointList(checkpoints=tuple(found)))
+
+    @app.get(f"{API_PREFIX}/gpus", response_model=GpuList)
+    async def gpus() -> Response:
+        """Every GPU of every node: its newest values, and the ranks that run on it."""
+        return answer(GpuList(gpus=tuple(dict(row) for row in await service.gpus())))
+
+    @app.get(f"{API_PREFIX}/nodes", response_model=NodeList)
+    async def nodes() -> Response:
+        """Every node of the cluster."""
+        return answer(NodeList(nodes=tuple(await service.nodes())))
+
+
+def _add_waiting_routes(app: FastAPI, service: JobService, closing: asyncio.Event) -> None:
+    @app.get(f"{API_PREFIX}/changes", response_model=ChangeReply)
+    async def changes(
+        request: Request,
+        after: Annotated[int | None, Query()] = None,
+        timeout: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = MAX_WAIT_SECONDS,  # noqa: ASYNC109 - the query parameter's name
+        job: Annotated[list[Annotated[str, Query(pattern=REF_PATTERN)]] | None, Query(max_length=1000)] = None,
+    ) -> Response:
+        """The change counter, once it differs from ``after`` by a change of ``job`` (none: of any), or in time."""
+        if after is None:
+            return answer(ChangeReply(version=service.change_version()))
+        ids = frozenset(JobId(item) for item in job or [])
+        version = await until_closing(service.wait_change(after, timeout, ids), closing, request)
+        return answer(ChangeReply(version=version))
+
+    @app.get(
+        f"{API_PREFIX}/jobs/{{ref}}/logs",
+        response_class=StreamingResponse,
+        responses={
+            200: {"description": "One JSON object a line; see docs/api.md", "content": {"application/x-ndjson": {}}}
+        },
+    )
+    async def logs(
+        ref: Ref,
+        rank: Annotated[int | None, Query(ge=0)] = None,
+        attempt: Annotated[int | None, Query(ge=1)] = None,
+        tail: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
+        since: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+        *,
+        follow: bool = False,
+    ) -> StreamingResponse:
+        """Lines of the job's log, oldest first."""
+        job_id = await service.resolve(ref)
+        query = LogQuery(rank=rank, attempt=attempt, tail=tail, follow=follow, since=since)
+        return StreamingResponse(log_stream(service.logs(job_id, query), closing), media_type="application/x-ndjson")
+
+
+def _add_submission_routes(app: FastAPI, service: JobService) -> None:
+    @app.post(f"{API_PREFIX}/jobs", response_model=SubmitReply, status_code=201)
+    async def submit(body: SubmitBody, request: Request) -> Response:
+        """Accept a job: 201 where it is new, 200 where the key was known or secrets are wanted first."""
+        reply = await service.submit(body.request(), caller_of(request))
+        return answer(reply, 201 if reply.created else 200)
+
+    @app.post(f"{API_PREFIX}/plan", response_model=PlanReply)
+    async def plan(body: SubmitBody, request: Request) -> Response:
+        """Say what a submission would do; store nothing."""
+        return answer(await service.plan(body.request(), caller_of(request)))
+
+
+def _add_looking_routes(app: FastAPI, service: JobService, closing: asyncio.Event) -> None:
+    @app.post(
+        f"{API_PREFIX}/jobs/{{ref}}/profile",
+        response_class=Response,
+        responses={200: {"description": "A Chrome trace, gzipped JSON", "content": {"application/gzip": {}}}},
+    )
+    async def profile(ref: Ref, body: ProfileBody, request: Request) -> Response:
+        """A torch.profiler trace of the next steps of a job of one's own."""
+        job_id, _ = await _own_job(service, ref, request, "profile")
+        data = await until_closing(service.profile(job_id, body.request()), closing, request)
+        return Response(data, media_type="application/gzip")
+
+    @app.post(f"{API_PREFIX}/jobs/{{ref}}/stacks", response_model=StacksView)
+    async def stacks(ref: Ref, body: StacksBody, request: Request) -> Response:
+        """Where the ranks of a running job of one's own stand; it is written to their logs, too."""
+        job_id, _ = await _own_job(service, ref, request, "look into")
+        return answer(await until_closing(service.stacks(job_id, body.rank), closing, request))
+
+
+def _add_job_routes(app: FastAPI, service: JobService) -> None:
+    @app.post(f"{API_PREFIX}/jobs/{{ref}}/{{verb}}", response_model=ActionReply)
+    async def act(ref: Ref, verb: Verb, body: ActionBody, request: Request) -> Response:
+        """Cancel, pause, resume, rerun or update a job of one's own."""
+        job_id, caller = await _own_job(service, ref, request, verb)
+        return answer(await service.act(job_id, body.request(verb), caller))
+
+
+def _add_daemon_routes(app: FastAPI, service: JobService) -> None:
+    @app.post(f"{API_PREFIX}/nodes/{{node}}/{{verb}}", response_model=NodeActionReply)
+    async def node_action(node: NodeRef, verb: NodeVerb, _: EmptyBody, request: Request) -> Response:
+        """Cordon, drain or uncordon a node."""
+        caller = _owner_of_daemon(request, f"{verb} a node")
+        return answer(await service.node_action(node, verb, caller))
+
+    @app.post(f"{API_PREFIX}/shutdown", response_model=ShutdownReply)
+    async def shutdown(body: ShutdownBody, request: Request) -> Response:
+        """Stop the daemon; jobs run on unless ``stop_jobs``."""
+        caller = _owner_of_daemon(request, "stop it")
+        return answer(await service.shutdown(stop_jobs=body.stop_jobs, caller=caller))
+
+    @app.post(f"{API_PREFIX}/prune", response_model=PruneReply)
+    async def prune(body: PruneBody, request: Request) -> Response:
+        """Remove what is left of jobs that ended long ago."""
+        caller = _owner_of_daemon(request, "remove jobs")
+        reply = await service.prune(older_than_seconds=body.older_than_seconds, dry_run=body.dry_run, caller=caller)
+        return answer(reply)

@@ -1,0 +1,169 @@
+"""Request bodies: the only untrusted JSON, read strictly and within bounds, turned into the service's records.
+
+Pydantic lives here and nowhere else in the API. A refused value is named by its place and never repeated: it may be
+a secret.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from orchestrator.api.errors import PROBLEM_CONTENT_TYPE, BadRequestError, Problem, RequestTooLargeError
+from orchestrator.api.protocol import MAX_YAML_BYTES
+from orchestrator.api.service import ActionRequest, ProfileRequest, SubmitRequest, Verb
+from orchestrator.train.script.trace_request import DEFAULT_STEPS, MAX_STEPS
+
+MAX_OVERRIDES = 200
+MAX_SECRETS = 100
+MAX_PROFILE_SECONDS = 600.0
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or "\0" in path:
+        raise ValueError("must be an absolute path")
+    return path
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not hold a NUL character")
+    return text
+
+
+AbsolutePath = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_absolute)]
+Text = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_no_nul)]
+LongText = Annotated[str, StringConstraints(max_length=65536), AfterValidator(_no_nul)]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+Key = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{8,128}$")]
+
+
+class Body(BaseModel):
+    """Base of all bodies: no conversion of types, no unknown keys, no value in an error."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class SubmitBody(Body):
+    """A job.yaml as text, and where it was typed."""
+
+    yaml: str
+    source: Text = "job.yaml"
+    idempotency_key: Key
+    cwd: AbsolutePath
+    path: LongText = ""
+    python: AbsolutePath | None = None
+    overrides: list[Text] = Field(default_factory=list, max_length=MAX_OVERRIDES)
+    secrets: dict[VariableName, LongText] = Field(default_factory=dict, max_length=MAX_SECRETS, repr=False)
+    resume_from: Annotated[str, StringConstraints(max_length=300)] | None = None
+
+    def request(self) -> SubmitRequest:
+        """The service's record. Raises RequestTooLargeError for a text over the bound."""
+        if len(self.yaml.encode("utf-8", "surrogatepass")) > MAX_YAML_BYTES:
+            raise RequestTooLargeError(
+                f"{self.source} is larger than {MAX_YAML_BYTES // 1024} KiB",
+                hint="a job.yaml describes a job; its data belongs in files of the working directory",
+            )
+        return SubmitRequest(
+            yaml=self.yaml,
+            source=self.source,
+            idempotency_key=self.idempotency_key,
+            cwd=self.cwd,
+            path=self.path,
+            python=self.python,
+            overrides=tuple(self.overrides),
+            secrets=dict(self.secrets),
+            resume_from=self.resume_from,
+        )
+
+
+class ActionBody(Body):
+    """Details of an action: ``priority`` for ``update``, ``from_checkpoint`` for ``rerun``."""
+
+    priority: int | None = Field(default=None, ge=0, le=100)
+    from_checkpoint: bool = False
+
+    def request(self, verb: Verb) -> ActionRequest:
+        """The service's record. Raises BadRequestError for a detail that the verb lacks or does not take."""
+        if (self.priority is not None) != (verb is Verb.UPDATE):
+            word = "needs" if verb is Verb.UPDATE else "takes no"
+            raise BadRequestError(f"{verb} {word} priority", hint="only `update` takes it: a number from 0 to 100")
+        if self.from_checkpoint and verb is not Verb.RERUN:
+            raise BadRequestError(f"{verb} takes no from_checkpoint", hint="only `rerun` takes it")
+        return ActionRequest(verb=verb, priority=self.priority, from_checkpoint=self.from_checkpoint)
+
+
+class ProfileBody(Body):
+    """Which steps to trace."""
+
+    steps: int = Field(default=DEFAULT_STEPS, ge=1, le=MAX_STEPS)
+    rank: int = Field(default=0, ge=0)
+    timeout_seconds: float = Field(default=60.0, gt=0, le=MAX_PROFILE_SECONDS)
+
+    def request(self) -> ProfileRequest:
+        """The service's record."""
+        return ProfileRequest(steps=self.steps, rank=self.rank, timeout_seconds=self.timeout_seconds)
+
+
+class StacksBody(Body):
+    """Of which rank; all of them where none is named."""
+
+    rank: int | None = Field(default=None, ge=0)
+
+
+class EmptyBody(Body):
+    """Nothing: ``{}``."""
+
+
+class ShutdownBody(Body):
+    """Whether jobs save and go back to the queue first; otherwise they run on without the daemon."""
+
+    stop_jobs: bool = False
+
+
+class PruneBody(Body):
+    """Which ended jobs to remove."""
+
+    older_than_seconds: float = Field(ge=0, allow_inf_nan=False)
+    dry_run: bool = False
+
+
+class ProblemItem(BaseModel):
+    """One thing wrong with a text."""
+
+    message: str
+    path: str = ""
+    line: int | None = None
+    column: int | None = None
+    hint: str = ""
+    source: str = ""
+
+
+class ProblemDocument(BaseModel):
+    """RFC 9457's problem document, with ``code`` for programs, ``hint`` for people and ``problems`` for texts."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    message: str
+    hint: str = ""
+    problems: list[ProblemItem] = Field(default_factory=list)
+
+    @classmethod
+    def media_schema(cls) -> dict[str, object]:
+        """The document's place in an OpenAPI response."""
+        return {PROBLEM_CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
+
+
+def bad_request(found: list[dict[str, object]]) -> BadRequestError:
+    """The API's error for what Pydantic found wrong with a request; values are left out."""
+    problems = []
+    for item in found:
+        where = item.get("loc")
+        steps = [str(step) for step in where] if isinstance(where, tuple) else []
+        problems.append(Problem(message=str(item.get("msg", "is wrong")), path=".".join(steps)))
+    first = problems[0].render() if problems else "the request cannot be understood"
+    return BadRequestError(first, hint="`orch` itself sends it right; see /api/v1/openapi.json", problems=problems)

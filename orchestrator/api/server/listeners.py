@@ -1,0 +1,380 @@
+"""Listeners: sockets with the right owner and mode, and the uvicorn servers behind them.
+
+Owns the control socket's file: at most one daemon listens on it, what a dead one left behind is replaced, and at no
+moment is it open to more people than it should be. The daemon owns signals and decides when to stop; the servers here
+install no handlers and wake up for nothing but requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import resource
+import socket
+import stat
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import h11
+import structlog
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from orchestrator.api.errors import BadRequestError, RefusedError
+from orchestrator.api.protocol import BODY_SECONDS
+from orchestrator.api.server.gate import LOOPBACK_NAMES, Peer
+from orchestrator.api.server.group_access import give_to_group, group_id
+from orchestrator.api.transport.peer import credentials
+from orchestrator.gpu.exporter.acceptor import Acceptor
+from orchestrator.private_files import NotPrivateError, make_private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from starlette.types import ASGIApp
+
+log = structlog.get_logger("orch.api")
+
+HEAD_SECONDS = 10.0
+"""A connection is closed that has not sent a whole request head by then: from its begin, or from the head's first byte."""
+
+LATE_BODY_SECONDS = BODY_SECONDS + 5.0
+"""The same for a body. The gate answers a body that is late; this is for bodies that no route reads."""
+
+MAX_CONNECTIONS = 4096
+"""What a listener serves at once at most, and never more than a quarter of the process's descriptors."""
+
+MAX_READERS = 128
+MANY_FILES = 65536
+
+KEEP_ALIVE_SECONDS = 5
+STOP_SECONDS = 2
+PREDECESSOR_SECONDS = 10.0
+PREDECESSOR_POLL_SECONDS = 0.05
+
+
+class OrchProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1, with the peer of a Unix socket, and with a deadline for every request's head and body.
+
+    uvicorn forgets its own deadline, that between two requests, at the first byte of the next one.
+    """
+
+    release: Callable[[], None]
+    _receiving: _Receiving | None = None
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's declaration
+        """Note the peer before the first request, for the gate."""
+        super().connection_made(transport)
+        peer = _peer(transport.get_extra_info("socket"))
+        self.app_state = {**self.app_state, "peer": peer}
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of the timer, and make room for another connection."""
+        self._set_deadline(None)
+        super().connection_lost(exc)
+        self.release()
+
+    def data_received(self, data: bytes) -> None:
+        """Have a deadline for as long as a request has begun and is not complete."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """The next request may have begun already."""
+        super().on_response_complete()
+        self._watch()
+
+    def _watch(self) -> None:
+        state, receiving = self.conn.their_state, None
+        if state is h11.SEND_BODY:
+            receiving = _Receiving.BODY
+        elif state is h11.IDLE and (self.scope is None or self.conn.trailing_data[0]):
+            receiving = _Receiving.HEAD
+        if receiving is not self._receiving:
+            self._set_deadline(receiving)
+
+    def _set_deadline(self, receiving: _Receiving | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        seconds = {_Receiving.HEAD: HEAD_SECONDS, _Receiving.BODY: LATE_BODY_SECONDS}
+        self._receiving = receiving
+        self._deadline = None if receiving is None else self.loop.call_later(seconds[receiving], self._give_up)
+
+    def _give_up(self) -> None:
+        self.transport.abort()
+
+
+class _Receiving(Enum):
+    HEAD = "head"
+    BODY = "body"
+
+
+def _peer(sock: socket.socket | None) -> Peer | None:
+    known = None if sock is None else credentials(sock)
+    return None if known is None else Peer(pid=known[0], uid=known[1], gid=known[2])
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server without signal handlers and without its ten wake-ups a second, with a cap of connections."""
+
+    def __init__(self, config: uvicorn.Config, cap: int) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+        self.stop = asyncio.Event()
+        self._cap = cap
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers = [
+            Acceptor(sock, self._protocol, cap=self._cap, on_pause=_Pauses(sock))  # type: ignore[misc]  # as asyncio's
+            for sock in sockets or ()
+        ]
+        self.started = True
+
+    def _protocol(self, release: Callable[[], None]) -> OrchProtocol:
+        made = OrchProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        made.release = release
+        return made
+
+    async def main_loop(self) -> None:
+        self.ready.set()
+        await self.stop.wait()
+
+
+class _Pauses:
+    """Logs the pauses of one listener, a line a minute at most."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._name = str(sock.getsockname())
+        self._again_at = 0.0
+
+    def __call__(self, error: OSError | None) -> None:
+        if time.monotonic() < self._again_at:
+            return
+        self._again_at = time.monotonic() + 60.0
+        reason = "as many connections as it may have" if error is None else error.strerror
+        log.warning("api.accept_paused", listener=self._name, reason=reason)
+
+
+def connection_cap() -> int:
+    """How many connections a listener may have, by what descriptors this process has."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(16, min(MAX_CONNECTIONS, soft // 4))
+
+
+def raise_file_limit() -> None:
+    """Have as many descriptors as the hard limit allows, MANY_FILES at most; a higher limit is left alone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class ApiServer:
+    """Serves one application on sockets that are bound already, and closes them at the end.
+
+    ``cap`` bounds the connections of each socket; by default it follows from the process's descriptors.
+    """
+
+    def __init__(self, app: ASGIApp, sockets: Sequence[socket.socket], *, cap: int | None = None) -> None:
+        self._sockets = list(sockets)
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=OrchProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=STOP_SECONDS,
+            ),
+            connection_cap() if cap is None else cap,
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Return once requests are answered."""
+        self._task = asyncio.create_task(self._server.serve(sockets=self._sockets), name="orch-api")
+        ready = asyncio.create_task(self._server.ready.wait())
+        await asyncio.wait([self._task, ready], return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._task.done():
+            self._task.result()
+
+    async def stop(self) -> None:
+        """Stop accepting, let what is under way end (held requests end by ``closing``), close the sockets."""
+        if self._task is not None:
+            self._server.stop.set()
+            await self._task
+        for sock in self._sockets:
+            sock.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSocket:
+    """The bound control socket. ``lock`` is held as long as it is ours; ``release`` removes the file."""
+
+    sock: socket.socket
+    path: Path
+    lock: int
+    inode: int
+
+    def release(self) -> None:
+        """Remove the file, if it is still ours, and let the next daemon in."""
+        self.sock.close()
+        with contextlib.suppress(FileNotFoundError):
+            if self.path.stat().st_ino == self.inode:
+                self.path.unlink()
+        os.close(self.lock)
+
+
+def bind_control_socket(path: Path, *, group: str | None = None) -> ControlSocket:
+    """Listen on ``path`` with mode 0600, or 0660 for ``group``.
+
+    A socket that a dead daemon left is replaced. Raises RefusedError where a live daemon listens, where the path holds
+    something else than a socket, or where its directory is open to others; BadRequestError for an unknown group.
+    """
+    gid = None if group is None else group_id(group)
+    _private_directory(path.parent, traversable=group is not None)
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        _take(lock, path)
+        _clear(path)
+        sock = _bind(path)
+        if gid is not None and group is not None:
+            give_to_group(path, gid, group, 0o660)
+        return ControlSocket(sock=sock, path=path, lock=lock, inode=path.stat().st_ino)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _private_directory(directory: Path, *, traversable: bool) -> None:
+    try:
+        make_private(directory, traversable=traversable)
+    except NotPrivateError as error:
+        raise RefusedError(
+            f"no socket can be made where other users could put a false daemon: {error}",
+            hint="set ORCH_HOME, or XDG_RUNTIME_DIR, to a directory of your own",
+        ) from error
+
+
+def _take(lock: int, path: Path) -> None:
+    """Lock, or refuse; a daemon that has stopped answering and is on its way out is waited for."""
+    deadline = time.monotonic() + PREDECESSOR_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if _is_answered(path) or time.monotonic() > deadline:
+                raise _in_use(path) from error
+        time.sleep(PREDECESSOR_POLL_SECONDS)
+
+
+def _is_answered(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True
+
+
+def _in_use(path: Path) -> RefusedError:
+    return RefusedError(
+        f"another daemon listens on {path}",
+        hint="`orch down` stops it (jobs go on); a second daemon needs an ORCH_HOME of its own",
+    )
+
+
+def _clear(path: Path) -> None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise RefusedError(f"{path} is in the way: it is not a socket", hint="move it away and start again")
+    if _is_answered(path):
+        raise _in_use(path)
+    path.unlink(missing_ok=True)
+
+
+def _bind(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    previous = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+        sock.listen(512)
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.umask(previous)
+    return sock
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; port 0 picks one.
+
+    Raises BadRequestError for a host that is no address, RefusedError for a port that is taken.
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise BadRequestError(f"{host!r} is no address: {error.strerror}", hint="write one like 127.0.0.1") from error
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(512)
+    except OSError as error:
+        sock.close()
+        raise RefusedError(
+            f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another port, or 0 for any free one"
+        ) from error
+    return sock
+
+
+def host_names(host: str) -> frozenset[str]:
+    """The names that the Host header of a request to a listener on ``host`` may carry."""
+    host = host.strip("[]").lower()
+    return LOOPBACK_NAMES | {f"[{host}]" if ":" in host else host}
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine can reach a listener on ``host``."""
+    import ipaddress
+
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def address_of(sock: socket.socket) -> str:
+    """``host:port`` that a bound TCP socket listens on."""
+    name: Any = sock.getsockname()
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{host}:{name[1]}"

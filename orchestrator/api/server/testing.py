@@ -1,0 +1,493 @@
+"""An orch without jobs: the service port in memory, and a server for it on a real socket.
+
+For tests of the application, the client and the command line, also those of programs that use the client. The fake
+keeps the port's promises (idempotency, references, the change counter, followed logs); time, places and outcomes are
+set by the test. Nothing here is imported by the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from orchestrator import __version__
+from orchestrator.api.errors import (
+    AmbiguousReferenceError,
+    InvalidSpecError,
+    NoSuchJobError,
+    NoSuchNodeError,
+    Problem,
+    RefusedError,
+)
+from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION
+from orchestrator.api.server.app import control_routes
+from orchestrator.api.server.gate import Gate, GatePolicy
+from orchestrator.api.server.listeners import ApiServer, address_of, bind_control_socket, bind_tcp, host_names
+from orchestrator.api.server.read_app import MetricsPage, create_read_app, read_policy
+from orchestrator.api.service import Verb
+from orchestrator.api.transport.endpoint import Endpoint
+from orchestrator.api.views import (
+    TERMINAL_STATES,
+    ActionReply,
+    CheckpointView,
+    EventView,
+    HealthView,
+    JobView,
+    LogLine,
+    NodeActionReply,
+    NodeView,
+    PlanReply,
+    PruneReply,
+    RankStacksView,
+    SeatPlan,
+    ShutdownReply,
+    StacksView,
+    SubmitReply,
+    TargetGroup,
+    ThreadView,
+)
+from orchestrator.core.ids import JobId, job_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from orchestrator.api.server.listeners import ControlSocket
+    from orchestrator.api.service import (
+        ActionRequest,
+        Caller,
+        JobFilter,
+        LogQuery,
+        NodeVerb,
+        ProfileRequest,
+        SubmitRequest,
+    )
+
+FIRST_TIME = 1_790_000_000.0
+OUTCOMES = {
+    Verb.CANCEL: ("CANCELLED", "will stop"),
+    Verb.PAUSE: ("SUSPENDED", "will save and stop"),
+    Verb.RESUME: ("PENDING", "is back in the queue"),
+    Verb.UPDATE: ("", "was changed"),
+}
+
+
+class FakeService:
+    """The service port in memory; satisfies ``JobService`` and ``ReadSource``. Use it from its event loop only."""
+
+    def __init__(self, owner: str = "owner") -> None:
+        self.owner = owner
+        self.ready = True
+        self.accepted: dict[tuple[int, str], tuple[str, JobId]] = {}
+        self.requests: list[SubmitRequest] = []
+        self.calls: list[tuple[str, Any]] = []
+        self.now = FIRST_TIME
+        self._jobs: dict[JobId, JobView] = {}
+        self._logs: dict[JobId, list[LogLine]] = {}
+        self._events: dict[JobId, list[EventView]] = {}
+        self._checkpoints: dict[JobId, list[CheckpointView]] = {}
+        self._nodes = {"node-a": NodeView(id="a" * 8, name="node-a", state="READY", cpus_total=8.0, gpus_total=2.0)}
+        self._changed: dict[JobId, int] = {}
+        self._version = 1
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    # -- what a test does
+
+    def add(self, name: str = "digits", **fields: Any) -> JobView:
+        """A job out of nowhere, by default pending."""
+        new = job_id(name, 7919 * (len(self._jobs) + 1))
+        self.now += 1.0
+        values: dict[str, Any] = {
+            "user": self.owner,
+            "uid": 0,
+            "queue": "default",
+            "priority": 50,
+            "state": "PENDING",
+            "reason": "waits for its turn",
+            "submitted_at": self.now,
+        }
+        self._jobs[new] = JobView(id=new, name=name, **{**values, **fields})
+        self._note(new, "job_submitted")
+        return self._jobs[new]
+
+    def set(self, ref: str, **fields: Any) -> JobView:
+        """Change fields of a job, and tell those who wait."""
+        key = JobId(ref)
+        if fields.get("state") in TERMINAL_STATES:
+            fields.setdefault("ended_at", self.now)
+        job = self._jobs[key] = replace(self._jobs[key], version=self._jobs[key].version + 1, **fields)
+        self._note(key, "job_changed")
+        return job
+
+    def write(self, ref: str, *texts: str, rank: int = 0, attempt: int = 1, stream: str = "stdout") -> None:
+        """Lines of a job's log."""
+        for text in texts:
+            self.now += 1.0
+            line = LogLine(at=self.now, attempt=attempt, rank=rank, stream=stream, text=text)
+            self._logs.setdefault(JobId(ref), []).append(line)
+        self._wake()
+
+    def save(self, ref: str, checkpoint: CheckpointView) -> None:
+        """A checkpoint of a job."""
+        self._checkpoints.setdefault(JobId(ref), []).insert(0, checkpoint)
+
+    def _note(self, key: JobId, kind: str) -> None:
+        history = self._events.setdefault(key, [])
+        history.append(EventView(sequence=len(history) + 1, at=self.now, kind=kind, summary=self._jobs[key].reason))
+        self._version += 1
+        self._changed[key] = self._version
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    async def _woken(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    # -- the port
+
+    async def submit(self, request: SubmitRequest, caller: Caller) -> SubmitReply:
+        """See JobService."""
+        self.requests.append(request)
+        spec = self._spec(request)
+        known = self.accepted.get((caller.uid, request.idempotency_key))
+        if known is not None:
+            if known[0] != request.yaml:
+                raise RefusedError("this idempotency key was used for another job", hint="use a fresh one")
+            return SubmitReply(job_id=known[1], created=False, state=self._jobs[known[1]].state)
+        if missing := tuple(name for name in spec.get("secrets", ()) if name not in request.secrets):
+            return SubmitReply(job_id=None, created=False, state=None, needs_secrets=missing)
+        job = self.add(str(spec.get("name", "job")), user=caller.user, uid=caller.uid, working_dir=request.cwd)
+        self.accepted[caller.uid, request.idempotency_key] = (request.yaml, JobId(job.id))
+        return SubmitReply(job_id=job.id, created=True, state=job.state, notes=tuple(spec.get("notes", ())))
+
+    def _spec(self, request: SubmitRequest) -> dict[str, Any]:
+        spec = yaml.safe_load(request.yaml)
+        if not isinstance(spec, dict) or "entrypoint" not in spec:
+            problem = Problem(
+                message="is missing", path="entrypoint", line=1, column=1, hint="write it", source=request.source
+            )
+            raise InvalidSpecError(f"{request.source} has one error", problems=[problem])
+        return spec
+
+    async def plan(self, request: SubmitRequest, caller: Caller) -> PlanReply:
+        """See JobService."""
+        spec = self._spec(request)
+        self.calls.append(("plan", caller.user))
+        return PlanReply(
+            name=str(spec.get("name", "job")),
+            queue="default",
+            starts="now",
+            reason="two GPUs are free on node-a",
+            seats=(SeatPlan(rank=0, node="node-a", gpus=1.0, cpus=2.0),),
+            python=request.python or "",
+            working_dir=request.cwd,
+        )
+
+    async def jobs(self, query: JobFilter) -> Sequence[JobView]:
+        """See JobService."""
+        found = [
+            job
+            for job in reversed(self._jobs.values())
+            if (query.user is None or job.user == query.user)
+            and (not query.states or job.state in query.states)
+            and (query.since is None or job.submitted_at >= query.since)
+        ]
+        if query.before is not None:
+            order = list(self._jobs)
+            found = [job for job in found if order.index(JobId(job.id)) < order.index(query.before)]
+        return found[: query.limit]
+
+    async def resolve(self, ref: str) -> JobId:
+        """See JobService."""
+        if ref in self._jobs:
+            return JobId(ref)
+        named = [key for key, job in self._jobs.items() if job.name == ref]
+        if named:
+            return named[-1]
+        found = [key for key in self._jobs if key.startswith(ref)]
+        if not found:
+            raise NoSuchJobError(f"no job is called {ref!r}")
+        if len(found) > 1:
+            candidates = [Problem(message=self._jobs[key].state, path=key) for key in found]
+            raise AmbiguousReferenceError(
+                f"{ref!r} fits {len(found)} jobs", hint="give more letters", problems=candidates
+            )
+        return found[0]
+
+    async def job(self, job_id: JobId) -> JobView:
+        """See JobService."""
+        try:
+            return self._jobs[job_id]
+        except KeyError as error:
+            raise NoSuchJobError(f"no job is called {job_id!r}") from error
+
+    async def events(
+        self, job_id: JobId, after: int, *, limit: int = PAGE, tail: int | None = None
+    ) -> Sequence[EventView]:
+        """See JobService."""
+        history = self._events[job_id]
+        first = 0 if tail is None else max(0, len(history) - tail)
+        return [event for event in history[first:] if event.sequence > after][:limit]
+
+    async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> ActionReply:
+        """See JobService."""
+        self.calls.append((request.verb, caller.user))
+        job = self._jobs[job_id]
+        if request.verb is Verb.RERUN:
+            job = self.add(job.name, user=caller.user, uid=caller.uid)
+            return ActionReply(job_id=job.id, state=job.state, message=f"submitted again as {job.id}")
+        state, message = OUTCOMES[request.verb]
+        if job.is_terminal and job.state != state:
+            raise RefusedError(
+                f"job {job.id} has {job.state.lower()} already", hint=f"`orch rerun {job.id}` starts it again"
+            )
+        fields: dict[str, Any] = {"priority": request.priority} if request.verb is Verb.UPDATE else {"state": state}
+        if not job.is_terminal:
+            job = self.set(job_id, **fields)
+        return ActionReply(job_id=job.id, state=job.state, message=message)
+
+    async def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[LogLine], None]:
+        """See JobService."""
+        lines = self._logs.setdefault(job_id, [])
+        newest = max((line.attempt for line in lines), default=1)
+        attempt = query.attempt or (newest if query.since is None else None)
+
+        def wanted(line: LogLine) -> bool:
+            return (
+                (query.rank is None or line.rank == query.rank)
+                and (query.attempt is None or line.attempt == query.attempt)
+                and (query.since is None or line.at >= query.since)
+            )
+
+        first = [line for line in lines if wanted(line) and attempt in {None, line.attempt}]
+        given = len(lines)
+        yield first if query.tail is None else first[len(first) - query.tail :] if query.tail else []
+        while query.follow and not (self._jobs[job_id].is_terminal and given == len(lines)):
+            if given == len(lines):
+                await self._woken()
+            fresh, given = lines[given:], len(lines)
+            yield [line for line in fresh if wanted(line)]
+
+    async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[CheckpointView]:
+        """See JobService."""
+        found = self._checkpoints.get(job_id, [])
+        if not verify:
+            return found
+        return [replace(item, valid=not item.problem) for item in found]
+
+    async def nodes(self) -> Sequence[NodeView]:
+        """See JobService."""
+        return sorted(self._nodes.values(), key=lambda node: node.name)
+
+    async def gpus(self) -> Sequence[Mapping[str, Any]]:
+        """See JobService."""
+        return []
+
+    async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> NodeActionReply:
+        """See JobService."""
+        self.calls.append((verb, caller.user))
+        if node not in self._nodes:
+            raise NoSuchNodeError(f"no node is called {node!r}")
+        state = {"cordon": "CORDONED", "drain": "DRAINING", "uncordon": "READY"}[verb]
+        self._nodes[node] = replace(self._nodes[node], state=state)
+        return NodeActionReply(node=node, state=state, message=f"{node} is {state.lower()}")
+
+    def change_version(self) -> int:
+        """See JobService."""
+        return self._version
+
+    async def wait_change(self, after: int, timeout_seconds: float, job_ids: frozenset[JobId] = frozenset()) -> int:
+        """See JobService."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while after <= self._version and not any(
+                    version > after for key, version in self._changed.items() if not job_ids or key in job_ids
+                ):
+                    await self._woken()
+        except TimeoutError:
+            pass
+        return self._version
+
+    async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
+        """See JobService."""
+        self.calls.append(("profile", (job_id, request)))
+        if self._jobs[job_id].state != "RUNNING":
+            raise RefusedError(f"{job_id} does not run")
+        return b"a trace"
+
+    async def stacks(self, job_id: JobId, rank: int | None) -> StacksView:
+        """See JobService."""
+        job = self._jobs[job_id]
+        if job.state != "RUNNING":
+            raise RefusedError(f"{job_id} does not run")
+        ranks = range(job.num_workers) if rank is None else (rank,)
+        frames = ("train (/work/train.py:7)",)
+        looks = (
+            RankStacksView(rank=number, pid=100 + number, state="S", threads=(ThreadView(name="Main", frames=frames),))
+            for number in ranks
+        )
+        return StacksView(job_id=job_id, ranks=tuple(looks))
+
+    async def health(self) -> HealthView:
+        """See JobService."""
+        counts: dict[str, int] = {}
+        for job in self._jobs.values():
+            counts[job.state] = counts.get(job.state, 0) + 1
+        return HealthView(
+            ready=self.ready,
+            version=__version__,
+            protocol=PROTOCOL_VERSION,
+            pid=1,
+            owner=self.owner,
+            started_at=FIRST_TIME,
+            counts=counts,
+            nodes=len(self._nodes),
+            problems=() if self.ready else ("Ray is starting",),
+        )
+
+    async def not_ready(self) -> Sequence[str]:
+        """See ReadSource."""
+        return () if self.ready else ("Ray is starting",)
+
+    async def shutdown(self, *, stop_jobs: bool, caller: Caller) -> ShutdownReply:
+        """See JobService."""
+        self.calls.append(("shutdown", (stop_jobs, caller.user)))
+        running = tuple(job.id for job in self._jobs.values() if not job.is_terminal)
+        return ShutdownReply(stopped=running) if stop_jobs else ShutdownReply(running=running)
+
+    async def prune(self, *, older_than_seconds: float, dry_run: bool, caller: Caller) -> PruneReply:
+        """See JobService."""
+        self.calls.append(("prune", (older_than_seconds, dry_run, caller.user)))
+        old = [key for key, job in self._jobs.items() if job.is_terminal]
+        if not dry_run:
+            for key in old:
+                del self._jobs[key]
+        kept = tuple(f"s3://bucket/{key}" for key in old)
+        return PruneReply(removed=tuple(old), freed_bytes=1024 * len(old), dry_run=dry_run, kept=kept)
+
+    async def metrics(self, accept: str) -> MetricsPage:
+        """See ReadSource."""
+        kind = "application/openmetrics-text" if "openmetrics" in accept else "text/plain"
+        return MetricsPage(b"orch_up 1\n", f"{kind}; version=0.0.4")
+
+    async def targets(self) -> Sequence[TargetGroup]:
+        """See ReadSource."""
+        return [TargetGroup(targets=("127.0.0.1:9400",), labels={"node": "node-a"})]
+
+
+class ServedFake:
+    """A FakeService behind real listeners, on an event loop in a thread of its own."""
+
+    def __init__(self, directory: Path, policy: GatePolicy, token: str) -> None:
+        self.service = FakeService()
+        self.endpoint = Endpoint(socket_path=str(directory / "orch.sock"))
+        self.tcp_endpoint = Endpoint()
+        self.read_address = ""
+        self._directory = directory
+        self._policy = policy
+        self._token = token
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="orch-fake")
+        self._closing = asyncio.Event()
+        self._servers: list[ApiServer] = []
+        self._control: ControlSocket | None = None
+
+    def do(self, work: Callable[[FakeService], Any]) -> Any:
+        """Run ``work`` on the service, in its thread; returns what it returns."""
+
+        async def inside() -> Any:
+            return work(self.service)
+
+        return asyncio.run_coroutine_threadsafe(inside(), self._loop).result(timeout=10)
+
+    def start(self) -> None:
+        """Listen; the jobs of an earlier life are still there."""
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(timeout=10)
+
+    def stop(self) -> None:
+        """Stop listening, as a daemon that stops in good order does."""
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(timeout=10)
+
+    def read_with_token(self, token: str) -> Endpoint:
+        """One more reading port, which wants this token."""
+
+        async def open_port() -> Endpoint:
+            sock = bind_tcp("127.0.0.1", 0)
+            host, _, port = address_of(sock).rpartition(":")
+            policy = read_policy("orch.example", token, self._policy.owner_uid)
+            await self._serve(create_read_app(self.service, policy), sock)
+            return Endpoint(host=host, port=int(port))
+
+        return asyncio.run_coroutine_threadsafe(open_port(), self._loop).result(timeout=10)
+
+    async def _start(self) -> None:
+        self._closing = asyncio.Event()
+        self._control = bind_control_socket(self._directory / "orch.sock")
+        routes = control_routes(self.service, self._closing)
+        await self._serve(Gate(routes, self._policy), self._control.sock)
+        if self._token:
+            tcp = bind_tcp("127.0.0.1", 0)
+            host, _, port = address_of(tcp).rpartition(":")
+            self.tcp_endpoint = Endpoint(host=host, port=int(port), token=self._token)
+            policy = replace(self._policy, token=self._token, hosts=host_names(host))
+            await self._serve(Gate(routes, policy), tcp)
+        reading = bind_tcp("127.0.0.1", 0)
+        self.read_address = address_of(reading)
+        policy = read_policy("127.0.0.1", "", self._policy.owner_uid)
+        await self._serve(create_read_app(self.service, policy), reading)
+
+    async def _serve(self, app: Any, sock: Any) -> None:
+        server = ApiServer(app, [sock])
+        await server.start()
+        self._servers.append(server)
+
+    async def _stop(self) -> None:
+        self._closing.set()
+        await asyncio.gather(*(server.stop() for server in self._servers))
+        self._servers.clear()
+        if self._control is not None:
+            self._control.release()
+            self._control = None
+
+    @contextmanager
+    def running(self) -> Iterator[ServedFake]:
+        """Run the thread, and listen, for the duration of the block."""
+        self._thread.start()
+        try:
+            self.start()
+            yield self
+        finally:
+            self.stop()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=10)
+            self._loop.close()
+
+
+@contextmanager
+def serve_fake(
+    directory: Path,
+    *,
+    owner_uid: int,
+    token: str = "",
+    max_body_bytes: int = MAX_BODY_BYTES,
+    body_seconds: float = BODY_SECONDS,
+) -> Iterator[ServedFake]:
+    """A FakeService on ``directory/orch.sock``, on a reading port, and with ``token`` on a TCP control port as well."""
+    policy = GatePolicy(owner_uid=owner_uid, max_body_bytes=max_body_bytes, body_seconds=body_seconds)
+    served = ServedFake(directory, policy, token)
+    with served.running():
+        yield served

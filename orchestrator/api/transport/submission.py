@@ -1,0 +1,169 @@
+"""The client's half of a submission: one idempotency key, sent again until an answer is known.
+
+Works on plain dictionaries: ``orch submit`` runs through here and nothing heavier. The YAML text is not looked into;
+the daemon says which secrets it needs, and only those leave the submitter's environment.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.api.errors import (
+    BadRequestError,
+    DaemonFrozenError,
+    DaemonUnreachableError,
+    DeadlineError,
+    InternalError,
+    Problem,
+    SecretMissingError,
+)
+from orchestrator.api.protocol import API_PREFIX, MAX_YAML_BYTES
+from orchestrator.api.transport import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.api.transport.endpoint import Endpoint
+
+DEADLINE_SECONDS = 180.0
+"""A submission may wait for Ray to come up and for a large working directory to be copied."""
+
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 1.0
+
+
+def new_key() -> str:
+    """A fresh idempotency key: 128 random bits."""
+    return os.urandom(16).hex()
+
+
+def find_python(path: str) -> str | None:
+    """What ``python`` means on this PATH: the absolute file, symbolic links kept (a venv's python is one)."""
+    for name in ("python", "python3"):
+        for directory in path.split(os.pathsep):
+            candidate = f"{directory}/{name}"
+            if directory.startswith("/") and os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+                return os.path.normpath(candidate)
+    return None
+
+
+def read_job_file(path: str, stdin: Any = None) -> str:
+    """The text of a job.yaml; ``-`` is standard input. Raises BadRequestError: unreadable, too large, not UTF-8."""
+    try:
+        if path == "-" and stdin is not None:
+            data = stdin.read(MAX_YAML_BYTES + 1)
+        else:
+            with open(path, "rb") as file:
+                data = file.read(MAX_YAML_BYTES + 1)
+    except OSError as error:
+        raise BadRequestError(
+            f"{path} cannot be read: {error.strerror or error}",
+            hint="`orch init SCRIPT` writes a job.yaml to begin with",
+        ) from error
+    if len(data) > MAX_YAML_BYTES:
+        raise BadRequestError(
+            f"{path} is larger than {MAX_YAML_BYTES // 1024} KiB",
+            hint="a job.yaml describes a job; its data belongs in files of the working directory",
+        )
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequestError(
+            f"{path} is not UTF-8 text (byte {error.start})", hint="save it as UTF-8; is it a job.yaml at all?"
+        ) from error
+
+
+def request_body(
+    text: str,
+    source: str,
+    *,
+    environ: Mapping[str, str],
+    cwd: str,
+    overrides: Sequence[str] = (),
+    resume_from: str | None = None,
+    key: str = "",
+) -> dict[str, Any]:
+    """The JSON body of a submission or a plan: the text, and where it was typed."""
+    path = environ.get("PATH", os.defpath)
+    return {
+        "yaml": text,
+        "source": source,
+        "idempotency_key": key or new_key(),
+        "cwd": cwd,
+        "path": path,
+        "python": find_python(path),
+        "overrides": list(overrides),
+        "secrets": {},
+        "resume_from": resume_from,
+    }
+
+
+def submit(
+    endpoint: Endpoint, body: dict[str, Any], *, environ: Mapping[str, str], deadline_seconds: float = DEADLINE_SECONDS
+) -> dict[str, Any]:
+    """Send a submission until its answer is known; the idempotency key makes that safe. Returns the reply's JSON.
+
+    Raises DaemonUnreachableError at once where nothing listens and nothing was sent yet; after a lost answer it tries
+    again until ``deadline_seconds``. Raises SecretMissingError for a name that ``environ`` lacks.
+    """
+    deadline = time.monotonic() + deadline_seconds
+    reply = _deliver(endpoint, body, deadline)
+    if wanted := reply.get("needs_secrets"):
+        body = {**body, "secrets": _secrets(wanted, environ)}
+        reply = _deliver(endpoint, body, deadline)
+        if reply.get("needs_secrets"):
+            raise InternalError(f"the daemon asked again for secrets that it was given: {', '.join(wanted)}")
+    return reply
+
+
+def _secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise SecretMissingError(
+            f"the job needs {', '.join(missing)} from your environment",
+            hint=f"export {missing[0]}=... and submit again, or take it out of `secrets:`",
+            problems=[Problem(message="not set in the environment", path=f"secrets.{name}") for name in missing],
+        )
+    return {name: environ[name] for name in names}
+
+
+def _deliver(endpoint: Endpoint, body: dict[str, Any], deadline: float) -> dict[str, Any]:
+    sent = False
+    failure: DaemonUnreachableError | DeadlineError
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            reply = wire.call(
+                endpoint,
+                "POST",
+                f"{API_PREFIX}/jobs",
+                body=body,
+                deadline_seconds=max(0.01, left),
+            )
+        except DaemonFrozenError as error:
+            hint = f"{error.hint}; the job may be accepted then: look with `orch status` before you submit it again"
+            raise DaemonFrozenError(error.message, hint=hint) from error
+        except (wire.ConnectionLostError, DeadlineError) as error:
+            sent, failure = True, error
+        except DaemonUnreachableError as error:
+            if not sent:
+                raise
+            failure = error
+        else:
+            if isinstance(reply, dict):
+                return reply
+            raise InternalError("the daemon answered a submission with something else than an object")
+        if time.monotonic() + pause >= deadline:
+            raise _unknown_outcome(failure) from failure
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def _unknown_outcome(failure: DaemonUnreachableError | DeadlineError) -> DaemonUnreachableError:
+    return DaemonUnreachableError(
+        f"the submission was sent but its answer was lost ({failure.message})",
+        hint="the job may have been accepted: look with `orch status` before you submit it again",
+    )

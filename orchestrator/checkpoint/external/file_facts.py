@@ -1,0 +1,79 @@
+"""What is there of a checkpoint that a script writes by itself: its files, their sizes and times, their content."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoint.external import file_formats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Facts = dict[str, tuple[int, int]]
+"""Size and modification time (ns) of each file, by its path in the checkpoint; of a single file, by the empty path."""
+
+
+def facts_of(path: str) -> Facts:
+    """Every regular file of a checkpoint; links are left out."""
+    found: Facts = {}
+    if os.path.islink(path):
+        return found
+    if os.path.isfile(path):
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(path)
+            found[""] = (status.st_size, status.st_mtime_ns)
+        return found
+    for folder, _, names in os.walk(path):
+        for name in names:
+            place = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(place)
+                if stat.S_ISREG(status.st_mode):
+                    found[os.path.relpath(place, path)] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def changed_at(path: str, facts: Facts) -> float:
+    """When anything of it was last written, a file made or removed."""
+    times = [mtime for _, mtime in facts.values()]
+    for folder in (path, *(os.path.join(path, os.path.dirname(name)) for name in facts if name)):
+        with contextlib.suppress(OSError):
+            times.append(os.lstat(folder).st_mtime_ns)
+    return max(times, default=0) / 1e9
+
+
+def text(facts: Facts) -> str:
+    """The facts as the registry keeps them."""
+    return json.dumps(sorted((name, *values) for name, values in facts.items()))
+
+
+def member(path: str, name: str) -> str:
+    """Where a file of a checkpoint lies."""
+    return os.path.join(path, name) if name else path
+
+
+def digests(path: str, names: Iterable[str]) -> dict[str, list[Any]]:
+    """Size and SHA-256 of the named files of a checkpoint. Raises OSError."""
+    return {name: list(file_formats.digest(member(path, name))) for name in names}
+
+
+def delete(path: str) -> None:
+    """Delete a file or a tree. Links are left alone."""
+    if os.path.islink(path):  # never followed, and not ours
+        return
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
+
+
+def kind(name: str) -> str:
+    """A file's name without its numbers."""
+    return re.sub(r"\d+", "#", name)

@@ -1,0 +1,137 @@
+"""Looks after the checkpoints that a running script writes by itself, beside it: in the process of rank 0's actor."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from orchestrator.checkpoint.errors import CheckpointError
+from orchestrator.checkpoint.external.external_checkpoints import WatchedFiles
+from orchestrator.checkpoint.repository.persister import PersisterStatus
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.external.external_checkpoints import WatchSettings
+    from orchestrator.checkpoint.storage.info import CheckpointInfo
+
+LOOK_SECONDS = 1.0
+OFTEN_SECONDS = 0.25  # for a file that each save overwrites
+FIRST_WAIT_SECONDS = 0.05  # while such a file is being written; then half as long again each time
+BUSY_SHARE = 0.2  # of the time, at most, is spent copying and hashing
+MOST_SAMPLES = 4096
+
+ReportedStep = Callable[[], "tuple[float, int] | None"]
+"""The newest step that the script has reported, and when; None where it reports none."""
+
+
+class FileWatcher:
+    """Registers and retains in a background thread; ``status`` tells what became of it, as a persister does.
+
+    ``reported`` tells which step a file belongs to whose name does not.
+    """
+
+    def __init__(self, settings: WatchSettings, *, reported: ReportedStep = lambda: None) -> None:
+        self._files = WatchedFiles(settings)
+        self._reported = reported
+        self._samples: deque[tuple[float, int]] = deque(maxlen=MOST_SAMPLES)
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._attempt = 0
+        self._gone_at: float | None = None
+        self._well = False
+        self.status = PersisterStatus()
+
+    def start(self, attempt: int) -> None:
+        """Look every second until ``close``; what is registered from now on belongs to ``attempt``."""
+        with self._lock:
+            self._attempt, self._gone_at, self._well = attempt, None, False
+            self._samples.clear()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="file-watcher", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop, after the look that it is busy with."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def ended(self, at: float, *, well: bool) -> None:
+        """The writer has ended at ``at`` (seconds since the epoch): what is whole by now counts, nothing else will."""
+        self._gone_at, self._well = at, well
+
+    def look(self) -> None:
+        """Register what has become whole, and delete what is not kept. Bad storage shows in ``status``."""
+        with self._lock:
+            try:
+                self._sample()
+                fresh = self._files.scan(
+                    attempt=self._attempt, writer_gone_at=self._gone_at, ended_well=self._well, step_at=self._step_at
+                )
+                if fresh:
+                    self._tell(fresh[-1], len(fresh))
+                    self._files.retain()
+                elif self._files.copy_failure and self._files.copy_failure != self.status.failure:
+                    self._fail(self._files.copy_failure)
+            except Exception as error:  # the files are those of others; a thread that ends would register none any more
+                known = isinstance(error, OSError | CheckpointError)
+                shown = str(error) if known else f"{type(error).__name__}: {error}"
+                self._fail(f"what checkpoint.watch names could not be looked after: {shown}")
+
+    def _run(self) -> None:
+        pause, waiting = FIRST_WAIT_SECONDS, False
+        while not self._closing.wait(pause):
+            began = time.monotonic()
+            self.look()
+            usual = OFTEN_SECONDS if self._files.has_fixed_name else LOOK_SECONDS
+            if not self._files.is_waiting:
+                pause = usual
+            elif waiting:
+                pause = min(usual, 1.5 * pause)
+            else:
+                pause = FIRST_WAIT_SECONDS
+            waiting = self._files.is_waiting
+            pause = max(pause, (time.monotonic() - began) / BUSY_SHARE)
+
+    def _sample(self) -> None:
+        newest = self._reported()
+        if newest is not None and (not self._samples or newest > self._samples[-1]):
+            self._samples.append(newest)
+
+    def _step_at(self, at: float) -> int | None:
+        """The step that had been reported at ``at``: between two samples, as if steps took equally long."""
+        index = bisect_right(self._samples, (at, sys.maxsize))
+        if index == 0:
+            return self._samples[0][1] if self._samples else None  # it was not looked at before
+        before = self._samples[index - 1]
+        if index == len(self._samples):
+            return before[1]
+        after = self._samples[index]
+        share = (at - before[0]) / (after[0] - before[0])
+        return before[1] + int(share * (after[1] - before[1]))
+
+    def _fail(self, message: str) -> None:
+        self.status = dataclasses.replace(
+            self.status, failures=self.status.failures + 1, failure=message, persisted=self.status.persisted + 1
+        )
+
+    def _tell(self, newest: CheckpointInfo, count: int) -> None:
+        self.status = dataclasses.replace(
+            self.status,
+            step=newest.step,
+            attempt=newest.attempt,
+            path=newest.path,
+            bytes=newest.bytes,
+            at=newest.created_at,
+            persisted=self.status.persisted + count,
+            failure=self._files.copy_failure,
+            watched=True,
+            digest=newest.digest,
+        )

@@ -1,0 +1,397 @@
+"""Brings snapshots from shared memory to storage, in the background, in the process of the rank actor.
+
+Snapshots that are wanted on storage (an explicit interval, the best scores) are written one after the other, the oldest
+first, and stay in memory until then: training waits when their slots are full. Of all others the newest is written next, at
+most every few seconds, and training never waits for them. It copies bytes and needs neither torch nor numpy.
+
+Each rank actor has one. All ranks want the same versions (rank 0 says which scores are the best), and each persister brings
+its own rank's parts to storage. For what is not wanted, the one of rank 0 coordinates: it sets the hold word (snapshot_file.py) to the version that is
+due, every rank leaves its first snapshot from there on alone, and each persister writes its own rank's. As ranks save
+the same steps, the parts belong together; should they ever differ, the checkpoint never becomes complete, the round
+is given up after a while, and nothing wrong was stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError
+from orchestrator.checkpoint.repository.repository import CheckpointStore
+from orchestrator.checkpoint.snapshots.file import (
+    HoldWord,
+    PartRegion,
+    SnapshotDirectory,
+    SnapshotMeta,
+    SnapshotSlot,
+    StoreState,
+    held,
+    identity,
+    version_of,
+)
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping
+
+    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.storage.storage import Storage
+
+POLL_SECONDS = 0.05  # while somebody waits for a flush
+LOOK_SECONDS = 0.25  # otherwise: a look costs a core 0.1 to 0.3 ms, for as long as a job runs
+INTERVAL_SECONDS = 5.0  # between the starts of two writes: what the loss of a node costs at most, beside the write
+BUSY_SHARE = 0.05  # of the time, at most, is spent writing: a slow storage stretches the interval
+RETRY_SECONDS = 2.0  # after a failed write
+SOON_SECONDS = 0.002  # the first look after a wanted snapshot was written; then twice as long each time
+_CLEARED_AGAIN = 3  # how often an older attempt's half-written checkpoint may be cleared away by the next one's ranks
+PATIENCE_SECONDS = 30.0  # after which a version that not every rank has stored is given up for a newer one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """Where and how checkpoints are kept; the rest is written in the snapshots themselves.
+
+    ``environ`` holds the job's own credentials for a storage behind a URL.
+    """
+
+    root: str | Storage
+    keep: int | None = 3
+    keep_best: int | None = None
+    score_attribute: str | None = None
+    score_order: str = "max"
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersisterStatus:
+    """What became of this rank's snapshots. ``at`` is a wall time, ``seconds`` how long the last write took.
+
+    ``path`` is empty until this rank's write made a checkpoint complete.
+    """
+
+    step: int | None = None
+    attempt: int | None = None
+    path: str = ""
+    bytes: int = 0
+    at: float | None = None
+    seconds: float = 0.0
+    persisted: int = 0
+    failures: int = 0
+    failure: str = ""
+    watched: bool = False  # a checkpoint that the script wrote by itself (watcher.py)
+    digest: str = ""  # of its content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RegionPart:
+    """A part in a slot, as the checkpoint writer takes it."""
+
+    memory: memoryview
+    region: PartRegion
+
+    @property
+    def tree(self) -> memoryview:
+        return self.memory[self.region.tree_at : self.region.tree_at + self.region.tree_bytes]
+
+    @property
+    def total_bytes(self) -> int:
+        return self.region.tree_bytes + self.region.image_bytes
+
+    def tensor_file(self) -> Iterator[bytes | memoryview] | None:
+        start, size = self.region.image_at, self.region.image_bytes
+        return iter((self.memory[start : start + size],)) if size else None
+
+
+class SnapshotPersister:
+    """Persists the snapshots of one rank.
+
+    ``start`` does so in a background thread; ``poll`` does what is due now; ``flush`` persists the newest at once: call
+    it on every rank actor when the training processes have ended, or before an actor goes away.
+    ``on_persisted`` is called from whichever thread completed a checkpoint.
+    """
+
+    def __init__(
+        self,
+        snapshot_dir: str | os.PathLike[str],
+        *,
+        rank: int,
+        settings: StoreSettings,
+        interval_seconds: float = INTERVAL_SECONDS,
+        on_persisted: Callable[[CheckpointInfo], None] | None = None,
+    ) -> None:
+        self._directory = SnapshotDirectory(snapshot_dir)
+        self._rank, self._settings = rank, settings
+        self._interval, self._on_persisted = interval_seconds, on_persisted
+        self._store: CheckpointStore | None = None
+        self._store_key: tuple[object, ...] = ()
+        self._hold: HoldWord | None = None
+        self._store_state: StoreState | None = None
+        self._leader: StoreState | None = None
+        self._lease = 0  # the newest attempt that this process holds the ranks of
+        self._lock = threading.Lock()  # one write at a time, from whichever thread
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._status = PersisterStatus()
+        self._done = 0  # the identity that was persisted last
+        self._not_before = 0.0  # on the monotonic clock: the next round of rank 0
+        self._retry_at = 0.0
+        self._round_since = 0.0
+        self._wrote_wanted = False
+
+    @property
+    def status(self) -> PersisterStatus:
+        """What became of this rank's snapshots so far."""
+        return self._status
+
+    def hold_lease(self, attempt: int) -> None:
+        """The ranks of ``attempt`` run below this process: what an attempt before it left in memory may be stored."""
+        self._lease = max(self._lease, attempt)
+
+    def start(self) -> None:
+        """Poll in a background thread until ``close``."""
+        with self._lock, contextlib.suppress(OSError):  # the first poll tries again, and tells
+            self._hold_word()  # a rank may save before the first poll
+        self._thread = threading.Thread(target=self._run, name=f"persister-{self._rank}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the background thread, after the write that it is busy with. Does not flush."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._lock:
+            if self._store_state is not None:
+                self._store_state.serve(serving=False)
+                self._store_state = None
+            if self._hold is not None:
+                self._hold.close()
+                self._hold = None
+
+    def poll(self) -> bool:
+        """Persist this rank's snapshot if one is due; whether one was written. Bad storage shows in ``status``."""
+        with self._lock:
+            return self._step(flushing=False)
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Persist the newest snapshot that all of its ranks have; whether it is in storage, or there is none.
+
+        On other ranks than 0 this waits for rank 0's persister to say which one. Bad storage shows in ``status``.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            with self._lock:
+                self._step(flushing=True)
+                if self._is_flushed():
+                    return True
+                if time.monotonic() >= deadline:
+                    self._failed(self._late(timeout_seconds))
+                    return False
+            time.sleep(0.0 if self._has_pending() else POLL_SECONDS)
+
+    def _run(self) -> None:
+        pause = LOOK_SECONDS
+        while not self._closing.wait(pause):
+            busy = self.poll() and self._wrote_wanted
+            pause = SOON_SECONDS if busy else min(2 * pause, LOOK_SECONDS)
+
+    # Everything below happens under the lock
+
+    def _step(self, *, flushing: bool) -> bool:
+        self._wrote_wanted = False
+        try:
+            hold = self._hold_word()
+            if (flushing or time.monotonic() >= self._retry_at) and (found := self._oldest_pending()) is not None:
+                self._wrote_wanted = self._persist(*found)
+                return self._wrote_wanted
+            is_due = self._rank == 0 and time.monotonic() >= self._not_before
+            if not (flushing or hold.get() or is_due):
+                return False  # the usual case, at every look
+            mine = self._directory.snapshots(self._rank)
+            if not mine:
+                return False
+            if self._rank == 0:
+                self._coordinate(hold, mine, flushing=flushing)
+            word = held([identity(meta.version) for meta, _ in mine], hold.get())
+            if word in (0, self._done) or (time.monotonic() < self._retry_at and not flushing):
+                return False
+            return self._persist(*next(found for found in mine if identity(found[0].version) == word))
+        except (
+            Exception
+        ) as error:  # a thread that ends would leave training waiting for storage, and checkpoints in memory
+            self._failed(
+                str(error) if isinstance(error, CheckpointError | OSError) else f"{type(error).__name__}: {error}"
+            )
+            return False
+
+    def _oldest_pending(self) -> tuple[SnapshotMeta, SnapshotSlot] | None:
+        """The rank's oldest snapshot that has to reach storage and has not."""
+        wanted = frozenset[int]() if self._leader is None else self._leader.wanted()
+        pending = [(word, slot) for slot in self._directory.slots(self._rank) if (word := slot.pending(wanted))]
+        for word, slot in sorted(pending, key=lambda item: item[0]):
+            meta = slot.meta()
+            if meta is not None:
+                return meta, slot
+            if slot.identity() == word:  # nothing will ever make sense of it
+                slot.mark_stored(word)
+                self._failed(f"a snapshot in {slot.path} is damaged and was given up")
+        return None
+
+    def _has_pending(self) -> bool:
+        wanted = frozenset[int]() if self._leader is None else self._leader.wanted()
+        return any(slot.pending(wanted) for slot in self._directory.slots(self._rank))
+
+    def _late(self, seconds: float) -> str:
+        wanted = frozenset[int]() if self._leader is None else self._leader.wanted()
+        found = [version_of(slot.pending(wanted)) for slot in self._directory.slots(self._rank)]
+        steps = ", ".join(str(version.step) for version in sorted(v for v in found if v is not None))
+        which = f"step {steps}" if steps else "the newest step"
+        why = f": {self._status.failure}" if self._status.failure else ""
+        return f"the snapshot of {which} was not on storage after {seconds:g} s{why}"
+
+    def _coordinate(self, hold: HoldWord, mine: list[tuple[SnapshotMeta, SnapshotSlot]], *, flushing: bool) -> None:
+        """Rank 0: end the round when it is over, and begin the next one when it is due."""
+        now = time.monotonic()
+        word = hold.get()
+        if word and not flushing:
+            if now - self._round_since < PATIENCE_SECONDS and not self._is_over(word, mine):
+                return
+            hold.set(0)
+        if not flushing and now < self._not_before:
+            return
+        whole = self._newest_whole()
+        if whole is None or identity(whole.version) == word or (identity(whole.version) <= self._done and not flushing):
+            return
+        if flushing and self._is_stored(whole):
+            return
+        if any(slot.pending() == identity(whole.version) for slot in self._directory.slots(0)):
+            return  # every rank brings it to storage without being asked
+        hold.set(identity(whole.version))
+        self._round_since = now
+        self._not_before = max(self._not_before, now + self._interval)
+
+    def _is_over(self, word: int, mine: list[tuple[SnapshotMeta, SnapshotSlot]]) -> bool:
+        """Whether the held checkpoint is in storage; or ranks hold different ones, and it never will be."""
+        chosen = held([identity(meta.version) for meta, _ in mine], word)
+        meta = next((meta for meta, _ in mine if identity(meta.version) == chosen), None)
+        if meta is None:
+            return True
+        others = range(1, meta.world_size) if meta.gang else ()
+        if any(held([slot.identity() for slot in self._directory.slots(rank)], word) != chosen for rank in others):
+            return True
+        return self._is_stored(meta)
+
+    def _newest_whole(self) -> SnapshotMeta | None:
+        """The newest snapshot of rank 0 that every rank of its gang has as well."""
+        for meta, _ in self._directory.snapshots(0):
+            if self._directory.is_whole(meta):
+                return meta
+        return None
+
+    def _is_flushed(self) -> bool:
+        if self._has_pending():
+            return False
+        whole = self._newest_whole()
+        if whole is None or (self._rank != 0 and not whole.gang):
+            return True
+        try:
+            return self._is_stored(whole)
+        except (CheckpointError, OSError):
+            return False
+
+    def _is_stored(self, meta: SnapshotMeta) -> bool:
+        """Whether storage has this checkpoint; or a newer attempt has taken over, and nobody needs it."""
+        if identity(meta.version) == self._done and not meta.gang:
+            return True
+        return meta.version.name in self._store_for(meta).storage.names()
+
+    def _persist(self, meta: SnapshotMeta, slot: SnapshotSlot) -> bool:
+        started, word = time.monotonic(), identity(meta.version)
+        try:
+            with self._directory.storing(self._rank) as alone:
+                if not alone:
+                    return False  # the rank itself stores what is newer, and is about to end
+                info = self._write(meta, slot)
+        except StaleAttemptError:
+            self._done = word  # a newer attempt has taken over elsewhere
+            slot.mark_stored(word)
+            return False
+        except OvertakenError:
+            return False
+        except (CheckpointError, OSError) as error:
+            self._failed(f"snapshot of step {meta.step} not stored: {error}")
+            return False
+        seconds = time.monotonic() - started
+        self._done = word
+        slot.mark_stored(word)
+        if self._store_state is not None:
+            self._store_state.fail(failing=False)
+        self._not_before = max(self._not_before, started + seconds / BUSY_SHARE)
+        self._tell(meta, info, seconds)
+        return True
+
+    def _write(self, meta: SnapshotMeta, slot: SnapshotSlot) -> CheckpointInfo | None:
+        parts = {region.name: _RegionPart(memory=memoryview(slot.memory), region=region) for region in meta.parts}
+        for _ in range(_CLEARED_AGAIN if meta.attempt < self._lease else 0):
+            with contextlib.suppress(FileNotFoundError):  # the next attempt's ranks clear away what is half written
+                return self._save(meta, slot, parts)
+        return self._save(meta, slot, parts)
+
+    def _save(self, meta: SnapshotMeta, slot: SnapshotSlot, parts: Mapping[str, _RegionPart]) -> CheckpointInfo | None:
+        return self._store_for(meta).save_parts(
+            parts, step=meta.step, gang=meta.gang, metrics=meta.metrics, still_valid=lambda: slot.holds(meta)
+        )
+
+    def _tell(self, meta: SnapshotMeta, info: CheckpointInfo | None, seconds: float) -> None:
+        self._status = dataclasses.replace(
+            self._status,
+            step=meta.step,
+            attempt=meta.attempt,
+            path=self._status.path if info is None else info.path,
+            bytes=sum(region.tree_bytes + region.image_bytes for region in meta.parts),
+            at=time.time(),
+            seconds=seconds,
+            persisted=self._status.persisted + 1,
+            failure="",
+        )
+        if info is not None and self._on_persisted is not None:
+            self._on_persisted(info)
+
+    def _failed(self, message: str) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        if self._store_state is not None:
+            self._store_state.fail(failing=True)
+        self._status = dataclasses.replace(self._status, failures=self._status.failures + 1, failure=message)
+
+    def _store_for(self, meta: SnapshotMeta) -> CheckpointStore:
+        key = (meta.attempt, meta.world_size, meta.job_id, meta.token, self._lease)
+        if self._store is None or key != self._store_key:
+            settings = self._settings
+            self._store = CheckpointStore(
+                settings.root,
+                attempt=meta.attempt,
+                rank=self._rank,
+                world_size=meta.world_size,
+                keep=settings.keep,
+                keep_best=settings.keep_best,
+                score_attribute=settings.score_attribute,
+                score_order=settings.score_order,
+                job_id=meta.job_id,
+                token=meta.token or None,
+                environ=settings.environ,
+                lease=self._lease,
+            )
+            self._store_key = key
+        return self._store
+
+    def _hold_word(self) -> HoldWord:
+        if self._hold is None:
+            self._hold = self._directory.hold()
+            self._store_state = self._directory.store_state(self._rank)
+            self._leader = self._store_state if self._rank == 0 else self._directory.store_state(0)
+            self._store_state.serve(serving=True)
+        return self._hold

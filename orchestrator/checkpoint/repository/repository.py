@@ -1,0 +1,198 @@
+"""The store of one job's checkpoints, as one rank of one attempt sees it: save, load, list, verify, retain.
+
+Guarantees (docs/checkpoints.md): a checkpoint counts only when it is complete; a damaged one is never loaded, and the
+newest good one is found; the last good one is never removed; a writer of an older attempt is refused. Works without
+any communication between ranks: they meet in the storage alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoint.errors import CorruptCheckpointError
+from orchestrator.checkpoint.format import codec, sharded
+from orchestrator.checkpoint.format.layout import Version
+from orchestrator.checkpoint.repository.resume import Resume
+from orchestrator.checkpoint.storage.directory import CheckpointDirectory
+from orchestrator.checkpoint.storage.fence import Fence
+from orchestrator.checkpoint.storage.info import CheckpointInfo, Retention
+from orchestrator.checkpoint.storage.reader import Checkpoint, CheckpointReader
+from orchestrator.checkpoint.storage.storage import Storage, open_storage
+from orchestrator.checkpoint.storage.writer import CheckpointWriter, Draft, EncodedPart, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from orchestrator.checkpoint.snapshots.reader import SnapshotReader
+
+_SHARED_TOKEN = "shared"  # noqa: S105  (no secret: names the staging directory of runs without a token)
+
+
+class CheckpointStore:
+    """The checkpoints of one job.
+
+    ``root`` is a directory that every rank sees, a URL (``s3://...``), or a Storage. ``attempt`` fences; None adopts the newest seen, for
+    runs that nobody numbers. ``token`` tells the runs of one attempt apart: equal on all ranks of a run, and None
+    where nothing can promise that (then each rank verifies everything and decides alone what to load).
+    ``snapshots`` are looked at as well when loading. ``environ``: see open_storage; ``lease``: see Fence.
+    Not thread-safe; the caller serialises.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | Storage,
+        *,
+        attempt: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        keep: int | None = 3,
+        keep_best: int | None = None,
+        score_attribute: str | None = None,
+        score_order: str = "max",
+        job_id: str = "",
+        token: str | None = None,
+        snapshots: SnapshotReader | None = None,
+        environ: Mapping[str, str] | None = None,
+        lease: int = 0,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not one of {world_size}; check RANK and WORLD_SIZE")
+        self.storage: Storage = open_storage(root, environ) if isinstance(root, str | os.PathLike) else root
+        self.rank, self.world_size = rank, world_size
+        self.retention = Retention(
+            keep=keep, keep_best=keep_best, score_attribute=score_attribute, score_order=score_order
+        )
+        self._run = token or _SHARED_TOKEN
+        self._directory = CheckpointDirectory(self.storage)
+        self._fence = Fence(self.storage, attempt, lease)
+        self._writer = CheckpointWriter(
+            self._directory, self._fence, rank=rank, world_size=world_size, job_id=job_id, token=self._run
+        )
+        self._resume = Resume(
+            self._directory,
+            snapshots,
+            rank=rank,
+            world_size=world_size,
+            attempt=self._fence.attempt,
+            token=token,
+        )
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that this store writes as."""
+        return self._fence.attempt
+
+    @property
+    def quarantined(self) -> tuple[str, ...]:
+        """A sentence for each checkpoint that this store found bad and set aside."""
+        return tuple(self._directory.quarantined)
+
+    def save(
+        self, state: Any, *, step: int, rank_state: Any = None, metrics: Mapping[str, float] | None = None
+    ) -> CheckpointInfo | None:
+        """Store a checkpoint of ``step``; return it once it is complete, None while other ranks are outstanding.
+
+        ``state`` is stored by rank 0 and ignored elsewhere, but for its DTensors: of those every rank stores its own
+        pieces, so every rank passes them. ``rank_state`` is each rank's own: when used, every rank
+        passes it. A step that this attempt has stored already is left as it is. Raises OSError or
+        InsufficientSpaceError when the storage fails (earlier checkpoints are untouched), StaleAttemptError when a
+        newer attempt has taken over, UnsupportedStateError for a state that cannot be stored.
+        """
+        states, gang = sharded.parts_of(state, rank_state, self.rank)
+        if not states:
+            return None
+        return self.save_states(states, step=step, gang=gang, metrics=metrics)
+
+    def save_states(
+        self, states: Mapping[str, Any], *, step: int, gang: bool, metrics: Mapping[str, float] | None = None
+    ) -> CheckpointInfo | None:
+        """As ``save``, for the states of the parts by name (see sharded.parts_of)."""
+        parts = {name: _part(part) for name, part in states.items()}
+        return self.save_parts(parts, step=step, gang=gang, metrics=metrics)
+
+    def save_parts(
+        self,
+        parts: Mapping[str, Part],
+        *,
+        step: int,
+        gang: bool,
+        metrics: Mapping[str, float] | None = None,
+        still_valid: Callable[[], bool] = lambda: True,
+    ) -> CheckpointInfo | None:
+        """As ``save``, for parts that are encoded already. ``gang``: every rank contributes.
+
+        ``still_valid`` is asked once the parts were read; when it says no, OvertakenError is raised.
+        """
+        self.hold_fence()
+        version = Version(attempt=self.attempt, step=step)
+        draft = Draft(version=version, parts=parts, gang=gang, metrics=metrics or {}, still_valid=still_valid)
+        info = self._writer.write(draft)
+        if info is not None:
+            with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
+                self._directory.retain(self.retention)
+                if (
+                    self._fence.lease == self.attempt
+                ):  # a newer attempt's work in progress is not this one's to clear away
+                    self._directory.clean(version, self._run)
+            self.storage.keep_spare()
+        return info
+
+    def hold_fence(self) -> None:
+        """Announce this attempt, so that older ones are refused; StaleAttemptError when this one is older."""
+        if self._fence.hold(announce=self.rank == 0) and self._fence.lease == self.attempt:
+            self._directory.clean(Version(attempt=self.attempt, step=0), self._run)
+            self.storage.keep_spare()
+
+    def load_latest(self, into: Any = None) -> Checkpoint | None:
+        """Load the newest good checkpoint, from memory or storage, None when there is none; bad ones are set aside.
+
+        ``into``: a state whose DTensors are filled in place, see sharded.join; without it they come whole, on the CPU.
+        All ranks of a run get the same one: the first to decide leaves a note that the others follow. Raises
+        ResumeMismatchError when this rank cannot read what they agreed on, OSError when the storage is out of reach.
+        """
+        self.hold_fence()
+        return self._resume.load(into)
+
+    def load_path(self, path: str, into: Any = None) -> Checkpoint:
+        """Load one named checkpoint, by path or URL, of this job or of another.
+
+        Raises CorruptCheckpointError when it is damaged or no checkpoint: what was asked for by name has no substitute.
+        """
+        folder, _, name = path.rstrip("/").rpartition("/")
+        try:
+            reader = CheckpointReader(open_storage(folder or "."), name)
+            return reader.load(self.rank, self.world_size, verify_all=True, into=into)
+        except CorruptCheckpointError as error:
+            raise CorruptCheckpointError(f"cannot resume from {path}: {error}; name another checkpoint") from error
+
+    def latest_good(self) -> CheckpointInfo | None:
+        """The newest checkpoint that verifies; bad ones are set aside on the way."""
+        for name in self._directory.candidates():
+            reader = CheckpointReader(self.storage, name)
+            try:
+                known = reader.manifest()
+                reader.verify(known)
+            except CorruptCheckpointError as error:
+                self._directory.quarantine(name, str(error))
+            else:
+                return reader.info(known)
+        return None
+
+    def list(self) -> tuple[CheckpointInfo, ...]:
+        """Everything there is, newest first: complete, broken (and why), incomplete. Reads manifests only."""
+        return self._directory.infos()
+
+    def verify(self, info: CheckpointInfo) -> CheckpointInfo:
+        """Read a checkpoint completely; the same entry with its status brought up to date. Changes nothing."""
+        return self._directory.verified(info)
+
+    def retain(self) -> tuple[str, ...]:
+        """Remove what retention does not keep; the names of the complete checkpoints that went."""
+        return self._directory.retain(self.retention)
+
+
+def _part(state: Any) -> EncodedPart:
+    encoded = codec.encode(state)
+    return EncodedPart(tree=encoded.tree_bytes(), leaves=encoded.leaves)

@@ -1,0 +1,458 @@
+"""The files in shared memory that hold a rank's snapshots: format, opening, and how a torn one is told from a whole one.
+
+Each rank has up to three slots ``rank-00000.0.snap`` ... in the job's snapshot directory. A slot holds for each part of
+the state its JSON text and the image of its tensor file, byte for byte as they will lie in storage: whoever persists a
+snapshot copies memory to a file and needs to know nothing of tensors.
+
+A slot's *identity* (attempt and step in one 64-bit word) is zero while it is being written and comes last. A process
+killed in the middle leaves zero; a reader checks that the identity is the same after reading as it was before. Only
+the standard library is used here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import re
+import struct
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestrator.checkpoint.format import layout
+from orchestrator.checkpoint.format.layout import Version
+from orchestrator.private_files import make_private
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator, Mapping
+
+HEADER_BYTES = 16 * 1024
+SLOTS = 3  # the newest, the one being written, and one that is being persisted
+MOST_OF_AVAILABLE = 0.9  # the rest is for whoever allocates in the same moment
+MEMINFO = Path("/proc/meminfo")
+CGROUPS = Path("/sys/fs/cgroup")
+_MAGIC = b"ORCHSNAP"
+_FORMAT = 1
+_HEAD = struct.Struct("<8sII")
+_IDENTITY = struct.Struct("<Q")
+_IDENTITY_AT = 64  # on a cache line of its own
+_WANTED_AT = 72  # the identity of a snapshot that has to reach storage
+_STORED_AT = 80  # the identity of the snapshot that has reached it, or that storage will never take
+_META = struct.Struct("<II")  # length and CRC-32 of the JSON that follows
+_META_AT = 128
+_MADV_POPULATE_READ = 22  # Linux 5.14; Python has no name for it yet
+_PART_NAME = re.compile(r"state|(?:rank|shard)-\d{5,10}")
+_TOKEN = re.compile(r"[A-Za-z0-9_.-]{0,128}")
+_STEP_BITS = 40
+_MAX_STEP = 2**_STEP_BITS - 1
+_MAX_ATTEMPT = 2**23
+
+
+class SnapshotUnavailableError(Exception):
+    """Shared memory cannot be used for this snapshot; it is saved to storage directly instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRegion:
+    """Where one part lies in its slot: JSON text and tensor file image, each as offset and length in bytes."""
+
+    name: str
+    tree_at: int
+    tree_bytes: int
+    image_at: int
+    image_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotMeta:
+    """What a snapshot is a snapshot of. ``gang``: every rank has one of the same step, only all together count."""
+
+    job_id: str
+    attempt: int
+    step: int
+    rank: int
+    world_size: int
+    token: str
+    gang: bool
+    created_at: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    parts: tuple[PartRegion, ...]
+
+    @property
+    def version(self) -> Version:
+        """Attempt and step."""
+        return Version(attempt=self.attempt, step=self.step)
+
+
+def identity(version: Version) -> int:
+    """The word that names a snapshot; never zero, ordered as versions are.
+
+    Raises SnapshotUnavailableError for numbers beyond what fits: steps of 2**40, attempts of 2**23.
+    """
+    if version.step > _MAX_STEP or not 0 <= version.attempt <= _MAX_ATTEMPT:
+        raise SnapshotUnavailableError(f"step {version.step} of attempt {version.attempt} is too large for a snapshot")
+    return (version.attempt + 1) << _STEP_BITS | version.step
+
+
+def version_of(word: int) -> Version | None:
+    """The inverse of ``identity``; None for zero."""
+    return None if word == 0 else Version(attempt=(word >> _STEP_BITS) - 1, step=word & _MAX_STEP)
+
+
+class SnapshotSlot:
+    """One mapped slot. Its memory stays mapped for as long as anything refers to it."""
+
+    def __init__(self, path: Path, memory: mmap.mmap) -> None:
+        self.path, self.memory = path, memory
+
+    @classmethod
+    def create(cls, path: Path, size: int) -> Self:
+        """A blank slot of ``size`` bytes in place of whatever was there.
+
+        Its pages are reserved at once: running out of shared memory is an error here, not a SIGBUS later. Neither may it
+        take what the machine's processes need: shared memory is memory, and the kernel would kill one of them.
+        """
+        left = available_memory_bytes()
+        if left is not None and size > left * MOST_OF_AVAILABLE:
+            raise SnapshotUnavailableError(
+                f"no room for a snapshot of {size} bytes: {left} bytes of memory are left on this machine"
+            )
+        draft = path.with_suffix(".new")
+        handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(handle, 0, size)
+            memory = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            draft.unlink()
+            raise SnapshotUnavailableError(f"{path.parent}: no room for a snapshot of {size} bytes: {error}") from error
+        finally:
+            os.close(handle)
+        _HEAD.pack_into(memory, 0, _MAGIC, _FORMAT, HEADER_BYTES)
+        draft.replace(path)
+        return cls(path, memory)
+
+    @classmethod
+    def open(cls, path: Path) -> Self | None:
+        """An existing slot; None when there is none or it is not one of this format."""
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            size = os.fstat(handle).st_size
+            if size < HEADER_BYTES:
+                return None
+            memory = mmap.mmap(handle, size)
+        finally:
+            os.close(handle)
+        if _HEAD.unpack_from(memory) != (_MAGIC, _FORMAT, HEADER_BYTES):
+            memory.close()
+            return None
+        return cls(path, memory)
+
+    def prefault(self) -> None:
+        """Map all pages at once, where the kernel can: before reading everything, not for a look at the header."""
+        with contextlib.suppress(OSError, ValueError):
+            self.memory.madvise(_MADV_POPULATE_READ)
+
+    def identity(self) -> int:
+        """The identity of the snapshot in here; 0 when there is none, or it is being written."""
+        return int(_IDENTITY.unpack_from(self.memory, _IDENTITY_AT)[0])
+
+    def begin(self) -> None:
+        """What is in here no longer counts."""
+        _IDENTITY.pack_into(self.memory, _IDENTITY_AT, 0)
+        _IDENTITY.pack_into(self.memory, _WANTED_AT, 0)
+
+    def want(self, word: int) -> None:
+        """The snapshot of this identity has to reach storage before the slot is used again; 0: none has to."""
+        _IDENTITY.pack_into(self.memory, _WANTED_AT, word)
+
+    def mark_stored(self, word: int) -> None:
+        """The rank's part of the snapshot of this identity is on storage, or storage will never take it."""
+        _IDENTITY.pack_into(self.memory, _STORED_AT, word)
+
+    def pending(self, wanted: Container[int] = ()) -> int:
+        """The identity of the snapshot in here if it still has to reach storage, else 0.
+
+        ``wanted`` holds identities that have to reach storage because rank 0 says so.
+        """
+        word = self.identity()
+        if word == 0 or _IDENTITY.unpack_from(self.memory, _STORED_AT)[0] == word:
+            return 0
+        own = _IDENTITY.unpack_from(self.memory, _WANTED_AT)[0] == word
+        return word if own or word in wanted else 0
+
+    def describe(self, meta: SnapshotMeta) -> None:
+        """Say of what this is to be a snapshot. Raises SnapshotUnavailableError when that takes too much room."""
+        raw = json.dumps(_meta_body(meta), separators=(",", ":")).encode()
+        if _META_AT + _META.size + len(raw) > HEADER_BYTES:
+            raise SnapshotUnavailableError(f"the description of the snapshot has {len(raw)} bytes; pass fewer metrics")
+        start = _META_AT + _META.size
+        self.memory[start : start + len(raw)] = raw
+        _META.pack_into(self.memory, _META_AT, len(raw), zlib.crc32(raw))
+
+    def commit(self, word: int) -> None:
+        """Everything is written, and described: from now on it counts, under this identity."""
+        _IDENTITY.pack_into(self.memory, _IDENTITY_AT, word)
+
+    def meta(self) -> SnapshotMeta | None:
+        """What is in here; None when it does not count or changed while it was read."""
+        before = self.identity()
+        if before == 0:
+            return None
+        length, crc = _META.unpack_from(self.memory, _META_AT)
+        start = _META_AT + _META.size
+        raw = self.memory[start : min(start + length, HEADER_BYTES)]
+        if zlib.crc32(raw) != crc or self.identity() != before:
+            return None
+        try:
+            meta = _meta_from(json.loads(raw), len(self.memory))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return None  # no version has ever written that
+        return meta if identity(meta.version) == before else None
+
+    def holds(self, meta: SnapshotMeta) -> bool:
+        """Whether this is still the snapshot that ``meta`` describes."""
+        return self.identity() == identity(meta.version)
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that new pages may take on this machine, and in this process's control group; None where nobody says."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        lines = MEMINFO.read_text().splitlines()
+        found.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        group = CGROUPS / Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # Pages of files are given back when something else wants them; those of shared memory are not among these.
+        found.append(limit - used + int(stat["active_file"]) + int(stat["inactive_file"]))
+    with contextlib.suppress(OSError, ValueError, LookupError, StopIteration):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        path = next(line.split(":", 2)[2] for line in lines if "memory" in line.split(":")[1].split(","))
+        group = CGROUPS / "memory" / path.lstrip("/")
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used = int((group / "memory.usage_in_bytes").read_text())
+        files = int(stat["total_active_file"]) + int(stat["total_inactive_file"])
+        found.append(int(stat["hierarchical_memory_limit"]) - used + files)
+    return min(found, default=None)
+
+
+class SnapshotDirectory:
+    """The snapshots of one job on one node, in a directory that all of its ranks and rank actors see."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._open: dict[Path, tuple[int, SnapshotSlot]] = {}  # by inode: a slot is replaced when it gets too small
+
+    def slot_path(self, rank: int, index: int) -> Path:
+        """The file of a rank's slot."""
+        return self.path / f"{layout.rank_part(rank)}.{index}.snap"
+
+    def slots(self, rank: int) -> list[SnapshotSlot]:
+        """The slots that a rank has."""
+        found = (self._slot(self.slot_path(rank, index)) for index in range(SLOTS))
+        return [slot for slot in found if slot is not None]
+
+    def _slot(self, path: Path) -> SnapshotSlot | None:
+        try:
+            inode = path.stat().st_ino
+        except OSError:
+            self._open.pop(path, None)
+            return None
+        known = self._open.get(path)
+        if known is not None and known[0] == inode:
+            return known[1]
+        slot = SnapshotSlot.open(path)
+        if slot is not None:
+            self._open[path] = (inode, slot)
+        return slot
+
+    def snapshots(self, rank: int) -> list[tuple[SnapshotMeta, SnapshotSlot]]:
+        """A rank's snapshots that count, newest first."""
+        found = [(meta, slot) for slot in self.slots(rank) if (meta := slot.meta()) is not None]
+        return sorted(found, key=lambda item: item[0].version, reverse=True)
+
+    def is_whole(self, meta: SnapshotMeta) -> bool:
+        """Whether every rank that belongs to this snapshot of rank 0 has its own of the same version."""
+        if not meta.gang:
+            return True
+        word = identity(meta.version)
+        return all(any(slot.identity() == word for slot in self.slots(rank)) for rank in range(1, meta.world_size))
+
+    def writer_lock(self, rank: int) -> WriterLock:
+        """The lock of the process that writes a rank's slots."""
+        return WriterLock(self.path / f"{layout.rank_part(rank)}.lock")
+
+    def store_state(self, rank: int) -> StoreState:
+        """The words by which a rank and its persister tell each other how storage keeps up."""
+        return StoreState(self.path / f"{layout.rank_part(rank)}.store")
+
+    @contextlib.contextmanager
+    def storing(self, rank: int) -> Iterator[bool]:
+        """Whether this process, and no other, brings the rank's state to storage until the end of the block.
+
+        Its persister does, and the rank itself before it leaves: two writers of one checkpoint would spoil each other's files.
+        """
+        lock = WriterLock(self.path / f"{layout.rank_part(rank)}.storing")
+        try:
+            lock.acquire()
+        except SnapshotUnavailableError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def hold(self) -> HoldWord:
+        """The word by which the persisters ask that a snapshot be left alone."""
+        return HoldWord(self.path / "hold")
+
+
+class WriterLock:
+    """Held for life by the process that writes a rank's slots.
+
+    A POSIX record lock: the kernel frees it with the process, and forked children do not hold on to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock. Raises SnapshotUnavailableError when another live process has it, or nothing can be made there."""
+        try:
+            make_private(self._path.parent)
+            handle = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SnapshotUnavailableError(f"{self._path.parent} cannot be used for snapshots: {error}") from error
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            raise SnapshotUnavailableError(f"another live process writes the snapshots of {self._path.stem}") from error
+        self._handle = handle
+
+    def release(self) -> None:
+        """Give it back; without effect when it is not held."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+class HoldWord:
+    """A 64-bit word that all ranks and rank actors of a node share.
+
+    It holds an identity: every rank leaves its first snapshot from that version on alone until the word changes. So
+    the persisters of all ranks find snapshots of the same step, although nobody waits for anybody.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._memory = _shared_page(path)
+
+    def get(self) -> int:
+        """The identity held, 0 for none."""
+        return int(_IDENTITY.unpack_from(self._memory)[0])
+
+    def set(self, word: int) -> None:
+        """Hold another identity; 0 releases."""
+        _IDENTITY.pack_into(self._memory, 0, word)
+
+    def close(self) -> None:
+        """Unmap."""
+        self._memory.close()
+
+
+class StoreState:
+    """What a rank's persister tells the rank, and rank 0 the persisters of all ranks. A page of 64-bit words.
+
+    A rank waits for storage only while its persister says that it brings all wanted snapshots there, and that storage
+    takes them.
+    """
+
+    _SERVED, _FAILING, _WANTED, _WANTED_WORDS = 0, 1, 8, 64
+
+    def __init__(self, path: Path) -> None:
+        self._words = memoryview(_shared_page(path)).cast("Q")
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether a persister stores every wanted snapshot, and its last write did not fail."""
+        return self.serves and self._words[self._FAILING] == 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether a persister looks after this rank's snapshots."""
+        return self._words[self._SERVED] == 1
+
+    def serve(self, *, serving: bool) -> None:
+        """Say that a persister looks after this rank's snapshots, or no longer does."""
+        self._words[self._SERVED] = int(serving)
+
+    def fail(self, *, failing: bool) -> None:
+        """Say whether the last write to storage failed."""
+        self._words[self._FAILING] = int(failing)
+
+    def wanted(self) -> frozenset[int]:
+        """The identities that this rank, rank 0 of a gang, wants on storage; the newest 64."""
+        return frozenset(self._words[self._WANTED : self._WANTED + self._WANTED_WORDS]) - {0}
+
+    def publish_wanted(self, words: Iterable[int]) -> None:
+        """Say which identities every rank of the gang has to bring to storage."""
+        newest = sorted(words)[-self._WANTED_WORDS :]
+        for index in range(self._WANTED_WORDS):
+            self._words[self._WANTED + index] = newest[index] if index < len(newest) else 0
+
+
+def _shared_page(path: Path) -> mmap.mmap:
+    make_private(path.parent)
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(handle, 0, mmap.PAGESIZE)
+        return mmap.mmap(handle, mmap.PAGESIZE)
+    finally:
+        os.close(handle)
+
+
+def held(identities: list[int], word: int) -> int:
+    """Which of a rank's snapshots is held under ``word``: its first one from there on, of the same attempt; 0 if none."""
+    same_attempt = [found for found in identities if found >= word > 0 and found >> _STEP_BITS == word >> _STEP_BITS]
+    return min(same_attempt, default=0)
+
+
+def _meta_body(meta: SnapshotMeta) -> dict[str, Any]:
+    body = {name: getattr(meta, name) for name in SnapshotMeta.__slots__ if name not in ("parts", "metrics")}
+    body["metrics"] = {name: repr(value) for name, value in meta.metrics.items()}
+    body["parts"] = [[part.name, part.tree_at, part.tree_bytes, part.image_at, part.image_bytes] for part in meta.parts]
+    return body
+
+
+def _meta_from(body: dict[str, Any], size: int) -> SnapshotMeta:
+    """The inverse of ``_meta_body``, for a slot of ``size`` bytes. What comes from a rank's memory names files: it is checked."""
+    parts = tuple(
+        PartRegion(name=name, tree_at=tree_at, tree_bytes=tree, image_at=image_at, image_bytes=image)
+        for name, tree_at, tree, image_at, image in body.pop("parts")
+    )
+    for part in parts:
+        regions = (part.tree_at, part.tree_bytes), (part.image_at, part.image_bytes)
+        if not isinstance(part.name, str) or not _PART_NAME.fullmatch(part.name):
+            raise ValueError("a part has a name that none has")
+        if any(type(at) is not int or type(length) is not int for at, length in regions):
+            raise TypeError("a part lies nowhere")
+        if any(at < 0 or length < 0 or at + length > size for at, length in regions):
+            raise ValueError("a part lies outside of its slot")
+    metrics = {name: float(value) for name, value in body.pop("metrics").items()}
+    meta = SnapshotMeta(**body, parts=parts, metrics=metrics)
+    counts = (meta.attempt, meta.step, meta.rank, meta.world_size)
+    if any(type(count) is not int or count < 0 for count in counts) or type(meta.created_at) not in (int, float):
+        raise TypeError("a count or a time is none")
+    if not isinstance(meta.job_id, str) or not isinstance(meta.token, str) or not _TOKEN.fullmatch(meta.token):
+        raise ValueError("job_id or token is malformed")
+    return meta

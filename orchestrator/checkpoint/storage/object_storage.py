@@ -1,0 +1,221 @@
+"""Checkpoints behind a URL: S3 and whatever else fsspec knows.
+
+An object store has no directories to rename, no locks and nothing to fsync: an object is there, whole, or it is not.
+So a checkpoint is committed by copying its objects to their final names with the manifest last. A name without a
+manifest is one whose commit or deletion was interrupted; it is never shown to anybody, and cleared away later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoint.errors import CheckpointError
+from orchestrator.checkpoint.format import layout
+from orchestrator.checkpoint.format.buffers import writable
+from orchestrator.checkpoint.format.manifest import FileRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_CHUNK = 16 * 1024 * 1024
+
+
+class ObjectStorage:
+    """A prefix of an object store, given as a URL such as ``s3://bucket/path``.
+
+    Credentials and endpoints come from where the store's own tools take them (``AWS_*``, ``FSSPEC_*``); for S3, what
+    ``environ`` has of them (a job's own variables) comes before this process's environment.
+    """
+
+    atomic_create = False
+
+    def __init__(self, url: str, environ: Mapping[str, str] | None = None) -> None:
+        try:
+            import fsspec
+        except ImportError as error:
+            raise CheckpointError(
+                f"checkpoints at {url} need the package fsspec; install it for this Python"
+            ) from error
+        try:
+            # What other processes have written must be seen, so no listing is ever remembered.
+            self._fs, self._root = fsspec.core.url_to_fs(
+                url.rstrip("/"), use_listings_cache=False, **_options(url, environ or {})
+            )
+        except (ImportError, ValueError) as error:
+            raise CheckpointError(f"checkpoints at {url} cannot be reached: {error}") from error
+        self._url = url.rstrip("/")
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:  # noqa: ARG002 - the port's signature
+        """See Storage."""
+        digest, size = hashlib.sha256(), 0
+        with _as_os_errors(), self._fs.open(self._path(path), "wb") as file:
+            for chunk in chunks:
+                for start in range(0, len(chunk), _CHUNK):
+                    piece = chunk[start : start + _CHUNK]
+                    digest.update(piece)
+                    file.write(piece)
+                size += len(chunk)
+        return FileRecord(bytes=size, sha256=digest.hexdigest())
+
+    def create(self, path: str, content: bytes) -> bool:
+        """See Storage; but two that come at the same moment may both succeed."""
+        with _as_os_errors():
+            if self._fs.exists(self._path(path)):
+                return False
+            self._fs.pipe_file(self._path(path), content)
+            return True
+
+    def replace(self, path: str, content: bytes) -> None:
+        """See Storage."""
+        with _as_os_errors():
+            self._fs.pipe_file(self._path(path), content)
+
+    def keep_spare(self) -> None:
+        """See Storage. There is no room to speak of."""
+
+    def read(self, path: str) -> memoryview:
+        """See Storage."""
+        with _as_os_errors(), self._fs.open(self._path(path), "rb") as file:
+            content, at = writable(int(file.size)), 0
+            while piece := file.read(_CHUNK):
+                content[at : at + len(piece)] = piece
+                at += len(piece)
+            return content[:at]
+
+    def digest(self, path: str) -> FileRecord:
+        """See Storage."""
+        digest, size = hashlib.sha256(), 0
+        with _as_os_errors(), self._fs.open(self._path(path), "rb") as file:
+            while piece := file.read(_CHUNK):
+                digest.update(piece)
+                size += len(piece)
+        return FileRecord(bytes=size, sha256=digest.hexdigest())
+
+    def names(self, path: str = "") -> list[str]:
+        """See Storage. Checkpoints whose commit or deletion was interrupted are left out."""
+        found: dict[str, set[str]] = {}
+        for key in self._keys(path):
+            first, _, rest = key.partition("/")
+            found.setdefault(first, set()).add(rest)
+        return sorted(
+            name for name, rest in found.items() if layout.parse_name(name) is None or layout.MANIFEST in rest
+        )
+
+    def rename(self, source: str, target: str) -> None:
+        """See Storage; not atomic, but the target does not count before its manifest is there."""
+        if self._is_there(target):
+            raise FileExistsError(errno.EEXIST, "exists already", self.location(target))
+        keys = self._keys(source)
+        if not keys:
+            raise FileNotFoundError(errno.ENOENT, "no such checkpoint", self.location(source))
+        self._delete(target)  # what an interrupted commit left
+        try:
+            with _as_os_errors():
+                for key in sorted(keys, key=lambda key: key == layout.MANIFEST):  # the manifest last
+                    self._fs.cp_file(self._path(f"{source}/{key}"), self._path(f"{target}/{key}"))
+        except FileNotFoundError:
+            if self._is_there(target):  # another rank was faster, and has cleared the source away
+                raise FileExistsError(errno.EEXIST, "exists already", self.location(target)) from None
+            raise
+        self.discard(source)
+
+    def sync(self, path: str) -> None:
+        """See Storage: an object that was written is durable."""
+
+    def remove(self, path: str) -> None:
+        """See Storage."""
+        staged = layout.parse_staging(path)
+        half_done = staged[0].name if staged is not None else layout.removed_name(path)
+        if half_done != path and not self._is_there(half_done):
+            self._delete(half_done)  # a commit, or a deletion, that was interrupted
+        self._delete(path)
+
+    def discard(self, path: str) -> None:
+        """See Storage. A note tells of a deletion that was interrupted: what is left has no manifest, and is hidden."""
+        if layout.parse_name(path) is None:
+            self._delete(path)
+            return
+        note = layout.removing_name(path)
+        self.replace(note, b"")
+        self._delete(path)
+        self._delete(note)
+
+    def free_bytes(self) -> int | None:
+        """See Storage: nobody knows."""
+        return None
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[bool]:
+        """See Storage: there are none."""
+        yield False
+
+    def location(self, path: str = "") -> str:
+        """See Storage."""
+        return f"{self._url}/{path}" if path else self._url
+
+    def _is_there(self, name: str) -> bool:
+        """Whether a directory counts: a checkpoint by its manifest, another by having anything in it."""
+        keys = self._keys(name)
+        return layout.MANIFEST in keys if layout.parse_name(name) is not None else bool(keys)
+
+    def _keys(self, path: str) -> list[str]:
+        """The names of all objects below a path, relative to it."""
+        prefix = self._path(path)
+        with _as_os_errors():
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.find(prefix)
+            except FileNotFoundError:
+                return []
+        return [key[len(prefix) :].lstrip("/") for key in found if key.startswith(f"{prefix}/")]
+
+    def _delete(self, path: str) -> None:
+        with _as_os_errors():
+            try:
+                # The manifest first: from then on it is no checkpoint any more, however far the deletion comes.
+                for key in sorted(self._keys(path), key=lambda key: key != layout.MANIFEST):
+                    self._fs.rm_file(self._path(f"{path}/{key}"))
+                if self._fs.isfile(self._path(path)):
+                    self._fs.rm_file(self._path(path))
+            except FileNotFoundError:
+                return
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else str(self._root)
+
+
+def _options(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What s3fs is told of a job's own variables; nothing for other stores."""
+    if not url.startswith(("s3://", "s3a://")):
+        return {}
+    given = {
+        "key": environ.get("AWS_ACCESS_KEY_ID"),
+        "secret": environ.get("AWS_SECRET_ACCESS_KEY"),
+        "token": environ.get("AWS_SESSION_TOKEN"),
+        "endpoint_url": environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL"),
+    }
+    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    options: dict[str, Any] = {name: value for name, value in given.items() if value}
+    return options | ({"client_kwargs": {"region_name": region}} if region else {})
+
+
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """Make every failure of the store an OSError, and none of them one that tells of a damaged file."""
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError):
+        raise
+    except OSError as error:
+        if error.errno == errno.EIO:  # fsspec's word for any answer it does not know
+            raise _remote(error) from error
+        raise
+    except Exception as error:
+        raise _remote(error) from error
+
+
+def _remote(error: Any) -> OSError:
+    return OSError(errno.EREMOTEIO, f"the object store failed: {type(error).__name__}: {error}")

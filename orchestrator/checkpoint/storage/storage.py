@@ -1,0 +1,314 @@
+"""Where checkpoint files live: a port with few operations, and its implementation on a local or shared file system.
+
+Paths are relative to the storage's root and separated by "/". Everything above this port is ignorant of disks, and
+tests put faults between the two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from orchestrator.checkpoint.format import layout
+from orchestrator.checkpoint.format.buffers import writable
+from orchestrator.checkpoint.format.manifest import FileRecord
+from orchestrator.checkpoint.storage.spares import FULL, Spares
+from orchestrator.spec.plain_files import open_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+LOCK_TIMEOUT_SECONDS = 5.0  # a stopped process may hold the lock for ever; ordering by attempt still protects
+_LOCK_POLL_SECONDS = 0.01
+DRAFT_PREFIX = ".draft-"
+_CHUNK = 4 * 1024 * 1024
+
+
+class Storage(Protocol):
+    """Durable files. Every method raises OSError when the storage fails.
+
+    ``atomic_create``: of several that ``create`` the same file at the same moment, exactly one succeeds.
+    """
+
+    atomic_create: bool
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:
+        """Create or replace a file; on return it survives a power cut unless ``durable`` is false."""
+        ...
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Create a file atomically; False, and nothing changed, when it exists."""
+        ...
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Create or replace a small file of the root atomically; it need not survive a power cut."""
+        ...
+
+    def keep_spare(self) -> None:
+        """Set a little room aside, in which ``create`` and ``replace`` of small files of the root succeed when it is full.
+
+        The room is not used up by that. Never raises.
+        """
+        ...
+
+    def read(self, path: str) -> memoryview:
+        """The whole content, writable."""
+        ...
+
+    def digest(self, path: str) -> FileRecord:
+        """Size and SHA-256, in bounded memory."""
+        ...
+
+    def names(self, path: str = "") -> list[str]:
+        """What a directory holds, sorted; empty when it does not exist."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a directory atomically and durably; FileExistsError when the target exists."""
+        ...
+
+    def sync(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Delete a file or a tree; one that is missing is fine."""
+        ...
+
+    def discard(self, path: str) -> None:
+        """Delete a checkpoint such that one half deleted is never taken for a damaged one."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """The space left, None where nobody can say."""
+        ...
+
+    def lock(self) -> contextlib.AbstractContextManager[bool]:
+        """Exclude other processes; yields False when that was not possible in time."""
+        ...
+
+    def location(self, path: str = "") -> str:
+        """The full path or URL, for people."""
+        ...
+
+
+def open_storage(root: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Storage:
+    """The storage behind a path or a URL (``s3://bucket/path``). Raises CheckpointError when nothing can open it.
+
+    ``environ`` holds credentials and endpoints that go before those of this process.
+    """
+    text = os.fspath(root)
+    if "://" not in text:
+        return LocalStorage(text)
+    if text.startswith("file://"):
+        return LocalStorage(text.removeprefix("file://"))
+    from orchestrator.checkpoint.storage.object_storage import ObjectStorage
+
+    return ObjectStorage(text, environ)
+
+
+class LocalStorage:
+    """A directory on a file system that every rank sees."""
+
+    atomic_create = True
+
+    def __init__(self, root: str | os.PathLike[str], *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> None:
+        self.root = Path(root).absolute()
+        self._lock_timeout_seconds = lock_timeout_seconds
+        self._spares = Spares(self.root)
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:
+        """See Storage."""
+        target = self.root / path
+        handle = self._open_for_writing(target)
+        try:
+            digest, size = hashlib.sha256(), 0
+            for chunk in chunks:
+                view = memoryview(chunk).cast("B") if len(chunk) else memoryview(b"")
+                for start in range(0, len(view), _CHUNK):  # hash and write while the piece is in the cache
+                    piece = view[start : start + _CHUNK]
+                    digest.update(piece)
+                    _write_all(handle, piece)
+                size += len(view)
+            if durable:
+                os.fsync(handle)
+        finally:
+            os.close(handle)
+        return FileRecord(bytes=size, sha256=digest.hexdigest())
+
+    def create(self, path: str, content: bytes) -> bool:
+        """See Storage."""
+        try:
+            with self._draft(content) as draft:
+                try:
+                    os.link(draft, self.root / path)
+                except FileExistsError:
+                    return False
+        except OSError as error:
+            self._refuse_spare(path, error)
+            return self._spares.create(self.root / path, content)
+        return True
+
+    def replace(self, path: str, content: bytes) -> None:
+        """See Storage."""
+        try:
+            with self._draft(content) as draft:
+                draft.replace(self.root / path)
+        except OSError as error:
+            self._refuse_spare(path, error)
+            self._spares.replace(self.root / path, content)
+
+    @contextlib.contextmanager
+    def _draft(self, content: bytes) -> Iterator[Path]:
+        """A small file with ``content``, gone in the end."""
+        draft = f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
+        try:
+            self.write(draft, [content], durable=False)
+            yield self.root / draft
+        finally:
+            (self.root / draft).unlink(missing_ok=True)
+
+    def _refuse_spare(self, path: str, error: OSError) -> None:
+        """Raise ``error`` unless the disk is full, a spare may be used for ``path``, and there are any."""
+        if error.errno not in FULL or "/" in path or not self._spares.exist:
+            raise error
+
+    def keep_spare(self) -> None:
+        """See Storage."""
+        self._spares.keep()
+
+    def read(self, path: str) -> memoryview:
+        """See Storage."""
+        with self._opened(path) as file:  # straight into the memory
+            content, at = writable(os.fstat(file.fileno()).st_size), 0
+            while at < len(content):
+                count = file.readinto(content[at:])
+                if not count:
+                    break
+                at += count
+        return content[:at]
+
+    def digest(self, path: str) -> FileRecord:
+        """See Storage."""
+        with self._opened(path) as file:
+            digest = hashlib.file_digest(file, "sha256")
+            return FileRecord(bytes=file.tell(), sha256=digest.hexdigest())
+
+    def _opened(self, path: str) -> FileIO:
+        """Unbuffered. A FIFO or a device in a file's place is an error: who reads it would wait for ever."""
+        return FileIO(open_plain(self.root / path, follow=True))
+
+    def names(self, path: str = "") -> list[str]:
+        """See Storage."""
+        try:
+            return sorted(os.listdir(self.root / path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def rename(self, source: str, target: str) -> None:
+        """See Storage."""
+        try:
+            os.rename(self.root / source, self.root / target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise FileExistsError(errno.EEXIST, "exists already", str(self.root / target)) from error
+            raise
+        self.sync("")
+
+    def sync(self, path: str) -> None:
+        """See Storage."""
+        _sync_directory(self.root / path)
+
+    def remove(self, path: str) -> None:
+        """See Storage."""
+        target = self.root / path
+        if "/" not in path and self._spares.take_in(target):
+            return
+        try:
+            shutil.rmtree(target)
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            target.unlink(missing_ok=True)
+
+    def discard(self, path: str) -> None:
+        """See Storage."""
+        doomed = layout.removing_name(path)
+        self.remove(doomed)
+        # Not fsynced: after a power cut the checkpoint is there again, whole, and goes with the next retention.
+        os.rename(self.root / path, self.root / doomed)
+        self.remove(doomed)
+
+    def free_bytes(self) -> int | None:
+        """See Storage."""
+        place = self.root
+        while not place.exists():
+            place = place.parent
+        facts = os.statvfs(place)
+        return facts.f_bavail * facts.f_frsize
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[bool]:
+        """See Storage. An flock: the kernel frees it when its holder dies."""
+        handle = os.open(self._made(self.root) / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            yield self._locked(handle)
+        finally:
+            os.close(handle)
+
+    def location(self, path: str = "") -> str:
+        """See Storage."""
+        return str(self.root / path) if path else str(self.root)
+
+    def _locked(self, handle: int) -> bool:
+        deadline = time.monotonic() + self._lock_timeout_seconds
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(_LOCK_POLL_SECONDS)
+            except OSError:  # a file system without locks
+                return False
+            else:
+                return True
+
+    def _open_for_writing(self, target: Path) -> int:
+        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            return os.open(target, flags, 0o644)
+        except FileNotFoundError:
+            self._made(target.parent)
+            return os.open(target, flags, 0o644)
+
+    def _made(self, folder: Path) -> Path:
+        """The folder, made if missing; a root that was just made survives a power cut."""
+        missing = [place for place in (folder, *folder.parents) if not place.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in missing:
+            if self.root.is_relative_to(place):
+                _sync_directory(place.parent)
+        return folder
+
+
+def _write_all(handle: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,210 @@
+"""Writes a checkpoint and commits it. Takes bytes, knows neither torch nor numpy: the rank actor uses it as well.
+
+Files are written and fsynced in a staging directory, the manifest comes last, and one atomic rename gives the
+checkpoint its name. When ranks store parts of their own, each writes a done marker after its part, and the one that
+sees all the markers commits, under a lock. A kill at any moment leaves either a complete checkpoint or a staging
+directory that nobody reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from orchestrator.checkpoint.errors import CorruptCheckpointError, InsufficientSpaceError, OvertakenError
+from orchestrator.checkpoint.format import layout, manifest, tensorfile
+from orchestrator.checkpoint.format.manifest import FileRecord, Manifest
+from orchestrator.checkpoint.storage.reader import CheckpointReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from orchestrator.checkpoint.format.codec import Leaf
+    from orchestrator.checkpoint.format.layout import Version
+    from orchestrator.checkpoint.storage.directory import CheckpointDirectory
+    from orchestrator.checkpoint.storage.fence import Fence
+    from orchestrator.checkpoint.storage.info import CheckpointInfo
+
+_SPACE_SLACK_BYTES = 1024 * 1024  # manifest and directories beside the parts
+
+
+class Part(Protocol):
+    """One part of a checkpoint (the shared state, or a rank's own), ready to be written."""
+
+    @property
+    def tree(self) -> bytes | memoryview:
+        """The JSON tree."""
+        ...
+
+    @property
+    def total_bytes(self) -> int:
+        """What the part takes on storage, about."""
+        ...
+
+    def tensor_file(self) -> Iterator[bytes | memoryview] | None:
+        """The content of its tensor file, piece by piece; None when it has no tensors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPart:
+    """A part straight from the codec."""
+
+    tree: bytes
+    leaves: Sequence[Leaf]
+
+    @property
+    def total_bytes(self) -> int:
+        """See Part."""
+        return len(self.tree) + sum(leaf.total_bytes for leaf in self.leaves)
+
+    def tensor_file(self) -> Iterator[bytes | memoryview] | None:
+        """See Part."""
+        return _tensor_file(self.leaves) if self.leaves else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What one rank contributes to the checkpoint of ``version``.
+
+    ``gang``: every rank contributes a part. ``still_valid`` is asked after the parts were read: when it says no, they
+    changed meanwhile and are not used.
+    """
+
+    version: Version
+    parts: Mapping[str, Part]
+    gang: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    still_valid: Callable[[], bool] = lambda: True
+
+
+class CheckpointWriter:
+    """Writes one rank's contributions into a directory, and commits when it is the last of its gang."""
+
+    def __init__(
+        self, directory: CheckpointDirectory, fence: Fence, *, rank: int, world_size: int, job_id: str, token: str
+    ) -> None:
+        self._directory, self._fence = directory, fence
+        self._storage = directory.storage
+        self._rank, self._world_size, self._job_id, self._token = rank, world_size, job_id, token
+
+    def write(self, draft: Draft) -> CheckpointInfo | None:
+        """Store the contribution; the checkpoint when that made it complete, None while others are outstanding.
+
+        A version that is committed already is left as it is. Raises OSError, InsufficientSpaceError, OvertakenError or
+        StaleAttemptError, and then leaves nothing behind that takes space; earlier checkpoints are never touched.
+        """
+        committed = self._committed(draft.version)
+        if committed is not None:
+            return committed
+        self._check_space(draft)
+        staging = layout.staging_name(draft.version, self._token)
+        try:
+            files = self._write_parts(staging, draft)
+            if draft.gang:
+                marker = json.dumps(manifest.render_files(files)).encode()
+                # Whole or absent: a neighbour that sees the name reads it at once. The manifest is what must last.
+                self._storage.replace(f"{staging}/{layout.done_marker(self._rank)}", marker)
+                return self._commit_gang(staging, draft)
+            return self._commit(staging, draft, files, ranks=())
+        except (OSError, OvertakenError):
+            self._abandon(staging, draft)
+            with contextlib.suppress(OSError):
+                self._fence.check()  # a newer attempt clears away what older ones have half written: then say that
+            raise
+
+    def _committed(self, version: Version) -> CheckpointInfo | None:
+        if version.name not in self._storage.names():
+            return None
+        reader = CheckpointReader(self._storage, version.name)
+        try:
+            return reader.info(reader.manifest())
+        except CorruptCheckpointError as error:
+            self._directory.quarantine(version.name, str(error))
+            return None
+
+    def _check_space(self, draft: Draft) -> None:
+        needed = _SPACE_SLACK_BYTES + sum(part.total_bytes for part in draft.parts.values())
+        free = self._storage.free_bytes()
+        if free is None or free >= needed:
+            return
+        if self._rank == 0:  # half-written ones before this can never be completed once ranks have come to this step
+            self._directory.clean(draft.version, self._token)
+            free = self._storage.free_bytes()
+        if free is not None and free < needed:
+            raise InsufficientSpaceError(
+                f"{self._storage.location()} has {free} bytes free, the checkpoint needs {needed};"
+                " free some space or lower checkpoint.keep"
+            )
+
+    def _write_parts(self, staging: str, draft: Draft) -> dict[str, FileRecord]:
+        files: dict[str, FileRecord] = {}
+        for part, content in draft.parts.items():
+            name = layout.tree_file(part)
+            files[name] = self._storage.write(f"{staging}/{name}", [content.tree])
+            chunks = content.tensor_file()
+            if chunks is not None:
+                name = layout.tensor_file(part)
+                files[name] = self._storage.write(f"{staging}/{name}", chunks)
+        if not draft.still_valid():
+            raise OvertakenError(f"the snapshot of step {draft.version.step} was overwritten while it was stored")
+        return files
+
+    def _commit_gang(self, staging: str, draft: Draft) -> CheckpointInfo | None:
+        markers = [layout.done_marker(rank) for rank in range(self._world_size)]
+        if not set(self._storage.names(staging)).issuperset(markers):
+            return None
+        files: dict[str, FileRecord] = {}
+        try:
+            for marker in markers:
+                files.update(manifest.parse_files(json.loads(bytes(self._storage.read(f"{staging}/{marker}")))))
+        except FileNotFoundError:  # another rank saw the same, and commits or has committed
+            return None
+        return self._commit(staging, draft, files, ranks=tuple(range(self._world_size)))
+
+    def _commit(
+        self, staging: str, draft: Draft, files: Mapping[str, FileRecord], ranks: tuple[int, ...]
+    ) -> CheckpointInfo | None:
+        version = draft.version
+        made = Manifest(
+            step=version.step,
+            attempt=version.attempt,
+            job_id=self._job_id,
+            world_size=self._world_size,
+            created_at=time.time(),
+            ranks=ranks,
+            metrics=dict(draft.metrics),
+            files=dict(files),
+        )
+        with self._storage.lock():
+            self._fence.check()
+            if version.name in self._storage.names():
+                return self._committed(version)
+            for name in self._storage.names(staging):
+                if name not in files:  # done markers, and what a failed save of this step left
+                    self._storage.remove(f"{staging}/{name}")
+            self._storage.write(f"{staging}/{layout.MANIFEST}", [manifest.render(made)])
+            self._storage.sync(staging)
+            with contextlib.suppress(FileExistsError):  # without a working lock another rank may have been faster
+                self._storage.rename(staging, version.name)
+        return CheckpointReader(self._storage, version.name).info(made)
+
+    def _abandon(self, staging: str, draft: Draft) -> None:
+        with contextlib.suppress(OSError):
+            if not draft.gang:
+                self._storage.remove(staging)
+                return
+            for part in draft.parts:
+                self._storage.remove(f"{staging}/{layout.tensor_file(part)}")
+                self._storage.remove(f"{staging}/{layout.tree_file(part)}")
+
+
+def _tensor_file(leaves: Sequence[Leaf]) -> Iterator[bytes | memoryview]:
+    entries = tensorfile.plan([(leaf.name, leaf.dtype, leaf.shape) for leaf in leaves])
+    by_name = {leaf.name: leaf for leaf in leaves}
+    yield tensorfile.header(entries, {"format": "pt"})
+    for entry in entries:
+        yield by_name[entry.name].memory()

@@ -1,0 +1,172 @@
+"""Drills on what a job stands on: its node's agent, Ray itself, and the room for its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.api.errors import RefusedError
+from orchestrator.cli.drills.disk_filler import Ballast, refuse_to_fill
+from orchestrator.cli.drills.drills import Drill, DrillReport
+
+if TYPE_CHECKING:
+    from orchestrator.api.views import EventView
+
+AGENT = "ray::NodeAgent"
+
+
+class MachineDrill(Drill):
+    """The drills of ``Drill``, and those that reach below the job."""
+
+    def kill_agent(self) -> DrillReport:
+        """SIGKILL to the agent of the rank's node. ``recovery_seconds`` counts until another one serves."""
+        self._here(self._rank)
+        report = DrillReport(job_id=self.job.id, drill="kill agent", attempt_before=self.job.attempt)
+        raylet, old, step = self._raylet(), self._agent_pid(), self._step()
+        began = time.time()
+        report.did = self._kill(self._agent_pid, "the node's agent")
+        self._wait("Ray makes another agent", lambda: [p for p, _ in _agents(raylet) if p != old])
+        report.detection_seconds = round(time.time() - began, 3)
+        self._wait("another agent serves", lambda: [p for p, made in _agents(raylet) if made and p != old])
+        report.recovery_seconds = round(time.time() - began, 3)
+        self._goes_on(report, step, "the agent's death")
+        return self._judged(report)
+
+    def kill_ray(self) -> DrillReport:
+        """SIGKILL to Ray's head, which the daemon started: every job goes on from its newest checkpoint on storage."""
+        self._own_head()
+
+        def blow() -> str:
+            done = [self._kill(lambda: self._head_pid("raylet"), "the raylet")]
+            with contextlib.suppress(RefusedError):  # the daemon may have been faster: it clears away what is left
+                done.append(self._kill(lambda: self._head_pid("gcs_server"), "the control store"))
+            return " and ".join(done)
+
+        return self._after_blow("kill ray", blow)
+
+    def fill_disk(self, *, much: bool) -> DrillReport:
+        """Leave no room where the job's checkpoints go, until a save has failed and a step was done after it.
+
+        ``detection_seconds``: until the failed save was reported. ``recovery_seconds``: from the moment that there was
+        room again until a checkpoint was complete. ``much``: more than a gigabyte may be taken.
+        """
+        self._here(self._rank)
+        directory = self._saves_to()
+        refuse_to_fill(directory, much=much)
+        report = DrillReport(job_id=self.job.id, drill="fill disk", attempt_before=self.job.attempt)
+        seen = self._client.events(self.job.id, tail=1)[-1].sequence
+        with Ballast(directory) as ballast:
+            began = time.time()
+            taken = ballast.fill()
+            report.did = f"took the {taken / 1024**2:.0f} MiB that were free for {directory}, and gave them back"
+
+            def told() -> EventView | None:
+                ballast.fill()  # what retention or others have freed meanwhile
+                return next((e for e in self._since(seen) if _is_failed_save(e)), None)
+
+            failed = self._wait("a save that fails is reported", told)
+            report.detection_seconds = round(failed.at - began, 3)
+            self._goes_on(report, self._step(), "the full disk")
+        freed = time.time()
+
+        def saved() -> EventView | None:
+            found = (e for e in self._since(seen) if e.kind == "checkpoint_saved" and e.body["path"] and e.at > freed)
+            return next(found, None)
+
+        report.recovery_seconds = round(self._wait("it saves again", saved).at - freed, 3)
+        return self._judged(report)
+
+    # -- what is looked for
+
+    def _goes_on(self, report: DrillReport, step: int | None, what: str) -> None:
+        """Wait for a later step, in the same attempt."""
+        job = self._wait("steps go on", lambda: self._beyond(step))
+        report.steps_lost = 0
+        if job.attempt != report.attempt_before:
+            report.steps_lost = None
+            report.problems.append(f"a new attempt was started: {what} was to be no matter of running jobs")
+
+    def _since(self, sequence: int) -> list[EventView]:
+        return list(self._client.events(self.job.id, after=sequence))
+
+    def _saves_to(self) -> Path:
+        """The directory of the newest checkpoint."""
+        saved = [c for c in self._client.checkpoints(self.job.id) if c.path]  # the others are in memory
+        if not saved:
+            raise RefusedError(
+                f"{self.job.id} has not saved yet; the drill shows that it saves again",
+                hint=f"wait for its first checkpoint: orch checkpoints {self.job.id}",
+            )
+        path = saved[0].path
+        if "://" in path or not Path(path).exists():
+            where = "to a place that is no disk" if "://" in path else "to a directory that is not to be seen from here"
+            raise RefusedError(
+                f"{self.job.id} saves {where}: {path}",
+                hint="this drill needs a checkpoint.storage_path on a file system of this machine",
+            )
+        return Path(path).parent
+
+    # -- processes
+
+    def _raylet(self) -> int:
+        """The raylet that the rank's actor belongs to."""
+        import psutil
+
+        try:
+            return int(psutil.Process(self._actor_pid()).ppid())
+        except (psutil.Error, ValueError) as error:
+            raise RefusedError(
+                f"the actor of rank {self._rank} has no process on this machine",
+                hint="it is being restarted: try again",
+            ) from error
+
+    def _agent_pid(self) -> int:
+        """The agent of the rank's node; 0 when there is none this moment."""
+        found = [pid for pid, _ in _agents(self._raylet())]
+        if len(found) < 2:
+            return found[0] if found else 0
+        named = {node.agent_pid for node in self._client.nodes()}  # another orch has one on this node, too
+        return next((pid for pid in found if pid in named), 0)
+
+    def _own_head(self) -> None:
+        if not self._head_pid("raylet"):
+            raise RefusedError(
+                "the daemon did not start the Ray that it uses, or not on this machine; others' jobs would die with it",
+                hint="run the drill on a daemon without --ray-address, on its machine and as its user",
+            )
+
+    def _head_pid(self, name: str) -> int:
+        """A process of the daemon's own head; 0 where it has none that is alive here."""
+        import psutil
+
+        health = self._client.health()
+        try:
+            head = json.loads((Path(health.home) / "ray" / "head.json").read_text())
+            pid, created = head["pids"][name]
+            alive = abs(psutil.Process(pid).create_time() - created) < 1.0
+        except (OSError, ValueError, KeyError, psutil.Error):
+            return 0
+        return int(pid) if alive and head["gcs_address"] == health.ray_address else 0
+
+
+def _is_failed_save(event: EventView) -> bool:
+    return event.kind == "job_noted" and event.body.get("code") == "save_failed"
+
+
+def _agents(raylet: int) -> list[tuple[int, bool]]:
+    """Process ids of the node agents under a raylet, and whether each has been made and serves."""
+    import psutil
+
+    found: list[tuple[int, bool]] = []
+    with contextlib.suppress(psutil.Error):
+        children: list[Any] = psutil.Process(raylet).children()
+        for process in children:
+            with contextlib.suppress(psutil.Error):
+                title = next(iter(process.cmdline()), "")
+                if title.startswith(AGENT) and process.uids().real == os.getuid():
+                    found.append((process.pid, "__init__" not in title))
+    return found

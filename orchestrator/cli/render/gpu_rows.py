@@ -1,0 +1,39 @@
+"""Where `orch gpus` and `orch top` get their rows: from the daemon for every node, without one from this machine's drivers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import DaemonUnreachableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.api.views import JobView
+    from orchestrator.cli.session import Session
+    from orchestrator.gpu.balance.view import GpuRow
+
+LIVE_STATES = ("STARTING", "RUNNING", "RECOVERING", "DRAINING")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPicture:
+    """The GPUs in view, the jobs that hold some, and what could not be seen. ``daemon`` tells whether one answered."""
+
+    rows: tuple[GpuRow, ...]
+    jobs: tuple[JobView, ...] = ()
+    problems: tuple[str, ...] = ()
+    daemon: bool = False
+
+
+def picture(session: Session, local: Callable[[], tuple[Sequence[GpuRow], Sequence[str]]]) -> GpuPicture:
+    """Ask the daemon; without one, ``local`` gives this machine's rows and problems."""
+    try:
+        client = session.client()
+        jobs = client.jobs(states=LIVE_STATES).jobs
+        rows = client.gpus()
+    except DaemonUnreachableError:
+        here, problems = local()
+        return GpuPicture(rows=tuple(here), problems=tuple(problems))
+    return GpuPicture(rows=tuple(rows), jobs=tuple(jobs), daemon=True)

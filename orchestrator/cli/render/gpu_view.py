@@ -1,0 +1,122 @@
+"""GPUs for people: the table of `orch gpus` and the line that says how well a job is balanced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli.console import clean
+from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.render.units import size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.cli.console import Console
+    from orchestrator.gpu.balance.view import GpuRow
+
+COLUMNS = (
+    Column("NODE", weight=900),
+    Column("GPU", weight=1000, right=True),
+    Column("MODEL", weight=600, shrink=True),
+    Column("UTIL", weight=950, right=True),
+    Column("MEMORY", weight=800, right=True),
+    Column("POWER", weight=700, right=True),
+    Column("TEMP", weight=500, right=True),
+    Column("JOB", weight=850),
+    Column("RANK", weight=840, right=True),
+    Column("STATE", weight=860),
+    Column("UUID", weight=100),
+)
+BAND_STYLES = {"excellent": ("green",), "good": ("green",), "fair": ("yellow",), "poor": ("red",)}
+
+
+def gpu_lines(console: Console, rows: Sequence[GpuRow]) -> list[str]:
+    """The table's lines; none without GPUs."""
+    return render_table(console, COLUMNS, [_cells(row) for row in rows])
+
+
+def _cells(row: GpuRow) -> list[Cell]:
+    holders = [f"{holder.job}" for holder in row.holders]
+    return [
+        Cell(clean(row.node), ("bold",)),
+        Cell(str(row.index)),
+        Cell(clean(row.model)),
+        Cell(percent(row.utilization_ratio)),
+        Cell(memory(row)),
+        Cell(power(row)),
+        Cell("" if row.temperature_celsius is None else f"{row.temperature_celsius:.0f} C"),
+        Cell(clean(", ".join(dict.fromkeys(holders)))),
+        Cell(", ".join(str(holder.rank) for holder in row.holders)),
+        state_cell(row),
+        Cell(clean(row.gpu_uuid), ("dim",)),
+    ]
+
+
+def state_cell(row: GpuRow) -> Cell:
+    """What is wrong with the GPU, if anything: its health, else what throttles it, else that it is cut into parts."""
+    if row.health not in {"ok", "starting"}:
+        return Cell(str(row.health), ("red",))
+    if row.throttle:
+        return Cell(", ".join(row.throttle), ("yellow",))
+    return Cell("partitioned" if not row.placeable else "ok" if row.sampled_at is not None else "", ("dim",))
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio in per cent; empty for None."""
+    return "" if ratio is None else f"{100 * ratio:.0f}%"
+
+
+def memory(row: GpuRow) -> str:
+    """Memory in use of all; all of it alone where the use is unknown."""
+    if row.memory_total_bytes is None:
+        return ""
+    total = size(row.memory_total_bytes)
+    if row.memory_used_bytes is None:
+        return total
+    unit = total.split()[-1]
+    used = size(row.memory_used_bytes)
+    return f"{used.split()[0] if used.endswith(unit) else used}/{total}"
+
+
+def power(row: GpuRow) -> str:
+    """Power of its limit in watts."""
+    if row.power_watts is None:
+        return ""
+    return (
+        f"{row.power_watts:.0f}/{row.power_limit_watts:.0f} W" if row.power_limit_watts else f"{row.power_watts:.0f} W"
+    )
+
+
+def balance_line(
+    balance: Mapping[str, Any] | None, quantities: Sequence[str] = ("utilization", "power")
+) -> tuple[str, str]:
+    """(what to say of a job's balance in these quantities, its band); empty for a job that has none."""
+    if not balance:
+        return "", ""
+    known = balance.get("quantities") or {}
+    spreads = {name: known[name] for name in quantities if name in known}
+    worst = max(spreads, key=lambda name: float(spreads[name]["cv"]), default="")
+    parts = []
+    for name, spread in spreads.items():
+        least = spread.get("min_per_median") if name == worst else None
+        parts.append(f"{name} CV {100 * spread['cv']:.0f}%" + ("" if least is None else f" (min/median {least:.2f})"))
+    band = str(balance.get("band") or "")
+    if balance.get("silent"):
+        parts.append(f"{len(balance['silent'])} of {balance.get('gpus')} GPUs silent")
+    if not parts:
+        return "", band
+    return f"{band}: {', '.join(parts)}" if band else ", ".join(parts), band
+
+
+def poor_balance(balance: Mapping[str, Any] | None) -> str:
+    """One line for a job whose GPUs need a look: what is wrong, and the first cause. Empty for every other job."""
+    text, band = balance_line(balance)
+    if not text or not (band == "poor" or (balance or {}).get("silent")):
+        return ""
+    causes = (balance or {}).get("findings") or ()
+    return f"balance {text}" + (f". {causes[0]['text']}" if causes else "")
+
+
+def findings(balance: Mapping[str, Any] | None) -> list[str]:
+    """The causes of a job's imbalance with what to do, one line each."""
+    return [f"{item['text']} {item['advice']}" for item in (balance or {}).get("findings", ())]

@@ -1,0 +1,237 @@
+"""How one job looks in full: what it does, where, what went wrong and what to do, how long each phase took."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.console import clean
+from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, findings
+from orchestrator.cli.render.job_table import STATE_STYLES, per_worker, progress_text, state_text
+from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.render.units import age, clock, number, span
+
+if TYPE_CHECKING:
+    from orchestrator.api.views import FailureView, JobView, RankView
+    from orchestrator.cli.console import Console
+
+LABEL_WIDTH = 14
+MAX_METRICS = 12
+QUANTITIES = ("utilization", "memory", "power")
+_SPEED = {
+    "samples_per_second": "samples/s",
+    "tokens_per_second": "tokens/s",
+    "joules_per_sample": "J/sample",
+    "mfu": "",
+}
+MAX_ATTEMPTS = 10
+MAX_RANKS = 16
+
+
+def detail_lines(console: Console, job: JobView, now: float) -> list[str]:
+    """The job in full."""
+    lines = [
+        f"{console.style(job.id, 'bold')}  {console.style(state_text(job), *STATE_STYLES.get(job.state, ()))}"
+        + (f"  {clean(job.reason)}" if job.reason else "")
+    ]
+    for label, text in _facts(console, job, now):
+        if text:
+            lines.append(f"  {console.style(label.ljust(LABEL_WIDTH), 'dim')}{text}")
+    if job.failure is not None and job.state == "FAILED":
+        lines += ["", *_failure(console, job.failure)]
+    if job.gpus:
+        lines += ["", *_ranks(console, job)]
+    if len(job.attempts) > 1:
+        lines += ["", *_attempts(console, job)]
+    return lines
+
+
+def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
+    workers = _workers(job)
+    wants = ", ".join(f"{name} {_value(value)}" for name, value in per_worker(job).items() if value is not None)
+    return [
+        ("progress", _progress(console, job)),
+        ("speed", _speed(job)),
+        ("metrics", _metrics(job)),
+        ("balance", _balance(console, job)),
+        *(("" if line else "why", clean(text)) for line, text in enumerate(findings(job.balance))),
+        ("ranks", f"{workers}, each {wants}" if wants else workers),
+        ("queue", f"{job.queue}, priority {job.priority}, {clean(job.user)}"),
+        ("submitted", f"{clock(job.submitted_at)} ({age(now - job.submitted_at)} ago)"),
+        ("started", clock(job.started_at)),
+        ("ended", _ended(job)),
+        ("restarts", _restarts(job)),
+        ("last failure", _last_failure(job)),
+        ("slow rank", _straggler(job)),
+        ("checkpoint", _checkpoint(job)),
+        ("quarantined", ", ".join(clean(path) for path in job.quarantined)),
+        ("timings", _timings(job)),
+        ("labels", ", ".join(f"{clean(key)}={clean(value)}" for key, value in job.labels.items())),
+        ("works in", clean(job.working_dir)),
+        ("logs", clean(job.log_dir)),
+        ("outputs", clean(job.outputs_dir)),
+    ]
+
+
+def _workers(job: JobView) -> str:
+    """How many ranks; of an elastic job, of how many."""
+    bounds = job.resources.get("num_workers")
+    if isinstance(bounds, dict):
+        return f"{job.num_workers} of {bounds.get('min')}-{bounds.get('max')} ranks"
+    return f"{job.num_workers} rank" + ("" if job.num_workers == 1 else "s")
+
+
+def _value(value: object) -> str:
+    return number(value) if isinstance(value, float) else clean(str(value))
+
+
+def _progress(console: Console, job: JobView) -> str:
+    progress = job.progress
+    if progress is None:
+        return ""
+    parts = [progress_text(console, job)]
+    if progress.fraction is not None and progress.step is not None:
+        parts.append(f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else ""))
+    if progress.epoch is not None:
+        parts.append(f"epoch {progress.epoch}")
+    if progress.fraction is not None and progress.phase:
+        parts.append(clean(progress.phase))
+    if progress.steps_per_second:
+        parts.append(f"{progress.steps_per_second:.3g} steps/s")
+    return "  ".join(part for part in parts if part)
+
+
+def _speed(job: JobView) -> str:
+    """What the training system measures; empty for a job that does not use it."""
+    found = job.progress.metrics if job.progress else {}
+    if found.get("samples_per_second") is None:
+        return ""
+    parts = [f"{value:.4g} {unit}" for name, unit in _SPEED.items() if unit and (value := found.get(name)) is not None]
+    mfu = found.get("mfu")
+    return "  ".join([*parts, "MFU unknown" if mfu is None else f"MFU {100 * mfu:.1f} %"])
+
+
+def _metrics(job: JobView) -> str:
+    if job.progress is None:
+        return ""
+    items = [item for item in job.progress.metrics.items() if item[0] not in _SPEED]
+    shown = [f"{clean(name)} {'nan' if value is None else f'{value:.4g}'}" for name, value in items[:MAX_METRICS]]
+    if len(items) > MAX_METRICS:
+        shown.append(f"and {len(items) - MAX_METRICS} more")
+    return "  ".join(shown)
+
+
+def _straggler(job: JobView) -> str:
+    slow = job.straggler
+    said = any(finding.get("cause") == "straggler" for finding in (job.balance or {}).get("findings", ()))
+    if slow is None or said:  # the balance's reasons name it already
+        return ""
+    times = f"{1000 * slow.seconds:.3g} ms of its own for a step, the others {1000 * slow.usual_seconds:.3g} ms"
+    return f"rank {slow.rank} takes {slow.factor:.1f} times as long as the others, which wait for it ({times})"
+
+
+def _balance(console: Console, job: JobView) -> str:
+    text, band = balance_line(job.balance, QUANTITIES)
+    return console.style(text, *BAND_STYLES.get(band, ())) if text else ""
+
+
+def _ended(job: JobView) -> str:
+    if job.ended_at is None:
+        return ""
+    parts = [clock(job.ended_at)]
+    if job.started_at is not None:
+        parts.append(f"after {span(job.ended_at - job.started_at)}")
+    if job.exit_code is not None:
+        parts.append(f"exit code {job.exit_code}")
+    return ", ".join(parts)
+
+
+def _restarts(job: JobView) -> str:
+    if not job.restarts:
+        return ""
+    classes = ", ".join(f"{count} {name}" for name, count in job.restarts_by_class.items() if count)
+    return f"{job.restarts}" + (f" ({classes})" if classes else "")
+
+
+def _last_failure(job: JobView) -> str:
+    """For a job that goes on after it: one line; a job that failed shows all of it."""
+    if job.failure is None or job.state == "FAILED":
+        return ""
+    return f"{_sentence(job.failure)} ({job.failure.failure_class})"
+
+
+def _checkpoint(job: JobView) -> str:
+    if job.checkpoint is None:
+        return ""
+    place = clean(job.checkpoint.path) or "in memory"
+    at = clock(job.checkpoint.at)
+    return f"step {job.checkpoint.step}" + (f", {at}" if at else "") + f", {place}"
+
+
+def _timings(job: JobView) -> str:
+    timings = job.timings
+    parts = []
+    if timings.queued_seconds is not None:
+        parts.append(f"queued {span(timings.queued_seconds)}")
+    if timings.submit_to_first_step_seconds is not None:
+        parts.append(f"first step after {span(timings.submit_to_first_step_seconds)}")
+    if timings.recovery_seconds:
+        parts.append("recovered in " + ", ".join(span(seconds) for seconds in timings.recovery_seconds[-5:]))
+    if timings.steps_lost:
+        parts.append(f"{timings.steps_lost} step{'' if timings.steps_lost == 1 else 's'} done twice")
+    return "; ".join(parts)
+
+
+def _failure(console: Console, failure: FailureView) -> list[str]:
+    lines = [console.style(_sentence(failure), "red") + f" ({failure.failure_class})"]
+    lines += [f"  {console.style('|', 'dim')} {clean(text)}" for text in failure.log_tail]
+    if failure.advice:
+        lines.append(f"  {clean(failure.advice)}")
+    return lines
+
+
+def _sentence(failure: FailureView) -> str:
+    """What happened, and where; most sentences begin with the rank."""
+    sentence = clean(failure.sentence)
+    known = failure.rank is None or sentence.startswith(f"rank {failure.rank}")
+    return sentence if known else f"rank {failure.rank}: {sentence}"
+
+
+def _ranks(console: Console, job: JobView) -> list[str]:
+    def row(rank: RankView) -> list[Cell]:
+        return [
+            Cell(str(rank.rank)),
+            Cell(clean(rank.node)),
+            Cell(", ".join(clean(uuid) for uuid in rank.gpu_uuids)),
+            Cell("" if rank.pid is None else str(rank.pid)),
+        ]
+
+    columns = (Column("RANK", right=True), Column("NODE"), Column("GPU", shrink=True), Column("PID", right=True))
+    lines = render_table(console, columns, [row(rank) for rank in job.gpus[:MAX_RANKS]])
+    return [*lines, *_more(len(job.gpus) - MAX_RANKS)]
+
+
+def _attempts(console: Console, job: JobView) -> list[str]:
+    columns = (
+        Column("ATTEMPT", right=True),
+        Column("STATE"),
+        Column("STARTED"),
+        Column("TOOK", right=True),
+        Column("CLASS"),
+        Column("REASON", shrink=True),
+    )
+    rows = [
+        [
+            Cell(str(attempt.number)),
+            Cell(attempt.state),
+            Cell(clock(attempt.started_at)),
+            Cell("" if attempt.ended_at is None else span(attempt.ended_at - attempt.started_at)),
+            Cell(attempt.failure_class or ""),
+            Cell(clean(attempt.reason), ("dim",)),
+        ]
+        for attempt in job.attempts[-MAX_ATTEMPTS:]
+    ]
+    return render_table(console, columns, rows)
+
+
+def _more(count: int) -> list[str]:
+    return [f"and {count} more; --json has them all"] if count > 0 else []

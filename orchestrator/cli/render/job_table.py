@@ -1,0 +1,126 @@
+"""How jobs look at a glance: one line each, or a few short ones on a narrow terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli.console import clean, clip
+from orchestrator.cli.render.gpu_view import poor_balance
+from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.render.units import age, bar, number, span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.api.views import JobView
+    from orchestrator.cli.console import Console
+
+BAR_WIDTH = 10
+NARROW = 72
+STATE_STYLES = {
+    "PENDING": ("yellow",),
+    "STARTING": ("cyan",),
+    "RUNNING": ("green",),
+    "RECOVERING": ("magenta",),
+    "DRAINING": ("magenta",),
+    "SUSPENDED": ("yellow",),
+    "SUCCEEDED": ("green", "bold"),
+    "FAILED": ("red", "bold"),
+    "CANCELLED": ("dim",),
+}
+MOVING = frozenset({"STARTING", "RUNNING", "RECOVERING", "DRAINING"})
+
+COLUMNS = (
+    Column("JOB", weight=1000, shrink=False),
+    Column("STATE", weight=900),
+    Column("PROGRESS", weight=800),
+    Column("RESTARTS", weight=500, right=True),
+    Column("GPUS", weight=400, right=True),
+    Column("AGE", weight=600, right=True),
+    Column("USER", weight=300),
+    Column("REASON", weight=700, shrink=True, least=16),
+)
+
+
+def job_lines(console: Console, jobs: Sequence[JobView], now: float) -> list[str]:
+    """A table of jobs; USER only where there is more than one."""
+    if console.width < NARROW:
+        return [line for job in jobs for line in _stacked(console, job, now)]
+    several = len({job.user for job in jobs}) > 1
+    return render_table(console, COLUMNS, [_row(console, job, now, with_user=several) for job in jobs])
+
+
+def _row(console: Console, job: JobView, now: float, *, with_user: bool) -> list[Cell]:
+    return [
+        Cell(job.id, ("bold",)),
+        Cell(state_text(job), STATE_STYLES.get(job.state, ())),
+        Cell(progress_text(console, job)),
+        Cell(str(job.restarts) if job.restarts else "", ("yellow",)),
+        Cell(gpus_text(job)),
+        Cell(age(now - job.submitted_at)),
+        Cell(clean(job.user) if with_user else ""),
+        _remark(job),
+    ]
+
+
+def _stacked(console: Console, job: JobView, now: float) -> list[str]:
+    dot = f" {console.glyphs.dot} "
+    facts = [progress_text(console, job)]
+    if gpus := gpus_text(job):
+        facts.append(f"{gpus} GPU" + ("" if gpus == "1" else "s"))
+    if job.restarts:
+        facts.append(f"{job.restarts} restart" + ("" if job.restarts == 1 else "s"))
+    facts.append(age(now - job.submitted_at))
+    state = state_text(job)
+    name = clip(job.id, console.width - len(state) - 2, console.glyphs.ellipsis)
+    lines = [f"{console.style(name, 'bold')}  {console.style(state, *STATE_STYLES.get(job.state, ()))}"]
+    lines.append("  " + clip(dot.join(fact for fact in facts if fact), console.width - 2, console.glyphs.ellipsis))
+    remark = _remark(job)
+    if remark.text:
+        lines.append(
+            "  " + console.style(clip(remark.text, console.width - 2, console.glyphs.ellipsis), *remark.styles)
+        )
+    return lines
+
+
+def _remark(job: JobView) -> Cell:
+    """Why the job is where it is; of one that runs badly balanced that."""
+    poor = poor_balance(job.balance) if job.state == "RUNNING" else ""
+    return Cell(clean(poor), ("yellow",)) if poor else Cell(clean(job.reason), ("dim",))
+
+
+def state_text(job: JobView) -> str:
+    """The state, marked where the job runs on with a part out of reach."""
+    return f"{job.state} (degraded)" if job.degraded else job.state
+
+
+def progress_text(console: Console, job: JobView) -> str:
+    """A bar with the share done and the time left, or what else is known; empty where nothing was reported."""
+    progress = job.progress
+    if progress is None:
+        return ""
+    if progress.fraction is None:
+        parts = [f"step {progress.step}" if progress.step is not None else "", clean(progress.phase or "")]
+        return " ".join(part for part in parts if part)
+    text = f"{bar(progress.fraction, BAR_WIDTH, console.glyphs)} {int(100 * min(progress.fraction, 1.0)):3d}%"
+    if progress.eta_seconds is not None and job.state in MOVING:
+        text += f" {span(max(1.0, progress.eta_seconds))} left"
+    return text
+
+
+def gpus_held(job: JobView) -> float:
+    """GPUs that the job holds or, before it runs, asks for."""
+    held = sum(len(rank.gpu_uuids) for rank in job.gpus)
+    return float(held) if held else float(per_worker(job).get("gpu") or 0.0) * job.num_workers
+
+
+def per_worker(job: JobView) -> dict[str, Any]:
+    """What each rank was given: gpu, cpu, and what else was asked for."""
+    found = job.resources.get("resources_per_worker")
+    return found if isinstance(found, dict) else {}
+
+
+def gpus_text(job: JobView) -> str:
+    """The number of GPUs; empty for none."""
+    gpus = gpus_held(job)
+    return number(gpus) if gpus else ""

@@ -1,0 +1,39 @@
+"""How a dry run looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.console import clean
+from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.render.units import number, size
+
+if TYPE_CHECKING:
+    from orchestrator.api.views import PlanReply
+    from orchestrator.cli.console import Console
+
+STARTS = {"now": ("would start now", "green"), "later": ("would wait", "yellow"), "never": ("can never start", "red")}
+
+
+def plan_lines(console: Console, plan: PlanReply) -> list[str]:
+    """Where and when the job would run, and what would be copied."""
+    words, colour = STARTS.get(plan.starts, (plan.starts, "dim"))
+    lines = [f"{console.style(clean(plan.name), 'bold')}  {console.style(words, colour)}: {clean(plan.reason)}"]
+    if plan.ahead:
+        lines.append(f"  behind {', '.join(plan.ahead)}")
+    facts = [
+        ("queue", plan.queue),
+        ("python", clean(plan.python)),
+        ("works in", clean(plan.working_dir)),
+        ("copies", f"{plan.snapshot_files} files, {size(plan.snapshot_bytes)}" if plan.snapshot_files else ""),
+        ("secrets", ", ".join(plan.secrets)),
+    ]
+    lines += [f"  {console.style(label.ljust(10), 'dim')}{text}" for label, text in facts if text]
+    columns = (Column("RANK", right=True), Column("NODE"), Column("GPUS", right=True), Column("CPUS", right=True))
+    rows = [
+        [Cell(str(seat.rank)), Cell(clean(seat.node)), Cell(number(seat.gpus)), Cell(number(seat.cpus))]
+        for seat in plan.seats
+    ]
+    lines += render_table(console, columns, rows)
+    lines += [f"note: {clean(note)}" for note in plan.notes]
+    return lines

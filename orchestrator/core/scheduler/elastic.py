@@ -1,0 +1,110 @@
+"""How many ranks an elastic job gets, and when that changes. Pure.
+
+An elastic job (``num_workers: {min: 2, max: 8}``) starts on what the queue leaves: everybody who waits is given what he
+needs first, elastic jobs their ``min``; what is still free then goes to the elastic ones, in the queue's order, up to
+``max``. After a loss it goes on with what there is, again at least ``min``. It grows at a checkpoint:
+
+- only into what is left when every job that waits, also one in its back-off, has claimed what it needs: growing makes
+  nobody wait longer;
+- not before its attempt has run for ``grow_after`` (five minutes unless the job says else), however often GPUs come and
+  go: a stop and a start cost seconds, so less than a hundredth of the time goes into resizing;
+- only when the attempt has saved a checkpoint, and within FRESH_SECONDS of one, so that also a script that does not save
+  when it is told to stop repeats next to nothing.
+
+It is never made smaller for others while it runs. ``auto`` is no elastic job: its number is chosen when it first starts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.core.scheduler.placement import capacity, place, rank_size
+from orchestrator.core.states import JobState, StopPurpose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from orchestrator.core.cluster import Free, Node
+    from orchestrator.core.job import Job
+
+FRESH_SECONDS = 30.0
+"""A checkpoint at most this old is a good moment to stop a job that grows."""
+
+
+def returns(job: Job, now: float) -> bool:
+    """An elastic job that holds nothing any more and is to go on at once, on as many ranks as there is room for."""
+    if not job.is_elastic or job.gang_open or job.succeeded or max(job.not_before, job.fenced_until) > now:
+        return False
+    if job.state is JobState.RECOVERING:
+        return job.retry
+    return is_resizing(job)
+
+
+def is_resizing(job: Job) -> bool:
+    """The job was stopped only to start again on another number of ranks."""
+    return job.state is JobState.DRAINING and job.stop is not None and job.stop.purpose is StopPurpose.RESIZE
+
+
+def first_place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...] | None:
+    """Where the job goes before anybody gets more than he needs; one that is resized has what it had, if it can."""
+    if is_resizing(job):
+        found = place(job, free, nodes, ranks=job.num_workers)
+        if found is not None:
+            return found
+    return place(job, free, nodes)
+
+
+def extend(job: Job, placed: tuple[str, ...], free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...]:
+    """``placed``, or a larger gang in its stead where ``free`` has room for one; ``free`` is then what is left."""
+    if len(placed) >= job.most_workers:
+        return placed
+    give_back(job, placed, free)
+    larger = place(job, free, nodes, ranks=min(job.most_workers, capacity(job, free, nodes)))
+    chosen = larger if larger is not None and len(larger) > len(placed) else placed
+    take(job, chosen, free)
+    return chosen
+
+
+def growth_due(job: Job, now: float) -> bool | float:
+    """Whether the job may be stopped now to grow; a time to ask again at; False until something happens to it."""
+    attempt = job.attempt
+    if job.state is not JobState.RUNNING or not job.is_elastic or attempt is None or attempt.running_at is None:
+        return False
+    if job.stop is not None or job.gang_lost or job.degraded or job.exits or job.succeeded:
+        return False
+    if job.num_workers >= job.most_workers or attempt.checkpoint_step <= attempt.start_step:
+        return False
+    if job.checkpoint_at is None or now > job.checkpoint_at + FRESH_SECONDS:
+        return False  # the next checkpoint asks again
+    due_at = attempt.running_at + job.grow_after
+    return True if now >= due_at else due_at
+
+
+def grown_size(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> int:
+    """How many ranks the job could have if it let go of what it holds; its own number when there is no room for more.
+
+    What it would get is taken from ``free``.
+    """
+    back = tuple(node_id for node_id in job.nodes if node_id in free)
+    if len(back) < len(job.nodes):
+        return job.num_workers  # a part of it runs where nothing new may start: what it has it might not get again
+    give_back(job, back, free)
+    larger = place(job, free, nodes, ranks=min(job.most_workers, capacity(job, free, nodes)))
+    if larger is None or len(larger) <= job.num_workers:
+        take(job, back, free)
+        return job.num_workers
+    take(job, larger, free)
+    return len(larger)
+
+
+def take(job: Job, placed: Iterable[str], free: Mapping[str, Free]) -> None:
+    """Count the gang's ranks as placed."""
+    for node_id in placed:
+        free[node_id].take(*rank_size(job))
+
+
+def give_back(job: Job, placed: Iterable[str], free: Mapping[str, Free]) -> None:
+    """Count the gang's ranks as gone."""
+    cpus, gpus, memory = rank_size(job)
+    for node_id in placed:
+        free[node_id].take(-cpus, -gpus, -memory)

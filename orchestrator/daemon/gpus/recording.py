@@ -1,0 +1,59 @@
+"""Which GPU's samples go into which job's telemetry: told to the exporters until they say that they do it.
+
+Exporters write on while no daemon is there, and forget when they die. So nothing here is remembered as done: what each
+exporter says that it records is held against what it should, every time it is asked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.spec.paths import Paths
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from orchestrator.core.job import Job
+    from orchestrator.runtime.exporters.actor import ExporterReport
+    from orchestrator.runtime.exporters.exporters import Exporters
+
+
+class GpuRecording:
+    """See the module."""
+
+    def __init__(self, exporters: Exporters, paths: Paths) -> None:
+        self._exporters = exporters
+        self._paths = paths
+        self._said: dict[str, frozenset[str]] = {}
+
+    def to_ask(self) -> set[str]:
+        """GPUs that have to be asked although no job holds them: those that record, and those never heard of."""
+        known = self._exporters.nodes.keys()
+        for uuid in self._said.keys() - known:
+            del self._said[uuid]
+        return {uuid for uuid in known if self._said.get(uuid) != frozenset()}
+
+    async def settle(self, holding: Iterable[Job], reports: Mapping[str, ExporterReport]) -> None:
+        """Have the exporters that reported record what they should and nothing else."""
+        wanted: dict[str, list[Job]] = {}
+        for job in holding:
+            if job.spec.telemetry.record:
+                for uuid in {uuid for seat in job.seats for uuid in seat.gpu_uuids}:
+                    wanted.setdefault(uuid, []).append(job)
+        for uuid, report in reports.items():
+            if uuid not in self._exporters.nodes:
+                continue
+            self._said[uuid] = report.recording
+            jobs = {str(job.id): job for job in wanted.get(uuid, ())}
+            for job_id in jobs.keys() - report.recording:
+                rate = jobs[job_id].spec.telemetry.rate
+                await self._exporters.record(uuid, job_id, self._directory(uuid, jobs[job_id]), rate)
+            if over := report.recording - jobs.keys():
+                await self._exporters.stop_recording(uuid, sorted(over))
+
+    def _directory(self, uuid: str, job: Job) -> str:
+        """Where the GPU's node keeps the job's telemetry: the daemon's home where that is shared, else its own."""
+        node = self._exporters.nodes[uuid]
+        home = self._paths.home if node.home_shared else Path(node.home)
+        return str(Paths(home=home, socket=self._paths.socket).job(job.id) / "telemetry")

@@ -1,0 +1,289 @@
+"""Finds jobs that hang: keeps the pulse of every running attempt, has ranks that are still looked at, and acts on it.
+
+When a job is late, core.pulse says; whether it hangs, core.health judges; runtime takes the looks. Here is only when to do
+what, and what follows: the stacks of all ranks in their logs, then a restart out of the hang budget, or a note.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Protocol
+
+from orchestrator.core import events as ev
+from orchestrator.core.diagnosis.health import Call, Circumstances, judge
+from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Pulse
+from orchestrator.core.scheduler.scheduler import declare_hung
+from orchestrator.core.states import FailureClass, JobState
+from orchestrator.runtime.ranks.process_inspector import report_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.core.diagnosis.health import RankLook, Verdict
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.train.script.progress import ProgressSnapshot
+
+BETWEEN_LOOKS: Final = 1.0
+AGAIN_SECONDS: Final = 1.0
+UNREPORTED_SECONDS: Final = 5.0
+"""How often ranks are looked at of which nothing is known: their scripts report nothing."""
+LONGEST_AGAIN_SECONDS: Final = 30.0
+"""Stacks of a job that is still, and not hung, are read less and less often: no more seldom than this."""
+
+
+class Looker(Protocol):
+    """What looks at ranks (runtime.gang_calls)."""
+
+    async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
+        """A look at each rank that can be reached."""
+        ...
+
+    async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
+        """Lines for the ranks' logs."""
+        ...
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One attempt. What is below ``again_at`` belongs to one stillness and is forgotten when it ends."""
+
+    attempt: int
+    pulse: Pulse
+    task: asyncio.Task[None] | None = None
+    printed: dict[int, int] = field(default_factory=dict)
+    again_at: float = 0.0
+    stacks_at: float = 0.0
+    stacks_again: float = AGAIN_SECONDS
+    first: dict[int, RankLook] = field(default_factory=dict)
+    told: set[Call] = field(default_factory=set)
+    number: int = 0
+
+    def alive(self) -> None:
+        """The stillness is over."""
+        self.number += 1
+        self.again_at = self.stacks_at = 0.0
+        self.stacks_again = AGAIN_SECONDS
+        self.first = {}
+        self.told = set()
+
+
+class HangWatch:
+    """See the module. ``clock`` gives seconds that never go backwards; ``pause`` lets so many of them pass."""
+
+    def __init__(
+        self,
+        *,
+        jobs: Callable[[], Iterable[Job]],
+        looker: Looker,
+        command: Callable[[Callable[[], Sequence[ev.Event]]], Awaitable[None]],
+        log: FilteringBoundLogger,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._jobs = jobs
+        self._looker = looker
+        self._command = command
+        self._log = log
+        self._clock = clock
+        self._pause = pause
+        self._watched: dict[JobId, _Watched] = {}
+
+    def progress(self, job: Job, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
+        """A rank reported."""
+        watched = self._of(job)
+        if attempt != watched.attempt:
+            return
+        before = watched.pulse.still_seconds
+        watched.pulse.beat(
+            Beat(
+                rank=rank,
+                phase=snapshot.phase,
+                saving=snapshot.saving_since is not None,
+                steps=snapshot.steps_reported,
+                step_seconds=snapshot.recent_step_seconds,
+            )
+        )
+        if watched.pulse.still_seconds < before:  # else another rank is still, and goes on being so
+            watched.alive()
+
+    def suspected(self, job_id: JobId) -> bool | None:
+        """Whether the job was found hung, or told of as still, and is so yet; None while its pace is not known."""
+        watched = self._watched.get(job_id)
+        if watched is None or (watched.pulse.locked_after is None and not watched.told):
+            return None
+        return bool(watched.told)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(TICK_SECONDS)
+                self.tick()
+        finally:
+            for watched in self._watched.values():
+                if watched.task is not None:
+                    watched.task.cancel()
+
+    def tick(self) -> None:
+        """Another moment has passed: have those jobs looked at that are still."""
+        now = self._clock()
+        running = {job.id: job for job in self._jobs() if job.state is JobState.RUNNING and not job.succeeded}
+        for job_id in self._watched.keys() - running.keys():
+            self._forget(job_id)
+        for job in running.values():
+            watched = self._of(job)
+            watched.pulse.tick(now)
+            for ended in job.exits:
+                watched.pulse.ended(ended.rank)
+            if job.degraded or job.gang_lost:  # a rank that cannot be heard is not still
+                watched.pulse.sign()
+                watched.alive()
+            elif (watched.task is None or watched.task.done()) and self._is_due(job, watched, now):
+                watched.task = asyncio.create_task(self._look_into(job, watched), name=f"health-{job.id}")
+
+    def _of(self, job: Job) -> _Watched:
+        watched = self._watched.get(job.id)
+        if watched is None or watched.attempt != job.attempt_number:
+            self._forget(job.id)
+            pulse = Pulse(job.num_workers, self._clock())
+            watched = self._watched[job.id] = _Watched(job.attempt_number, pulse)
+        return watched
+
+    def _forget(self, job_id: JobId) -> None:
+        watched = self._watched.pop(job_id, None)
+        if watched is not None and watched.task is not None:
+            watched.task.cancel()
+
+    def _is_due(self, job: Job, watched: _Watched, now: float) -> bool:
+        due = watched.pulse.stopped_after
+        limit = _limit(job, watched)
+        if limit is not None:
+            due = limit
+        return now >= watched.again_at and watched.pulse.still_seconds >= due - BETWEEN_LOOKS
+
+    async def _look_into(self, job: Job, watched: _Watched) -> None:
+        try:
+            await self._examine(job, watched)
+        except Exception:
+            watched.again_at = self._clock() + LONGEST_AGAIN_SECONDS
+            self._log.exception("job.examination_failed", job=job.id)
+
+    async def _examine(self, job: Job, watched: _Watched) -> None:
+        pulse, limit = watched.pulse, _limit(job, watched)
+        ranks = _running(job)
+        number, now = watched.number, self._clock()
+        deep = limit is not None or (pulse.locked_after is not None and now >= watched.stacks_at)
+        before = await self._looker.look(job, stacks=deep, ranks=ranks)
+        await self._pause(BETWEEN_LOOKS)
+        after = await self._looker.look(job, stacks=deep, ranks=ranks)
+        watched.again_at = self._clock() + (AGAIN_SECONDS if pulse.reports else UNREPORTED_SECONDS)
+        if deep:
+            watched.stacks_at = self._clock() + watched.stacks_again
+            watched.stacks_again = min(2 * watched.stacks_again, LONGEST_AGAIN_SECONDS)
+        if self._has_printed(watched, after) and not pulse.reports:
+            pulse.sign()
+            watched.alive()
+        if watched.number != number or not after:
+            return
+        verdict = self._judge(job, watched, before, after, deep=deep)
+        still = pulse.still_seconds
+        due = limit if limit is not None else pulse.stopped_after if verdict.stopped else pulse.locked_after
+        hung = verdict.call is Call.HUNG if limit is None else len(after) == len(ranks)
+        if hung and due is not None and still >= due:
+            await self._hung(job, watched, verdict, after)
+        elif pulse.told_after is not None and still >= pulse.told_after and deep:
+            await self._tell(job, watched, Call.SLOW, f"{_lateness(pulse)}: {verdict.sentence}")
+
+    def _judge(
+        self, job: Job, watched: _Watched, before: dict[int, RankLook], after: dict[int, RankLook], *, deep: bool
+    ) -> Verdict:
+        pulse, ranks = watched.pulse, _running(job)
+        how = Circumstances(
+            still_seconds=pulse.still_seconds,
+            usual_seconds=pulse.usual_seconds,
+            certain=len(set(job.nodes)) == 1 and not job.spec.resources.resources_per_worker.gpu,
+        )
+        verdict = judge({r: (before[r], after[r]) for r in before.keys() & after.keys()}, ranks, how)
+        if deep and not watched.first:
+            watched.first = before
+        if verdict.call is Call.HUNG and how.patient and not verdict.stopped and watched.first:
+            # What only time has shown has to have looked the same all the time.
+            whole = {r: (watched.first[r], after[r]) for r in watched.first.keys() & after.keys()}
+            return judge(whole, ranks, how)
+        return verdict
+
+    def _has_printed(self, watched: _Watched, looks: Mapping[int, RankLook]) -> bool:
+        printed = {rank: look.printed for rank, look in looks.items()}
+        before, watched.printed = watched.printed, {**watched.printed, **printed}
+        return any(count != before.get(rank, 0) for rank, count in printed.items())
+
+    async def _hung(self, job: Job, watched: _Watched, verdict: Verdict, looks: Mapping[int, RankLook]) -> None:
+        if Call.HUNG in watched.told:
+            return
+        pulse = watched.pulse
+        if any(not look.threads for look in looks.values()):  # the stop was seen without reading stacks
+            looks = {**looks, **await self._looker.look(job, stacks=True)}
+        await self._looker.note(job, {rank: report_lines(look) for rank, look in looks.items()})
+        sentence = f"{verdict.sentence}; {_lateness(pulse)}"
+        reports = pulse.reports and job.spec.health.progress is None
+        action = job.spec.health.on_hang or ("restart" if reports else "notify")
+        self._log.warning("job.hung", job=job.id, attempt=job.attempt_number, rank=verdict.rank, action=action)
+        if action == "notify":
+            await self._tell(job, watched, Call.HUNG, f"{sentence}; nothing is done about it (health.on_hang: notify)")
+            return
+        watched.told.add(Call.HUNG)
+        where = f" --rank {verdict.rank}" if verdict.rank is not None else ""
+        blamed = looks.get(verdict.rank) if verdict.rank is not None else None
+        failure = ev.Failure(
+            failure_class=FailureClass.HANG,
+            code="hang",
+            sentence=sentence,
+            rank=verdict.rank,
+            log_tail=tuple(report_lines(blamed)) if blamed is not None else (),
+            advice=f"every rank's stacks are at the end of its log: orch logs {job.id}{where} --attempt {job.attempt_number}",
+        )
+        began = time.time() - pulse.still_seconds
+        await self._command(lambda: self._failed(job, failure, began))
+
+    def _failed(self, job: Job, failure: ev.Failure, began: float) -> Sequence[ev.Event]:
+        live = next((j for j in self._jobs() if j.id == job.id), None)
+        if live is None or live.attempt_number != job.attempt_number:
+            return []
+        return declare_hung(live, failure, began, time.time())
+
+    async def _tell(self, job: Job, watched: _Watched, call: Call, message: str) -> None:
+        if call in watched.told:
+            return
+        watched.told.add(call)
+        code = "hang" if call is Call.HUNG else "slow"
+        noted = ev.JobNoted(job_id=job.id, at=time.time(), code=code, message=f"{message}; see `orch stacks {job.id}`")
+        await self._command(lambda: [noted])
+
+
+def _running(job: Job) -> list[int]:
+    ended = {e.rank for e in job.exits}
+    return [rank for rank in range(job.num_workers) if rank not in ended]
+
+
+def _limit(job: Job, watched: _Watched) -> float | None:
+    """The time without a sign of life that the job file allows; None where it is learned."""
+    limit = job.spec.health.heartbeat_timeout
+    if not isinstance(limit, timedelta):
+        return None
+    seconds = limit.total_seconds()
+    if watched.pulse.reports or any(watched.printed.values()):
+        return seconds
+    return max(seconds, job.spec.health.startup_timeout.total_seconds())
+
+
+def _lateness(pulse: Pulse) -> str:
+    still, usual = pulse.still_seconds, pulse.usual_seconds
+    if not pulse.reports:
+        return f"no sign of life for {still:.0f} s"
+    return f"no step for {still:.0f} s" + (f", where {usual:.2g} s is usual" if usual is not None else "")

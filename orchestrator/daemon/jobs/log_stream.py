@@ -1,0 +1,68 @@
+"""A job's log as a stream: what there is, then, for a follower, what comes until the job has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from orchestrator.api.views import LogLine
+from orchestrator.runtime.ranks.log_reading import LogReader, batched
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from orchestrator.api.service import LogQuery
+    from orchestrator.runtime.pools import Pool
+    from orchestrator.runtime.ranks.logs import LogEntry
+
+FOLLOW_SECONDS = 0.1  # how often a follower's files are looked at; without a follower none is
+BATCH_LINES = 1000
+
+
+class LogStream:
+    """``ended`` tells whether the job has ended, and its newest attempt. Files are read in the threads of ``pool``."""
+
+    def __init__(
+        self, directory: Path, query: LogQuery, ended: Callable[[], Awaitable[tuple[bool, int]]], pool: Pool
+    ) -> None:
+        self._directory = directory
+        self._query = query
+        self._ended = ended
+        self._pool = pool
+
+    async def batches(self) -> AsyncGenerator[Sequence[LogLine], None]:
+        """Batches of lines, oldest first."""
+        query = self._query
+        ended, newest = await self._ended()
+        reader = self._reader(newest)
+        if query.tail is None:
+            async for batch in self._in_pool(reader.batches(query.since)):
+                yield batch
+        else:
+            for entries in batched(await self._pool.run(reader.last, query.tail, query.since), BATCH_LINES):
+                yield _lines(entries)
+        while query.follow:
+            # In this order: what was written before the end is read after it was known.
+            ended, _ = await self._ended()
+            async for batch in self._in_pool(reader.batches()):
+                yield batch
+            if ended:
+                return
+            await asyncio.sleep(FOLLOW_SECONDS)
+
+    def _reader(self, newest: int) -> LogReader:
+        query = self._query
+        if query.attempt is not None or query.since is not None:
+            return LogReader(self._directory, attempt=query.attempt, rank=query.rank)
+        if query.follow:
+            return LogReader(self._directory, rank=query.rank, first_attempt=newest)
+        return LogReader(self._directory, attempt=newest or None, rank=query.rank)
+
+    async def _in_pool(self, batches: Iterator[list[LogEntry]]) -> AsyncGenerator[Sequence[LogLine], None]:
+        while entries := await self._pool.run(next, batches, []):
+            yield _lines(entries)
+
+
+def _lines(entries: Sequence[LogEntry]) -> list[LogLine]:
+    return [LogLine(at=e.at, attempt=e.attempt, rank=e.rank, stream=e.stream, text=e.text) for e in entries]

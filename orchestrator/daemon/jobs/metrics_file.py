@@ -1,0 +1,141 @@
+"""A job's ``metrics.jsonl``: what it reported, one JSON object a line, and the newest of it for a daemon that did not hear it.
+
+The file lies in the job's directory, where the job may write as well. So it is opened only as a regular file and without
+waiting, and what is read back is checked: a line that is not what this module writes is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_layout import MAX_METRIC_NAME_BYTES, MAX_METRICS, MAX_PHASE_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TAIL_BYTES: Final = 64 * 1024  # several of the longest lines
+MOST_BYTES: Final = (
+    64 * 1024 * 1024
+)  # some days of a line a second; then the file becomes metrics.jsonl.1, in place of an older one
+_MOST: Final = 2**53
+_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def append(path: Path, attempt: int, highest_step: int, snapshot: ProgressSnapshot, at: float) -> None:
+    """Add a line of what was reported ``at``. Raises OSError; a line that does not fit on the disk is not begun."""
+    line = {
+        "at": round(at, 3),
+        "attempt": attempt,
+        "step": snapshot.step,
+        "max_step": highest_step,
+        "total_steps": snapshot.total_steps,
+        "epoch": snapshot.epoch,
+        "phase": snapshot.phase,
+        "samples": snapshot.samples,
+        "tokens": snapshot.tokens,
+        "step_seconds": snapshot.step_seconds,
+        # JSON has no NaN, and a diverged loss is one.
+        "metrics": {name: value if math.isfinite(value) else None for name, value in snapshot.metrics.items()},
+    }
+    if _append(path, (json.dumps(line) + "\n").encode()) > MOST_BYTES:
+        path.replace(path.with_name(path.name + ".1"))
+        _append(path, (json.dumps(line) + "\n").encode())
+
+
+def _append(path: Path, data: bytes) -> int:
+    """Add whole lines; how long the file is then."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS, 0o644)
+    try:
+        size = _regular_size(handle, path)
+        if os.write(handle, data) < len(data):
+            os.ftruncate(handle, size)
+        return size + len(data)
+    finally:
+        os.close(handle)
+
+
+def newest(path: Path) -> tuple[int, int, ProgressSnapshot] | None:
+    """Attempt, highest step and report of the newest good line; None where there is none."""
+    try:
+        handle = os.open(path, os.O_RDONLY | _FLAGS)
+    except OSError:  # there is none, or it is a link
+        return None
+    try:
+        size = _regular_size(handle, path)
+        data = os.pread(handle, TAIL_BYTES, max(0, size - TAIL_BYTES))
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    for line in reversed(data.splitlines()):
+        found = _parsed(line)
+        if found is not None:
+            return found
+    return None
+
+
+def _regular_size(handle: int, path: Path) -> int:
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(f"{path} is no regular file")
+    return found.st_size
+
+
+def _parsed(line: bytes) -> tuple[int, int, ProgressSnapshot] | None:
+    try:
+        body = json.loads(line)
+        attempt, step = _count(body["attempt"]), _count(body["step"])
+        snapshot = ProgressSnapshot(
+            step=step,
+            max_step=step,
+            total_steps=_optional(body["total_steps"]),
+            epoch=None if body["epoch"] is None else _finite(body["epoch"]),
+            phase=_text(body["phase"], MAX_PHASE_BYTES),
+            samples=_optional(body["samples"]),
+            tokens=_optional(body["tokens"]),
+            step_seconds=None if body["step_seconds"] is None else _finite(body["step_seconds"]),
+            metrics=_metrics(body["metrics"]),
+            last_report_at=_finite(body["at"]),
+        )
+        return attempt, max(step, _count(body.get("max_step", step))), snapshot
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return None
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise ValueError("no count")
+    return value
+
+
+def _optional(value: Any) -> int | None:
+    return None if value is None else _count(value)
+
+
+def _finite(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= _MOST or not math.isfinite(value):
+        raise ValueError("no finite number from 0 on")
+    return float(value)
+
+
+def _text(value: Any, most: int) -> str:
+    if not isinstance(value, str) or len(value.encode(errors="replace")) > most:
+        raise ValueError("no short text")
+    return value
+
+
+def _metrics(value: Any) -> dict[str, float]:
+    if not isinstance(value, dict) or len(value) > MAX_METRICS:
+        raise ValueError("no metrics")
+    if any(number is not None and type(number) not in (int, float) for number in value.values()):
+        raise ValueError("a metric is no number")
+    # null is what was not finite: a diverged loss is what people look for.
+    return {
+        _text(name, MAX_METRIC_NAME_BYTES): math.nan if number is None else float(number)
+        for name, number in value.items()
+    }

@@ -1,0 +1,291 @@
+"""What training processes report: the newest per job in memory, at most one line a second in ``metrics.jsonl``.
+
+Progress is not an event. Some things in it are: a new complete checkpoint, the first new step of an attempt, how often the job
+saves by itself, and what went wrong with a save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+from orchestrator.core import events as ev
+from orchestrator.core.diagnosis.straggler import Pace, paces
+from orchestrator.daemon.jobs import metrics_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.train.script.progress import ProgressSnapshot
+
+METRICS_SECONDS = 1.0
+BACKLOG_SECONDS = 0.5
+"""Waiting for storage is told once it has taken as long as this, and again each time that it has doubled."""
+REMEMBER_RECALLED = 4096
+MOST_NOTES = 100
+"""Notes of one kind that one job may make, for as long as the daemon lives."""
+TOLD_AGAIN_FACTOR = 2.0
+"""An interval between saves that follows what is measured is told again once it has changed by more."""
+
+
+@dataclass(slots=True)
+class JobProgress:
+    """The newest snapshots of one job's current attempt, by rank."""
+
+    attempt: int = 0
+    ranks: dict[int, ProgressSnapshot] = field(default_factory=dict)
+    highest_step: int = 0
+    previous_step: int = 0
+    written_at: float = 0.0
+    written_step: int | None = None
+    written_report_at: float | None = None
+    quarantined: set[str] = field(default_factory=set)
+    unusable: set[tuple[int, str]] = field(default_factory=set)
+    notes: Counter[str] = field(default_factory=Counter)
+    memory_notes: set[str] = field(default_factory=set)
+    failure: str = ""
+    waited_seconds: float = 0.0
+    left_out: int = 0
+    interval_steps: int | None = None
+
+    @property
+    def leader(self) -> ProgressSnapshot | None:
+        """Rank 0's snapshot, or the lowest rank's that has reported a step."""
+        reported = [(rank, s) for rank, s in sorted(self.ranks.items()) if s.step is not None]
+        return reported[0][1] if reported else None
+
+    def paces(self, *, busy_tells: bool = True) -> tuple[Pace, ...]:
+        """How long each rank takes for a step, and what of it without waiting; only for ranks that report steps.
+
+        ``busy_tells``: processor time is work. It is not where a rank has a real GPU: a thread that waits for one spins.
+        """
+        known = {rank: s for rank, s in self.ranks.items() if s.recent_step_seconds}
+        return paces(
+            {rank: median(s.recent_step_seconds) for rank, s in known.items()},
+            {rank: s.metrics for rank, s in known.items()},
+            {rank: s.busy_seconds if busy_tells else None for rank, s in known.items()},
+        )
+
+
+class ProgressBook:
+    """Progress of every live job, and of those that were recalled from their files."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobId, JobProgress] = {}
+        self._recalled: OrderedDict[JobId, JobProgress | None] = OrderedDict()
+
+    def of(self, job_id: JobId) -> JobProgress | None:
+        """The job's newest progress, as far as it was heard or recalled."""
+        return self._jobs.get(job_id) or self._recalled.get(job_id)
+
+    def knows(self, job_id: JobId) -> bool:
+        """Whether ``of`` says all that there is."""
+        return job_id in self._jobs or job_id in self._recalled
+
+    def recall(self, places: Mapping[JobId, Path]) -> None:
+        """Read from their metrics files what these jobs reported to an earlier daemon. Blocks; from any thread."""
+        for job_id, path in places.items():
+            if not self.knows(job_id):
+                self._recalled[job_id] = _recalled(path)
+                while len(self._recalled) > REMEMBER_RECALLED:
+                    self._recalled.popitem(last=False)
+
+    def resume(self, jobs: Iterable[tuple[Job, Path]]) -> None:
+        """The same for live jobs: what they report from now on follows on what they reported then. Blocks."""
+        for job, path in jobs:
+            progress = _recalled(path)
+            if progress is not None and progress.attempt <= job.attempt_number:
+                self._jobs[job.id] = progress
+
+    def settle(self, job_id: JobId, path: Path) -> None:
+        """Write the job's newest report to its file, if that was not done."""
+        book = self._jobs.get(job_id)
+        if book is not None:
+            self._write_metrics(book, path, last=True)
+
+    def all(self) -> Mapping[JobId, JobProgress]:
+        """Every job's newest progress."""
+        return self._jobs
+
+    def previous_step(self, job_id: JobId) -> int:
+        """The highest step that any attempt of the job reported."""
+        book = self._jobs.get(job_id)
+        return book.highest_step if book else 0
+
+    def forget(self, job_id: JobId) -> None:
+        """The job has ended and was long enough remembered."""
+        self._jobs.pop(job_id, None)
+
+    def take(self, job: Job, attempt: int, rank: int, snapshot: ProgressSnapshot, path: Path) -> list[ev.Event]:
+        """Note a snapshot; the events that follow from it."""
+        book = self._jobs.setdefault(job.id, JobProgress())
+        if attempt < book.attempt:
+            return []
+        if attempt > book.attempt:
+            self._write_metrics(book, path, last=True)
+            book.attempt, book.ranks, book.previous_step = attempt, {}, book.highest_step
+            book.waited_seconds, book.left_out = 0.0, 0
+        book.ranks[rank] = snapshot
+        book.highest_step = max(book.highest_step, snapshot.max_step or 0)
+        self._write_metrics(book, path)
+        notes = [
+            *_unusable(job, book, rank, snapshot),
+            *_notes(job, book, snapshot),
+            *((*_interval(job, book, snapshot), *_backlog(job, book, snapshot)) if rank == 0 else ()),
+        ]
+        return [
+            *_checkpoint(job, attempt, snapshot),
+            *_first_step(job, attempt, book, snapshot),
+            *_few(job, book, notes),
+        ]
+
+    def _write_metrics(self, book: JobProgress, path: Path, *, last: bool = False) -> None:
+        """At most one line a second, and one for each step; the ``last`` one whenever it was not written."""
+        leader = book.leader
+        now = time.time()
+        if leader is None or (leader.step, leader.last_report_at) == (book.written_step, book.written_report_at):
+            return
+        if not last and (now - book.written_at < METRICS_SECONDS or leader.step == book.written_step):
+            return
+        book.written_at, book.written_step, book.written_report_at = now, leader.step, leader.last_report_at
+        # A full disk costs history, never the job; `orch status` still shows the newest.
+        with contextlib.suppress(OSError):
+            metrics_file.append(path, book.attempt, book.highest_step, leader, leader.last_report_at or now)
+
+
+def _recalled(path: Path) -> JobProgress | None:
+    found = metrics_file.newest(path)
+    if found is None:
+        return None
+    attempt, highest, snapshot = found
+    return JobProgress(
+        attempt=attempt,
+        ranks={0: snapshot},
+        highest_step=highest,
+        written_step=snapshot.step,
+        written_report_at=snapshot.last_report_at,
+    )
+
+
+def _checkpoint(job: Job, attempt: int, snapshot: ProgressSnapshot) -> list[ev.Event]:
+    facts = snapshot.checkpoint
+    if facts.saved_step is None or (job.checkpoint_at is not None and facts.saved_step <= job.checkpoint_step):
+        return []
+    at = facts.saved_at or time.time()
+    return [ev.CheckpointSaved(job_id=job.id, at=at, attempt=attempt, step=facts.saved_step, path=facts.saved_path)]
+
+
+def _first_step(job: Job, attempt: int, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.Event]:
+    current = job.attempt
+    if current is None or current.number != attempt or current.first_step_at is not None:
+        return []
+    if snapshot.new_step is None or snapshot.new_step_at is None:
+        return []
+    resumed = snapshot.checkpoint.resumed_step
+    if resumed is None:  # a script that loads by itself begins with what it was given
+        resumed = current.start_step if job.spec.checkpoint.watch is not None else 0
+    lost = max(0, book.previous_step - resumed) if attempt > 1 else 0
+    return [
+        ev.FirstStep(
+            job_id=job.id,
+            at=time.time(),
+            attempt=attempt,
+            step=snapshot.new_step,
+            step_at=snapshot.new_step_at,
+            steps_lost=lost,
+        )
+    ]
+
+
+def _unusable(job: Job, book: JobProgress, rank: int, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
+    """What a rank reports and cannot be used, each once; the names are those of fields."""
+    fresh = [name for name in snapshot.unusable if (rank, name) not in book.unusable]
+    if not fresh:
+        return []
+    book.unusable.update((rank, name) for name in fresh)
+    message = (
+        f"rank {rank} reports values that cannot be used (wrong type, not finite, out of range): {', '.join(fresh)}"
+    )
+    return [ev.JobNoted(job_id=job.id, at=time.time(), code="unusable_report", message=message)]
+
+
+def _few(job: Job, book: JobProgress, notes: list[ev.JobNoted]) -> list[ev.JobNoted]:
+    """The notes, while there are not too many of their kind: a script could make one every second, for ever."""
+    kept = []
+    for note in notes:
+        book.notes[note.code] += 1
+        if book.notes[note.code] < MOST_NOTES:
+            kept.append(note)
+        elif book.notes[note.code] == MOST_NOTES:
+            message = f"{note.message} (the last of {MOST_NOTES} notes of this kind; more are left out)"
+            kept.append(ev.JobNoted(job_id=job.id, at=note.at, code=note.code, message=message))
+    return kept
+
+
+def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
+    notes: list[ev.JobNoted] = []
+    for message in snapshot.checkpoint.quarantined:
+        if message not in book.quarantined and len(book.quarantined) < MOST_NOTES:
+            book.quarantined.add(message)
+            notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="quarantined", message=message))
+    failure = snapshot.checkpoint.failure
+    if failure and failure != book.failure:
+        notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="save_failed", message=failure))
+    book.failure = failure
+    message = _memory_note(job, snapshot)
+    if message and message not in book.memory_notes and len(book.memory_notes) < MOST_NOTES:
+        book.memory_notes.add(message)
+        notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="snapshot_memory", message=message))
+    return notes
+
+
+def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
+    """How often the job saves, and why, where that is chosen for it: at first, and when it has become quite another."""
+    steps, told = snapshot.checkpoint.interval_steps, book.interval_steps
+    if steps is None or (told is not None and told <= TOLD_AGAIN_FACTOR * steps and steps <= TOLD_AGAIN_FACTOR * told):
+        return []
+    book.interval_steps = steps
+    message = f"checkpoint.interval auto: saves {snapshot.checkpoint.interval_reason}"
+    return [ev.JobNoted(job_id=job.id, at=time.time(), code="interval", message=message)]
+
+
+def _backlog(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
+    """Whether saves wait for storage, or were given up because storage failed."""
+    facts = snapshot.checkpoint
+    told: list[ev.JobNoted] = []
+    if facts.waited_seconds >= max(BACKLOG_SECONDS, TOLD_AGAIN_FACTOR * book.waited_seconds):
+        book.waited_seconds = facts.waited_seconds
+        message = (
+            f"training has waited {facts.waited_seconds:.1f} s for storage, in {facts.waits}"
+            f" save{'' if facts.waits == 1 else 's'}: each checkpoint that the job asks for is written before a third one is"
+            " begun; a longer checkpoint.interval, or interval: auto, waits less"
+        )
+        told.append(ev.JobNoted(job_id=job.id, at=time.time(), code="storage_backlog", message=message))
+    if facts.left_out > book.left_out:
+        book.left_out = facts.left_out
+        message = (
+            f"{facts.left_out} checkpoint{' is' if facts.left_out == 1 else 's are'} not on storage, which failed while the job"
+            f" trained on; the newest of them is that of step {facts.left_out_step}"
+        )
+        told.append(ev.JobNoted(job_id=job.id, at=time.time(), code="checkpoints_left_out", message=message))
+    return told
+
+
+def _memory_note(job: Job, snapshot: ProgressSnapshot) -> str:
+    """What is to be told of the memory that a rank's snapshots take, if anything."""
+    facts, asked = snapshot.checkpoint, job.spec.resources.resources_per_worker.memory_bytes
+    if facts.snapshots_off:
+        return facts.snapshots_off
+    if asked is None or facts.snapshot_bytes <= asked:
+        return ""
+    return (
+        f"the snapshots of a rank take {facts.snapshot_bytes / 1e9:.1f} GB of memory beside the script, and the job asks for"
+        f" {asked / 1e9:.1f} GB in all; ask for more with resources_per_worker.memory"
+    )

@@ -1,0 +1,342 @@
+"""From a submission's text to an accepted job: parsed, checked against the cluster, snapshotted, durable."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import secrets as random
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import InvalidSpecError, Problem, RefusedError, invalid_spec
+from orchestrator.checkpoint.storage.pins import pin
+from orchestrator.core.events import JobSubmitted
+from orchestrator.core.ids import JobId, job_id
+from orchestrator.core.job import submitted
+from orchestrator.core.scheduler.placement import could_ever_fit, needs_home, rank_size
+from orchestrator.daemon.jobs import workdir_archive as snapshot
+from orchestrator.private_files import make_private, open_private
+from orchestrator.spec.entrypoint import parse_entrypoint
+from orchestrator.spec.job import JobSpec, parse_job, to_dict
+from orchestrator.spec.problems import SpecError
+from orchestrator.train.trainer.config.check import trainer_findings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.api.service import Caller, SubmitRequest
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.events import LeftOut
+    from orchestrator.core.job import Job
+    from orchestrator.spec.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A submission that may be accepted: its spec, interpreter and working directory (None: an empty one).
+
+    ``modules`` are what ``runtime_env.py_modules`` names.
+    """
+
+    spec: JobSpec
+    python: str
+    directory: Path | None
+    modules: tuple[Path, ...] = ()
+
+
+def check(request: SubmitRequest) -> Checked:
+    """Parse and check everything that needs no cluster. Raises InvalidSpecError with every error at once."""
+    try:
+        spec = parse_job(request.yaml, source=request.source, overrides=request.overrides, rules=(trainer_findings,))
+    except SpecError as error:
+        raise invalid_spec(error) from error
+    entry = parse_entrypoint(spec.entrypoint)
+    python = entry.python if entry.python and entry.python.startswith("/") else request.python
+    if entry.python is not None and python is None:
+        raise _one(request, "entrypoint", f"there is no {entry.python!r} on your PATH", "activate an environment")
+    if python is not None and not os.access(python, os.X_OK):
+        raise _one(request, "entrypoint", f"{python} cannot be executed here", "name an interpreter of this machine")
+    if python is not None:
+        python = _interpreter(python)
+    directory = None if spec.working_dir is None else Path(request.cwd, spec.working_dir)
+    if directory is not None and not _is_directory(request, directory):
+        raise _one(request, "working_dir", f"{directory} is not a directory", "make it, or set working_dir: null")
+    if entry.kind == "script" and directory is not None:
+        script = directory / entry.target
+        if not script.is_file():
+            hint = "the path is relative to working_dir"
+            raise _one(request, "entrypoint", f"{script} does not exist", hint)
+    modules = _modules(request, spec, directory or Path(request.cwd))
+    _check_pip(request, spec, python or sys.executable)
+    return Checked(spec=spec, python=python or sys.executable, directory=directory, modules=modules)
+
+
+def _is_directory(request: SubmitRequest, directory: Path) -> bool:
+    """Raises InvalidSpecError for one that the daemon's user may not look into: the submitter's is another one."""
+    try:
+        found = directory.is_dir()
+        readable = not found or os.access(directory, os.R_OK | os.X_OK)
+    except PermissionError:
+        found = readable = False
+    if not readable:
+        reason = f"{directory} cannot be read by the daemon, which runs as {owner_name()}"
+        raise _one(request, "working_dir", reason, "let that user read it, and pass through the directories above it")
+    return found
+
+
+def _modules(request: SubmitRequest, spec: JobSpec, base: Path) -> tuple[Path, ...]:
+    """The directories and wheels of ``py_modules``. Raises InvalidSpecError."""
+    found: list[Path] = []
+    for index, entry in enumerate(spec.runtime_env.py_modules):
+        where, path = f"runtime_env.py_modules[{index}]", Path(base, entry).resolve()
+        if not (path.is_dir() or (path.is_file() and path.suffix == ".whl")):
+            hint = "name a package's directory or a wheel; a relative path counts from working_dir"
+            raise _one(request, where, f"{path} is neither a directory nor a wheel", hint)
+        if path.name in (other.name for other in found):
+            raise _one(
+                request, where, f"two of them are called {path.name}", "rename one, or put both into one directory"
+            )
+        found.append(path)
+    return tuple(found)
+
+
+def _check_pip(request: SubmitRequest, spec: JobSpec, python: str) -> None:
+    """Ray builds the packages' environment on its own interpreter, with virtualenv. Raises InvalidSpecError."""
+    if not spec.runtime_env.pip:
+        return
+    if find_spec("virtualenv") is None:
+        raise _one(request, "runtime_env.pip", "virtualenv is not installed here", "pip install 'orch[runtime-env]'")
+    if Path(python).parent.resolve() != Path(sys.executable).parent.resolve():
+        hint = "install the packages into that interpreter instead, or write python without a path"
+        raise _one(request, "runtime_env.pip", f"packages are added to {sys.executable}, not to {python}", hint)
+
+
+_INTERPRETERS: dict[tuple[str, float], str] = {}
+_INTERPRETER_SECONDS = 10.0
+
+
+def _interpreter(python: str) -> str:
+    """The interpreter itself behind ``python``, which may be a version manager's script. Asked once per file."""
+    key = (python, Path(python).stat().st_mtime)
+    if key not in _INTERPRETERS:
+        with open(python, "rb") as file:  # noqa: PTH123 - a user's path, as it was given
+            is_script = file.read(2) == b"#!"
+        _INTERPRETERS[key] = _ask_interpreter(python) if is_script else python
+    return _INTERPRETERS[key]
+
+
+def _ask_interpreter(python: str) -> str:
+    command = [python, "-c", "import sys; print(sys.executable)"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_INTERPRETER_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return python  # the job will say what is wrong with it
+    found = done.stdout.strip()
+    return found if os.access(found, os.X_OK) else python
+
+
+def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
+    """Refuse what this cluster can never hold, with the remedy. Raises RefusedError."""
+    worker = checked.spec.resources.resources_per_worker
+    alive = [n for n in nodes.values() if n.alive]
+    if worker.gpu and not any(n.gpus for n in alive):
+        raise RefusedError(
+            f"the job asks for {worker.gpu:g} GPU per rank, and this cluster has none",
+            hint="set resources_per_worker: {gpu: 0} to train on CPUs, or try things out with `orch down` and"
+            " `orch up --simulate-gpus 2`",
+        )
+    if alive and not could_ever_fit(probe(checked), nodes):
+        _refuse_unshared(checked, alive)
+        per_node = "; ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in alive)
+        workers, (cpus, gpus, _) = probe(checked).least_workers, rank_size(probe(checked))
+        raise RefusedError(
+            f"{workers} ranks of {gpus:g} GPU and {cpus:g} CPU can never fit here ({per_node})",
+            hint="ask for fewer ranks, or less per rank (resources_per_worker)",
+        )
+
+
+def _refuse_unshared(checked: Checked, alive: Sequence[Node]) -> None:
+    """The job would fit, were it not for nodes that its checkpoints would be lost with."""
+    apart = [n.name for n in alive if not n.shares_home]
+    if apart and could_ever_fit(probe(checked), {n.id: replace(n, shares_home=True) for n in alive}):
+        raise RefusedError(
+            f"the job needs {', '.join(sorted(set(apart)))}, which do not share ORCH_HOME with the daemon:"
+            f" {needs_home(probe(checked))}",
+            hint="set checkpoint.storage_path to a directory that every node shares (and leave checkpoint.watch out), or"
+            " share ORCH_HOME/jobs",
+        )
+
+
+def _one(request: SubmitRequest, path: str, message: str, hint: str) -> InvalidSpecError:
+    problem = Problem(message=message, path=path, hint=hint, source=request.source)
+    return InvalidSpecError(f"{request.source} has one error", problems=[problem])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Who:
+    user: str
+    uid: int
+    path: str
+    key: str
+
+
+_NOBODY = _Who(user="", uid=0, path="", key="")
+
+
+def _event(
+    checked: Checked,
+    who: _Who,
+    work_dir: str,
+    digest: str,
+    new_id: str,
+    resume_from: str | None,
+    at: float,
+    rerun_of: str | None = None,
+    left_out: LeftOut | None = None,
+) -> JobSubmitted:
+    return JobSubmitted(
+        job_id=JobId(new_id),
+        at=at,
+        name=checked.spec.name,
+        spec=to_dict(checked.spec),
+        user=who.user,
+        uid=who.uid,
+        idempotency_key=who.key,
+        python=checked.python,
+        path=who.path,
+        work_dir=work_dir,
+        snapshot=digest,
+        resume_from=resume_from,
+        rerun_of=rerun_of,
+        left_out=left_out,
+    )
+
+
+async def prepare(
+    checked: Checked, request: SubmitRequest, caller: Caller, settings: Settings, resume_from: str | None
+) -> JobSubmitted:
+    """Take the snapshot, lay out the working copy, write the secrets; the event that submits the job."""
+    new_id = job_id(checked.spec.name, random.randbits(64))
+    paths = settings.paths
+    work = paths.work(new_id)
+    digest, left_out = "", None
+    try:
+        if checked.directory is not None:
+            taken = await asyncio.to_thread(
+                snapshot.take, checked.directory, paths.blob, max_bytes=settings.snapshot_max_bytes
+            )
+            digest, left_out = taken.digest, taken.left_out
+        await asyncio.to_thread(_lay_out, digest, settings, new_id)
+        await asyncio.to_thread(_take_modules, checked.modules, settings, new_id)
+    except snapshot.SnapshotError as error:
+        raise RefusedError(str(error)) from error
+    resume_from = await _pinned(resume_from, settings, new_id)
+    write_secrets(settings, new_id, request.secrets)
+    path = os.pathsep.join(dict.fromkeys([str(Path(checked.python).parent), *request.path.split(os.pathsep)]))
+    who = _Who(user=caller.user, uid=caller.uid, path=path, key=request.idempotency_key)
+    return _event(checked, who, str(work), digest, new_id, resume_from, time.time(), left_out=left_out)
+
+
+async def _pinned(resume_from: str | None, settings: Settings, new_id: str) -> str | None:
+    """The checkpoint to begin with, kept beside the new job: its own job may remove it before this one starts."""
+    if resume_from is None:
+        return None
+    return await asyncio.to_thread(pin, resume_from, settings.paths.job(new_id) / "resume")
+
+
+def _lay_out(digest: str, settings: Settings, new_id: str) -> None:
+    work = settings.paths.work(new_id)
+    make_private(settings.paths.checkpoints(new_id))  # a rank would give it the mode of its own umask
+    if digest:
+        snapshot.lay_out(digest, settings.paths.blob, work)
+    else:
+        work.mkdir(parents=True, exist_ok=True)
+
+
+def _take_modules(modules: Sequence[Path], settings: Settings, new_id: str) -> None:
+    """The job's own copies: what is queued or restarted runs what was submitted."""
+    paths = settings.paths
+    for module in modules:
+        target = paths.modules(new_id) / module.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if module.is_dir():
+            taken = snapshot.take(module, paths.blob, max_bytes=settings.snapshot_max_bytes)
+            snapshot.lay_out(taken.digest, paths.blob, target)
+        else:
+            shutil.copyfile(module, target)
+
+
+def write_secrets(settings: Settings, new_id: str, values: Mapping[str, str]) -> None:
+    """Keep the job's secrets in a file of mode 0600, until its end."""
+    if not values:
+        return
+    import json
+
+    path = settings.paths.secrets(new_id)
+    make_private(path.parent)
+    handle = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.write(handle, json.dumps(dict(values)).encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_secrets(settings: Settings, existing_id: str) -> dict[str, str]:
+    """The job's secrets; empty when it has none."""
+    import json
+
+    try:
+        values: dict[str, str] = json.loads(settings.paths.secrets(existing_id).read_bytes())
+    except FileNotFoundError:
+        return {}
+    return values
+
+
+def discard(settings: Settings, new_id: str) -> None:
+    """Remove what ``prepare`` made for a job that was not accepted after all."""
+    shutil.rmtree(settings.paths.job(new_id), ignore_errors=True)
+
+
+def owner_name() -> str:
+    """The daemon's user."""
+    return getpass.getuser()
+
+
+def probe(checked: Checked) -> Job:
+    """A record as the submission would make, for asking where it would go."""
+    return submitted(_event(checked, _NOBODY, "", "", "probe-aaaaaa", None, time.time()), 2**62)
+
+
+def _copy_modules(job: Job, settings: Settings, new_id: str) -> None:
+    if not job.spec.runtime_env.py_modules:
+        return
+    try:
+        shutil.copytree(settings.paths.modules(job.id), settings.paths.modules(new_id))
+    except FileNotFoundError as error:
+        raise RefusedError(
+            f"the py_modules of {job.id} are gone from {settings.paths.modules(job.id)}",
+            hint="submit its job.yaml again",
+        ) from error
+
+
+async def prepare_rerun(
+    job: Job, caller: Caller, settings: Settings, secrets: Mapping[str, str], resume_from: str | None
+) -> JobSubmitted:
+    """A new job that runs what ``job`` ran, from the same snapshot."""
+    new_id = job_id(job.name, random.randbits(64))
+    await asyncio.to_thread(_lay_out, job.snapshot, settings, new_id)
+    await asyncio.to_thread(_copy_modules, job, settings, new_id)
+    resume_from = await _pinned(resume_from, settings, new_id)
+    write_secrets(settings, new_id, secrets)
+    checked = Checked(spec=job.spec, python=job.python, directory=None)
+    who = _Who(user=caller.user, uid=caller.uid, path=job.path, key=f"rerun-{new_id}")
+    work = str(settings.paths.work(new_id))
+    return _event(checked, who, work, job.snapshot, new_id, resume_from, time.time(), rerun_of=job.id)

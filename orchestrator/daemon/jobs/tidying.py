@@ -1,0 +1,80 @@
+"""Removes what a job that has ended leaves outside its directory: its secrets, progress pages, snapshots and lock files.
+
+The store notes with a job's end that it is to be tidied, and forgets it when nothing is left: what a daemon that dies in
+between leaves lying, the next one removes before it does anything else, secrets first. It decides nothing about a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from orchestrator.runtime.nodes.directories import node_directory, page_directory, remove_of_jobs
+from orchestrator.runtime.spawn.rank_locks import remove_locks
+from orchestrator.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.spec.paths import Paths
+    from orchestrator.store.port import Store
+
+
+class Tidying:
+    """See the module. ``namespace`` names the home's directories on this machine."""
+
+    def __init__(self, store: Store, paths: Paths, namespace: str, log: FilteringBoundLogger) -> None:
+        self._store = store
+        self._paths = paths
+        self._pages = page_directory(namespace)
+        self._nodes = node_directory(namespace, "any").parent
+        self._log = log
+
+    def drop_secrets(self, job_id: JobId) -> None:
+        """Remove the job's secrets now, whatever threads are busy; ``after`` looks again and tells what went wrong."""
+        self._unlink_secrets(job_id, {})
+
+    async def at_start(self) -> None:
+        """Tidy after every job that ended and was not tidied."""
+        left = await self._store.untidied()
+        await self.after(left)
+        if left:
+            self._log.info("jobs.tidied", jobs=len(left))
+
+    async def after(self, job_ids: Collection[JobId]) -> None:
+        """Remove what these jobs left. What cannot be removed is logged, and tried again by the next daemon."""
+        failed = await asyncio.to_thread(self._remove, frozenset(job_ids)) if job_ids else {}
+        for job_id, problem in failed.items():
+            self._log.warning("job.not_tidied", job=job_id, error=problem)
+        try:
+            await self._store.tidied([job_id for job_id in job_ids if job_id not in failed])
+        except StoreError as error:
+            self._log.warning("jobs.tidied_not_written", jobs=len(job_ids), error=str(error))
+
+    def _remove(self, job_ids: frozenset[JobId]) -> dict[str, str]:
+        """Why what is left of each job could not be removed."""
+        failed: dict[str, str] = {}
+        for job_id in job_ids:  # of all jobs, before anything that takes longer
+            self._unlink_secrets(job_id, failed)
+        failed.update(remove_of_jobs(self._pages, job_ids))
+        for node in _node_directories(self._nodes):
+            for job_id in job_ids:
+                remove_locks(node, job_id)
+        return failed
+
+    def _unlink_secrets(self, job_id: JobId, failed: dict[str, str]) -> None:
+        try:
+            self._paths.secrets(job_id).unlink(missing_ok=True)
+        except OSError as error:
+            failed[job_id] = str(error)
+
+
+def _node_directories(nodes: Path) -> list[Path]:
+    try:
+        return sorted(nodes.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,294 @@
+"""From a job's record and its newest progress to what the API answers. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.api import views as v
+from orchestrator.core.diagnosis.straggler import find_straggler
+from orchestrator.core.events import FirstStep, event_body
+from orchestrator.core.past_attempts import recovery_seconds
+from orchestrator.core.states import JobState
+from orchestrator.gpu.drivers.simulated import is_simulated
+from orchestrator.spec.job import to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.core.diagnosis.health import RankLook
+    from orchestrator.core.diagnosis.straggler import Pace
+    from orchestrator.core.events import Failure, LeftOut
+    from orchestrator.core.job import Attempt, Job
+    from orchestrator.daemon.jobs.progress import JobProgress
+    from orchestrator.store.port import StoredEvent
+
+SHORTEST_STEP: Final = 1e-9
+"""Seconds; what is reported as shorter was not measured."""
+# Where in a library's source an error was raised, on its builder's machine.
+_SOURCE_PLACE: Final = re.compile(r"\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
+
+
+def job_view(
+    job: Job,
+    progress: JobProgress | None,
+    waiting: str | None,
+    log_dir: str,
+    balance: dict[str, Any] | None = None,
+    *,
+    outputs_dir: str = "",
+) -> v.JobView:
+    """The whole view of a job. ``waiting`` says what a pending job waits for."""
+    paces = _paces(job, progress) if progress and job.state is JobState.RUNNING else {}
+    reason = waiting if waiting and job.state is JobState.PENDING else job.reason
+    return v.JobView(
+        id=job.id,
+        name=job.name,
+        user=job.user,
+        uid=job.uid,
+        queue=job.spec.queue,
+        priority=job.priority,
+        state=job.state.value,
+        reason=reason,
+        reason_code=_reason_code(job),
+        submitted_at=job.submitted_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        attempt=job.attempt_number,
+        attempts=tuple(_attempt(a) for a in job.attempts),
+        restarts=sum(job.restarts.values()),
+        restarts_by_class=dict(job.restarts),
+        num_workers=job.num_workers,
+        gpus=tuple(_rank(job, seat.rank, paces) for seat in job.seats),
+        resources=_resources(job),
+        progress=_progress(job, progress),
+        checkpoint=_checkpoint(job),
+        quarantined=tuple(sorted(progress.quarantined)) if progress else (),
+        degraded=job.degraded,
+        exit_code=job.exit_code,
+        failure=_failure(job.failure),
+        timings=_timings(job),
+        working_dir=job.work_dir,
+        labels=dict(job.spec.labels),
+        log_dir=log_dir,
+        outputs_dir=outputs_dir,
+        balance=balance,
+        straggler=_straggler(job, paces),
+        version=job.version,
+    )
+
+
+def _resources(job: Job) -> dict[str, Any]:
+    resources = to_dict(job.spec)["resources"]
+    return resources if isinstance(resources, dict) else {}
+
+
+def _reason_code(job: Job) -> str:
+    if job.failure is not None and job.state in (JobState.FAILED, JobState.RECOVERING):
+        return job.failure.code
+    return job.stop.purpose.value if job.stop else ""
+
+
+def _attempt(attempt: Attempt) -> v.AttemptView:
+    failure = attempt.failure
+    return v.AttemptView(
+        number=attempt.number,
+        state=attempt.state.value,
+        started_at=attempt.started_at,
+        running_at=attempt.running_at,
+        ended_at=attempt.ended_at,
+        failure_class=failure.failure_class.value if failure else None,
+        reason=failure.sentence if failure else "",
+    )
+
+
+def _paces(job: Job, progress: JobProgress) -> Mapping[int, Pace]:
+    no_real_gpu = all(is_simulated(uuid) for seat in job.seats for uuid in seat.gpu_uuids)
+    return {pace.rank: pace for pace in progress.paces(busy_tells=no_real_gpu)}
+
+
+def _rank(job: Job, rank: int, paces: Mapping[int, Pace]) -> v.RankView:
+    seat = job.seats[rank]
+    pid = job.pids[rank] if rank < len(job.pids) else None
+    pace = paces.get(rank)
+    return v.RankView(
+        rank=rank,
+        node=seat.node_name,
+        gpu_uuids=seat.gpu_uuids,
+        pid=pid,
+        step_seconds=pace.step_seconds if pace else None,
+        own_seconds=pace.own_seconds if pace else None,
+    )
+
+
+def _straggler(job: Job, paces: Mapping[int, Pace]) -> v.StragglerView | None:
+    """The rank that the others wait for; nobody is named before every rank has reported its steps."""
+    found = find_straggler(tuple(paces.values())) if len(paces) == job.num_workers else None
+    if found is None:
+        return None
+    return v.StragglerView(
+        rank=found.rank, factor=found.factor, seconds=found.seconds, usual_seconds=found.usual_seconds
+    )
+
+
+def _progress(job: Job, progress: JobProgress | None) -> v.ProgressView | None:
+    leader = progress.leader if progress else None
+    if leader is None:
+        return None
+    fraction = min(1.0, leader.step / leader.total_steps) if leader.step and leader.total_steps else None
+    rate = 1.0 / leader.step_seconds if leader.step_seconds and leader.step_seconds > SHORTEST_STEP else None
+    eta = None
+    if rate and leader.total_steps and leader.step is not None and job.state is JobState.RUNNING:
+        eta = max(0.0, (leader.total_steps - leader.step) / rate)
+    return v.ProgressView(
+        step=leader.step,
+        total_steps=leader.total_steps,
+        epoch=None if leader.epoch is None else int(leader.epoch),
+        phase=leader.phase or None,
+        fraction=fraction,
+        steps_per_second=rate,
+        eta_seconds=eta,
+        metrics=dict(leader.metrics),
+        updated_at=leader.last_report_at,
+    )
+
+
+def _checkpoint(job: Job) -> v.CheckpointRef | None:
+    if job.checkpoint_at is None:
+        return None
+    # A newer one than storage has lies in the memory of its node and has no path.
+    path = job.checkpoint_path if job.durable_step == job.checkpoint_step else ""
+    return v.CheckpointRef(step=job.checkpoint_step, at=job.checkpoint_at, path=path)
+
+
+def _failure(failure: Failure | None) -> v.FailureView | None:
+    if failure is None:
+        return None
+    return v.FailureView(
+        failure_class=failure.failure_class.value,
+        sentence=failure.sentence,
+        rank=failure.rank,
+        log_tail=failure.log_tail,
+        advice=failure.advice,
+    )
+
+
+def _timings(job: Job) -> v.TimingsView:
+    whole = job.whole
+    listed = [recovery_seconds(before, after) for before, after in itertools.pairwise(job.attempts)]
+    return v.TimingsView(
+        queued_seconds=None if whole.ordered_at is None else whole.ordered_at - job.submitted_at,
+        submit_to_first_step_seconds=None if whole.first_step_at is None else whole.first_step_at - job.submitted_at,
+        recovery_seconds=tuple(round(seconds, 4) for seconds in listed if seconds is not None),
+        recoveries=whole.recoveries,
+        recovery_seconds_total=round(whole.recovery_seconds, 4),
+        steps_lost=whole.steps_lost,
+    )
+
+
+def rank_stacks(rank: int, look: RankLook | None) -> v.RankStacksView:
+    """One rank's processes; ``look`` is None for one that was not reached."""
+    if look is None:
+        return v.RankStacksView(rank=rank, problem="it was not reached: it has just ended, or its node does not answer")
+    threads = tuple(v.ThreadView(name=t.name, frames=tuple(map(str, t.frames))) for t in look.threads)
+    return v.RankStacksView(
+        rank=rank,
+        pid=look.pid,
+        state=look.state,
+        cpu_seconds=look.cpu_seconds,
+        waits_in=look.wait_name,
+        threads=threads,
+        problem=look.problem,
+    )
+
+
+def event_view(stored: StoredEvent) -> v.EventView:
+    """One line of a job's history."""
+    event = stored.event
+    body = event_body(event)
+    if event.kind == "job_submitted":
+        body = {k: body[k] for k in ("name", "user", "python", "work_dir", "resume_from", "rerun_of", "left_out")}
+    return v.EventView(
+        sequence=stored.number,
+        at=event.step_at if isinstance(event, FirstStep) else event.at,  # when it was done, not when that was heard
+        kind=event.kind,
+        attempt=body.get("attempt"),
+        summary=_summary(event.kind, body),
+        cause=event.cause,
+        body=body,
+    )
+
+
+def left_out_view(left_out: LeftOut | None) -> v.LeftOutView | None:
+    """What ignore files kept out of a job's copy of its working directory."""
+    if left_out is None:
+        return None
+    return v.LeftOutView(
+        files=left_out.files,
+        size_bytes=left_out.size_bytes,
+        by=left_out.by,
+        largest=left_out.largest,
+        more=left_out.more,
+    )
+
+
+def left_out_notes(left_out: v.LeftOutView | None) -> tuple[str, ...]:
+    """A sentence for the submitter; none where nothing was left out."""
+    if left_out is None:
+        return ()
+    return (f"{_left_out_text(left_out.to_json())}: {', '.join(left_out.largest)}",)
+
+
+def _left_out_text(left_out: Mapping[str, Any]) -> str:
+    """As in ``3 files, 2.2 MB left out by .gitignore``."""
+    files, by = left_out["files"], " and ".join(left_out["by"])
+    count = f"{'more than ' if left_out['more'] else ''}{files} file{'' if files == 1 else 's'}"
+    return f"{count}, {_megabytes(left_out['size_bytes'])} left out by {by}"
+
+
+def _megabytes(size_bytes: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.1f} {unit}"
+    return f"{size_bytes} bytes"
+
+
+def _summary(kind: str, body: dict[str, Any]) -> str:
+    match kind:
+        case "job_submitted":
+            left_out = body["left_out"]
+            return f"submitted by {body['user']}" + (f"; {_left_out_text(left_out)}" if left_out else "")
+        case "attempt_started":
+            return f"attempt {body['attempt']}: {len(body['nodes'])} ranks on {len(set(body['nodes']))} node(s)"
+        case "gang_placed":
+            gpus = [u for seat in body["seats"] for u in seat["gpu_uuids"]]
+            return f"gang {body['gang']} placed" + (f" on {', '.join(gpus)}" if gpus else "")
+        case "attempt_running":
+            return "every rank is up: pids " + ", ".join(map(str, body["pids"]))
+        case "rank_exited":
+            how = f"signal {body['signal']}" if body["signal"] else f"exit code {body['exit_code']}"
+            said = _SOURCE_PLACE.sub("", body["error_message"])[:120]
+            error = f" ({body['error_type']}: {said})" if body["error_type"] else ""
+            return f"rank {body['rank']} ended with {how}{error}"
+        case "attempt_failed":
+            then = "tried again" if body["retry"] else "not tried again"
+            return f"attempt {body['attempt']} failed ({body['failure']['failure_class']}): {body['failure']['sentence']}; {then}"
+        case "checkpoint_saved":
+            return f"checkpoint of step {body['step']} is complete"
+        case "first_step":
+            n = body["steps_lost"]
+            lost = f", {n} step{'s' if n > 1 else ''} done again" if n else ""
+            return f"first new step {body['step']}{lost}"
+        case "stop_requested":
+            return f"{body['purpose']} asked for by {body['by']}"
+        case "job_finished":
+            return f"{body['state']}: {body['reason']}"
+        case "gang_lost" | "job_requeued":
+            return str(body["reason"])
+        case "job_noted":
+            return str(body["message"])
+        case "job_suspended" | "job_resumed" | "job_updated":
+            return f"{kind.removeprefix('job_')} by {body['by']}"
+        case _:
+            return kind.replace("_", " ")

@@ -1,0 +1,232 @@
+"""What the daemon counts for its own metrics: the goodput ledger, latencies, and the picture taken at a scrape.
+
+Fed by the loop with every event and by the ranks' progress; reads no clock of its own except where it is asked to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import time
+from collections import Counter, deque
+from datetime import timedelta
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from orchestrator import __version__, catalogue
+from orchestrator.core import events as ev
+from orchestrator.core.goodput import GoodputLedger, Phase
+from orchestrator.core.states import JobState
+from orchestrator.telemetry.annotations import mark_of
+from orchestrator.telemetry.histogram import Histogram
+from orchestrator.telemetry.metrics_view import DaemonFacts, Disk, JobSeries, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.daemon.jobs.progress import JobProgress
+    from orchestrator.gpu.balance.balance import Balance
+    from orchestrator.spec.settings import Settings
+    from orchestrator.store.port import FinishedCount
+    from orchestrator.train.script.progress import ProgressSnapshot
+
+REMEMBERED_ENDED: Final = 2000
+LAG_SECONDS: Final = 1.0
+LAGS_KEPT: Final = 15
+"""The worst of so many is shown: Prometheus asks every 15 seconds, and must not miss it."""
+
+
+class Metering:
+    """See the module."""
+
+    def __init__(self, settings: Settings, started_at: float) -> None:
+        self._settings = settings
+        self._started_at = started_at
+        self._ledger = GoodputLedger()
+        self._queue_wait: dict[str, Histogram] = {}
+        self._scheduling = Histogram(catalogue.SCHEDULING)
+        self._submission = Histogram(catalogue.SUBMISSION)
+        self._ended: dict[JobId, Job] = {}
+        self._events: dict[JobId, dict[str, float]] = {}
+        self.commit_failures = 0
+        self._lags: deque[float] = deque(maxlen=LAGS_KEPT)
+
+    def observe(self, job: Job, event: ev.Event) -> None:
+        """An event was written; ``job`` is the record after it."""
+        self._ledger.observe(job, event)
+        mark = mark_of(event)
+        if mark is not None:
+            name, at = mark
+            self._events.setdefault(job.id, {})[name.value] = at
+        if isinstance(event, ev.AttemptStarted) and event.attempt == 1:
+            wait = self._queue_wait.setdefault(job.spec.queue, Histogram(catalogue.QUEUE_WAIT))
+            wait.observe(max(0.0, event.at - job.submitted_at))
+        if job.state.is_terminal:
+            self._ended[job.id] = job
+            for job_id in list(self._ended)[:-REMEMBERED_ENDED]:
+                del self._ended[job_id]
+                self._events.pop(job_id, None)
+                self._ledger.forget(job_id)
+
+    def progress(self, job_id: JobId, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
+        """A rank reported."""
+        if rank == 0 and snapshot.step is not None and snapshot.last_report_at is not None:
+            self._ledger.progress(
+                job_id,
+                attempt=attempt,
+                step=snapshot.step,
+                at=snapshot.last_report_at,
+                saves=snapshot.saves,
+                save_seconds=snapshot.save_seconds,
+            )
+
+    def decided(self, seconds: float) -> None:
+        """One decision of the scheduler took that long."""
+        self._scheduling.observe(seconds)
+
+    def commit_failed(self) -> None:
+        """The store could not commit a transaction."""
+        self.commit_failures += 1
+
+    async def watch_lag(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Measure, for as long as the daemon lives, how late its event loop wakes up."""
+        while True:
+            due = clock() + LAG_SECONDS
+            await sleep(LAG_SECONDS)
+            self._lags.append(max(0.0, clock() - due))
+
+    def submitted(self, seconds: float) -> None:
+        """One submission took that long, from its arrival to its durable acknowledgement."""
+        self._submission.observe(seconds)
+
+    def picture(
+        self,
+        *,
+        live: Collection[Job],
+        nodes: Collection[Node],
+        finished: Sequence[FinishedCount],
+        progress: Mapping[JobId, JobProgress],
+        balances: Mapping[JobId, Balance],
+        gpu_states: Mapping[tuple[str, str], int],
+        hang_suspected: Callable[[JobId], bool | None] = lambda _: None,
+    ) -> Snapshot:
+        """Everything, now."""
+        now = time.time()
+        reading = self._ledger.read(now)
+        jobs = [*live, *(j for j in self._ended.values())]
+        queues = sorted({"default", *(j.spec.queue for j in jobs), *(f.queue for f in finished)})
+        pending = [j for j in live if j.state is JobState.PENDING]
+        return Snapshot(
+            at=now,
+            daemon=self._facts(nodes),
+            series=[
+                self._series(
+                    j,
+                    progress.get(j.id),
+                    balances.get(j.id),
+                    reading.jobs.get(j.id, {}),
+                    suspected=hang_suspected(j.id),
+                )
+                for j in jobs
+            ],
+            queues=queues,
+            jobs=Counter((j.spec.queue, j.state.value) for j in live),
+            finished={(f.queue, f.state.value, f.failure_class): f.count for f in finished},
+            gpus=gpu_states,
+            nodes=_node_states(nodes),
+            oldest_pending_seconds={
+                queue: max((now - j.submitted_at for j in pending if j.spec.queue == queue), default=0.0)
+                for queue in queues
+            },
+            gpu_seconds={(queue, phase.value): seconds for (queue, phase), seconds in reading.phases.items()},
+            gpu_seconds_uncommitted=reading.uncommitted,
+            queue_wait={queue: histogram.counts() for queue, histogram in self._queue_wait.items()},
+            scheduling=self._scheduling.counts(),
+            submission=self._submission.counts(),
+        )
+
+    def _facts(self, nodes: Collection[Node]) -> DaemonFacts:
+        home = self._settings.home
+        usage = shutil.disk_usage(home)
+        name = next((n.name for n in nodes), socket.gethostname())
+        return DaemonFacts(
+            version=__version__,
+            node=name,
+            started_at=self._started_at,
+            loop_lag_seconds=max(self._lags, default=None),
+            commit_failures=self.commit_failures,
+            disks=(Disk(node=name, path=str(home), free_bytes=usage.free, size_bytes=usage.total),),
+        )
+
+    def _series(
+        self,
+        job: Job,
+        progress: JobProgress | None,
+        balance: Balance | None,
+        seconds: Mapping[Phase, float],
+        *,
+        suspected: bool | None,
+    ) -> JobSeries:
+        leader = progress.leader if progress else None
+        holds = job.gang_open
+        ranks = progress.ranks if progress else {}
+        heard = [s.last_report_at for s in ranks.values() if s.last_report_at is not None] if holds else []
+        seats = tuple((uuid, seat.rank) for seat in job.seats for uuid in seat.gpu_uuids) if holds else ()
+        spreads = balance.spreads if balance else ()
+        return JobSeries(
+            job_id=job.id,
+            name=job.name,
+            user=job.user,
+            queue=job.spec.queue,
+            state=job.state.value,
+            live=holds,
+            ended_at=job.ended_at or (job.attempts[-1].ended_at if job.attempts else None),
+            seats=seats,
+            gpus=len({uuid for uuid, _ in seats}),  # ranks may share one
+            step=leader.step if leader else None,
+            progress=leader.step / leader.total_steps if leader and leader.step and leader.total_steps else None,
+            samples=leader.samples if leader else None,
+            tokens=leader.tokens if leader else None,
+            mfu=leader.metrics.get("mfu") if leader else None,
+            metrics=leader.metrics if leader else {},
+            rank_step_seconds={
+                rank: median(s.recent_step_seconds) for rank, s in ranks.items() if s.recent_step_seconds
+            },
+            heartbeat_at=min(heard, default=None),
+            hang_suspected=suspected if job.state is JobState.RUNNING else None,
+            restarts=job.restarts,
+            balance_cv={s.quantity.value: s.cv for s in spreads},
+            balance_min_per_median={
+                s.quantity.value: s.min_per_median for s in spreads if s.min_per_median is not None
+            },
+            silent_gpus=len(balance.silent) if balance else None,
+            gpu_seconds={phase.value: value for phase, value in seconds.items()},
+            checkpoint_at=job.checkpoint_at,
+            checkpoint_interval_seconds=_save_interval(job, leader) if leader and holds else None,
+            events=dict(self._events.get(job.id, {})),
+        )
+
+
+def _save_interval(job: Job, leader: ProgressSnapshot) -> float | None:
+    """Seconds between two saves as the job means to make them; None where that is left to its script."""
+    wanted = job.spec.checkpoint.interval
+    if isinstance(wanted, timedelta):
+        return wanted.total_seconds()
+    steps = wanted if isinstance(wanted, int) else leader.checkpoint.interval_steps
+    return steps * leader.step_seconds if steps and leader.step_seconds else None
+
+
+def _node_states(nodes: Collection[Node]) -> Mapping[str, int]:
+    counts = {"ready": 0, "cordoned": 0, "draining": 0, "unreachable": 0}
+    for node in nodes:
+        counts["unreachable" if not (node.alive and node.reachable) else "cordoned" if node.cordoned else "ready"] += 1
+    return counts

@@ -1,0 +1,45 @@
+"""What the reading listener shows: the daemon's metrics, health, and the exporters to scrape."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from orchestrator.api.server.read_app import MetricsPage
+from orchestrator.api.views import TargetGroup
+from orchestrator.telemetry.collectors import registry, render
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.daemon.daemon import Daemon
+    from orchestrator.daemon.service import Service
+
+
+class Reading:
+    """Implements ``api.read_app.ReadSource``."""
+
+    def __init__(self, daemon: Daemon, service: Service) -> None:
+        self._daemon = daemon
+        self._service = service
+
+    async def metrics(self, accept: str) -> MetricsPage:
+        """Every metric of the daemon."""
+        snapshot = await self._daemon.picture()
+        return MetricsPage(*await asyncio.to_thread(render, registry(lambda: snapshot), accept))
+
+    async def targets(self) -> Sequence[TargetGroup]:
+        """The exporter of every GPU, with its node; those that fail to answer included: that is for Prometheus to see."""
+        exporters = self._daemon.exporters
+        await exporters.ask()  # one that Ray has started again serves somewhere else
+        return [
+            TargetGroup(
+                targets=(place.url.removeprefix("http://").partition("/")[0],),
+                labels={"__meta_orch_node": place.node, "__meta_orch_gpu_uuid": uuid},
+            )
+            for uuid, place in sorted(exporters.places.items())
+        ]
+
+    async def not_ready(self) -> Sequence[str]:
+        """Why no job can be taken and placed now."""
+        return await self._daemon.readiness.problems()

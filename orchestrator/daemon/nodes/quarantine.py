@@ -1,0 +1,210 @@
+"""Keeps what is held against nodes and GPUs, has their health looked at before they are trusted again, and marks nodes.
+
+The policy is ``core.trust``. The daemon writes what ``unsaved`` tells to the store, and reads it back with ``restore``: a
+cordon, a bad node and a bad GPU stay what they are through a restart. A node that comes back under another id (Ray gives a
+new one with each head) is known by its host name, where no other node has that name.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.core.diagnosis.quarantine import Strike, avoid, check_after, condemned, condemned_gpu, strike_of
+from orchestrator.core.ids import JobId
+from orchestrator.store.port import StoredPlace
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.events import Event
+    from orchestrator.core.job import Job
+
+    Check = Callable[[str], Awaitable[tuple[str, ...]]]
+    Key = tuple[str, str]
+
+NODE: Final = "node"
+GPU: Final = "gpu"
+MOST_STRIKES: Final = 100
+FORGOTTEN_SECONDS: Final = 12 * 3600.0  # a strike that old weighs nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Avoided:
+    """A place that is avoided: why, and when its health is looked at (seconds since the epoch)."""
+
+    reason: str
+    check_at: float
+    failed_checks: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """What is held against one node or GPU. ``node`` is the node's id, ``host`` its name as last seen."""
+
+    node: str
+    host: str = ""
+    cordoned_by: str = ""
+    forgiven_at: float = 0.0
+    avoided: _Avoided | None = None
+    strikes: list[Strike] = field(default_factory=list)
+
+    def body(self, now: float) -> dict[str, Any] | None:
+        """JSON-ready; None where nothing is worth keeping."""
+        recent = [s for s in self.strikes if now - s.at < FORGOTTEN_SECONDS][-MOST_STRIKES:]
+        if not (recent or self.avoided or self.cordoned_by or now - self.forgiven_at < FORGOTTEN_SECONDS):
+            return None
+        return asdict(replace(self, strikes=recent))
+
+
+class NodeTrust:
+    """See the module."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._held: dict[Key, _Held] = {}
+        self._unsaved: set[Key] = set()
+
+    # -- kept
+
+    def restore(self, places: Iterable[StoredPlace]) -> None:
+        """What an earlier daemon has written. What weighs nothing any more is forgotten: nodes come and go for ever."""
+        now = self._clock()
+        for place in places:
+            held = None if place.body is None else _held_from(place.body)
+            if held is None or held.body(now) is None:
+                self._unsaved.add((place.kind, place.name))
+            else:
+                self._held[place.kind, place.name] = held
+
+    def unsaved(self) -> list[StoredPlace]:
+        """What has changed since the last call, for the store."""
+        keys, self._unsaved = sorted(self._unsaved), set()
+        now = self._clock()
+        return [
+            StoredPlace(kind=key[0], name=key[1], body=self._held[key].body(now) if key in self._held else None)
+            for key in keys
+        ]
+
+    def keep(self, places: Iterable[StoredPlace]) -> None:
+        """These could not be written: tell them again."""
+        self._unsaved |= {(place.kind, place.name) for place in places}
+
+    # -- strikes
+
+    def observe(self, job: Job, event: Event) -> bool:
+        """Take an event and the record after it; True when a node or a GPU is avoided from now on.
+
+        The same event may come again: a restarted daemon reads those of its live jobs.
+        """
+        strike = strike_of(job, event)
+        if strike is None:
+            return False
+        newly = self._strike((NODE, strike.node_id), strike, condemned)
+        if strike.gpu_uuid:
+            newly = self._strike((GPU, strike.gpu_uuid), strike, condemned_gpu) or newly
+        return newly
+
+    def _strike(self, key: Key, strike: Strike, judge: Callable[[Iterable[Strike], float], str]) -> bool:
+        held = self._held.setdefault(key, _Held(node=strike.node_id))
+        if strike in held.strikes or strike.at <= held.forgiven_at:
+            return False
+        held.strikes.append(strike)
+        del held.strikes[:-MOST_STRIKES]
+        self._unsaved.add(key)
+        reason = "" if held.avoided else judge(held.strikes, self._clock())
+        if not reason:
+            return False
+        held.avoided = _Avoided(reason=reason, check_at=self._clock() + check_after(0))
+        return True
+
+    # -- what follows
+
+    @property
+    def cordoned(self) -> frozenset[str]:
+        """Ids of the nodes that a person has cordoned."""
+        return frozenset(name for (kind, name), held in self._held.items() if kind == NODE and held.cordoned_by)
+
+    @property
+    def avoided_gpus(self) -> dict[str, str]:
+        """Why each GPU that is avoided is, by UUID."""
+        return {n: held.avoided.reason for (kind, n), held in self._held.items() if kind == GPU and held.avoided}
+
+    def mark(self, nodes: Mapping[str, Node]) -> dict[str, Node]:
+        """The nodes, those that are cordoned or avoided so marked."""
+        self._follow(nodes)
+        cordoned = self.cordoned
+        open_nodes = {i: replace(n, cordoned=i in cordoned) for i, n in nodes.items()}
+        reasons = {n: held.avoided.reason for (kind, n), held in self._held.items() if kind == NODE and held.avoided}
+        holding = avoid(open_nodes, reasons)
+        return {i: replace(n, avoided=holding.get(i, "")) for i, n in open_nodes.items()}
+
+    def _follow(self, nodes: Mapping[str, Node]) -> None:
+        """Note the names of nodes, and find again those that have another id now."""
+        alive = {n.id: n.name for n in nodes.values() if n.alive}
+        for key, held in list(self._held.items()):
+            if held.node in alive:
+                held.host = alive[held.node]
+                continue
+            same = [node_id for node_id, name in alive.items() if name == held.host]
+            if len(same) != 1 or (key[0] == NODE and (NODE, same[0]) in self._held):
+                continue
+            held.node = same[0]
+            self._unsaved.add(key)
+            if key[0] == NODE:
+                self._held[NODE, same[0]] = self._held.pop(key)
+                self._unsaved.add((NODE, same[0]))
+
+    def cordon(self, node_id: str, host: str, by: str) -> None:
+        """A person wants nothing new on the node."""
+        held = self._held.setdefault((NODE, node_id), _Held(node=node_id))
+        held.cordoned_by, held.host = by, host
+        self._unsaved.add((NODE, node_id))
+
+    def forgive(self, node_id: str) -> None:
+        """A person trusts the node again, and its GPUs."""
+        for key in [k for k, held in self._held.items() if held.node == node_id]:
+            self._forgive(key)
+
+    def _forgive(self, key: Key) -> None:
+        held = self._held[key]
+        held.cordoned_by, held.avoided, held.strikes, held.forgiven_at = "", None, [], self._clock()
+        self._unsaved.add(key)
+
+    async def look(self, check: Check) -> bool:
+        """Have the health of every node looked at where its time, or that of one of its GPUs, has come; True on a change.
+
+        A person's cordon is no matter of health: it stays.
+        """
+        changed, said = False, dict[str, tuple[str, ...]]()
+        for key, held in list(self._held.items()):
+            found = held.avoided
+            if found is None or found.check_at > self._clock():
+                continue
+            if held.node not in said:
+                said[held.node] = await check(held.node)
+            problems = said[held.node]
+            if self._held.get(key) is not held or held.avoided is not found:
+                continue  # forgiven meanwhile
+            changed = True
+            self._unsaved.add(key)
+            if not problems:
+                by = held.cordoned_by
+                self._forgive(key)
+                held.cordoned_by = by
+                continue
+            failed = found.failed_checks + 1
+            held.avoided = _Avoided(
+                reason=f"its health check failed: {'; '.join(problems)}",
+                check_at=self._clock() + check_after(failed),
+                failed_checks=failed,
+            )
+        return changed
+
+
+def _held_from(body: Mapping[str, Any]) -> _Held:
+    avoided = body["avoided"]
+    strikes = [Strike(**{**strike, "job_id": JobId(strike["job_id"])}) for strike in body["strikes"]]
+    return _Held(**{**body, "avoided": _Avoided(**avoided) if avoided else None, "strikes": strikes})

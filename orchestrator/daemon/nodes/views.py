@@ -1,0 +1,106 @@
+"""From a node, its agent's report and the live jobs to what the API answers. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.api import views as v
+from orchestrator.core.scheduler.placement import free_on
+from orchestrator.gpu.sampler import Health
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.job import Job
+    from orchestrator.runtime.exporters.exporters import Exporters
+    from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
+
+GPU_LOST = "the driver no longer has this GPU; reset it or restart the node"
+
+
+def node_view(
+    node: Node,
+    report: NodeReport | None,
+    jobs: Collection[Job],
+    nodes: Mapping[str, Node],
+    *,
+    lost: Collection[NodeGpu] = (),
+    bad: Mapping[str, str] | None = None,
+) -> v.NodeView:
+    """The view of one node. ``lost`` are GPUs that it had; ``bad`` says by UUID what is held against GPUs."""
+    trouble = {**(bad or {}), **{gpu.uuid: GPU_LOST for gpu in lost}}
+    free = free_on(nodes.values(), jobs).get(node.id)
+    held = {
+        uuid: (job.id, seat.rank)
+        for job in jobs
+        for seat in job.seats
+        if seat.node_id == node.id
+        for uuid in seat.gpu_uuids
+    }
+    gpus = tuple(
+        v.GpuView(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            model=gpu.model,
+            job_id=held[gpu.uuid][0] if gpu.uuid in held else None,
+            rank=held[gpu.uuid][1] if gpu.uuid in held else None,
+            healthy=gpu.uuid not in trouble,
+            problem=trouble.get(gpu.uuid, ""),
+        )
+        for gpu in sorted((*(report.gpus if report else ()), *lost), key=lambda g: g.index)
+    )
+    state = "UNREACHABLE" if not (node.alive and node.reachable) else _usable(node)
+    return v.NodeView(
+        id=node.id,
+        name=node.name,
+        state=state,
+        reason=_reason(node, report),
+        cpus_total=node.cpus,
+        cpus_free=max(0.0, free.cpus) if free else 0.0,
+        gpus_total=node.gpus,
+        gpus_free=max(0.0, free.gpus) if free else 0.0,
+        memory_total_bytes=node.memory_bytes,
+        memory_free_bytes=max(0, free.memory_bytes) if free else 0,
+        gpus=gpus,
+        jobs=tuple(sorted({job.id for job in jobs if node.id in job.nodes})),
+        agent_pid=report.agent_pid if report else None,
+    )
+
+
+def _usable(node: Node) -> str:
+    if node.cordoned:
+        return "CORDONED"
+    return "AVOIDED" if node.avoided else "READY"
+
+
+def _reason(node: Node, report: NodeReport | None) -> str:
+    if report is None:
+        return "its agent does not answer"
+    if not node.reachable:
+        return "its raylet does not answer; Ray has not declared it dead yet"
+    if node.avoided and not node.cordoned:
+        return (
+            f"{node.avoided}; its health is checked before jobs start here again, `orch nodes uncordon` trusts it now"
+        )
+    return " ".join(report.problems)
+
+
+def gpu_states(
+    jobs: Collection[Job], reports: Mapping[str, NodeReport], exporters: Exporters, cordoned: Collection[str]
+) -> dict[tuple[str, str], int]:
+    """How many GPUs of each host are busy, idle, broken or cordoned."""
+    counts: dict[tuple[str, str], int] = {}
+    held = {u for j in jobs if j.gang_open for s in j.seats for u in s.gpu_uuids}
+    for node_id, report in reports.items():
+        for state in ("busy", "idle", "broken", "cordoned"):
+            counts.setdefault((report.hostname, state), 0)
+        for gpu in report.gpus:
+            told = exporters.reports.get(gpu.uuid)
+            broken = told is not None and told.status.health is not Health.OK
+            idle = "cordoned" if node_id in cordoned else "idle"
+            state = "broken" if broken else "busy" if gpu.uuid in held else idle
+            counts[report.hostname, state] += 1
+    for node, _ in exporters.missing():
+        counts[node, "broken"] += 1
+    return counts

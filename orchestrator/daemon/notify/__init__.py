@@ -1,0 +1,4 @@
+"""Web hooks: due notices and how they are sent.
+
+Begin with ``notifier.py``.
+"""

@@ -1,0 +1,96 @@
+"""Tells web hooks of transitions: takes due notices from the store, sends them, and puts off what could not be told.
+
+Each notice is sent at least once: it leaves the store only when the hook has answered 2xx, or for good when the hook
+refuses it or a day has passed. The decision loop never waits for any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from orchestrator.daemon.notify.webhook import SIGNATURE_HEADER, HookError, post, signature, signing_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.store.port import Store, StoredNotice
+
+FIRST_DELAY_SECONDS: Final = 2.0
+LONGEST_DELAY_SECONDS: Final = 3600.0
+GIVE_UP_SECONDS: Final = 24 * 3600.0
+AT_ONCE: Final = 8
+STORE_RETRY_SECONDS: Final = 5.0
+
+
+def delay_seconds(number: int, attempts: int, first: float = FIRST_DELAY_SECONDS) -> float:
+    """Seconds until the next try: doubling, less up to 10 % that depends on the notice and the try only."""
+    jitter = zlib.crc32(f"{number}/{attempts}".encode()) / 0xFFFFFFFF
+    return min(LONGEST_DELAY_SECONDS, first * 2.0 ** min(attempts, 30)) * (1.0 - 0.1 * jitter)
+
+
+class Notifier:
+    """See the module. ``wake`` says that a transition was written; ``run`` goes on until cancelled."""
+
+    def __init__(
+        self, store: Store, key_file: Path, log: FilteringBoundLogger, *, first_delay: float = FIRST_DELAY_SECONDS
+    ) -> None:
+        self._store = store
+        self._key_file = key_file
+        self._log = log
+        self._first_delay = first_delay
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """There may be something to tell."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send what is due, then sleep until the next is, or until woken."""
+        while True:
+            self._wake.clear()
+            try:
+                wait = await self.send_due()
+            except Exception:
+                self._log.exception("notify.store_failed")
+                wait = STORE_RETRY_SECONDS
+            if wait == 0:
+                continue
+            try:
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def send_due(self) -> float | None:
+        """Send what is due now; seconds until the next one is, or None when nothing waits."""
+        due, next_at = await self._store.due_notices(time.time(), AT_ONCE)
+        if due:
+            await asyncio.gather(*(self._send(notice) for notice in due))
+            return 0.0
+        return None if next_at is None else max(0.05, next_at - time.time())
+
+    async def _send(self, notice: StoredNotice) -> None:
+        body = notice.notice.body.encode()
+        now = time.time()
+        host = urlsplit(notice.notice.url).hostname  # the rest of it is often a secret
+        try:
+            key = await asyncio.to_thread(signing_key, self._key_file)
+            headers = {"X-Orch-Delivery": str(notice.number), SIGNATURE_HEADER: signature(key, int(now), body)}
+            await post(notice.notice.url, body, headers)
+        except (HookError, OSError, ValueError) as error:
+            final = isinstance(error, HookError) and error.final
+            if final or now - notice.notice.made_at > GIVE_UP_SECONDS:
+                self._log.warning("notify.given_up", job=notice.notice.job_id, host=host, why=str(error))
+                await self._store.settle_notice(notice.number, again_at=None)
+                return
+            self._log.info("notify.later", job=notice.notice.job_id, host=host, why=str(error))
+            again_at = time.time() + delay_seconds(notice.number, notice.attempts, self._first_delay)
+            await self._store.settle_notice(notice.number, again_at=again_at)
+        else:
+            await self._store.settle_notice(notice.number, again_at=None)

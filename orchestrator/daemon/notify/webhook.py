@@ -1,0 +1,122 @@
+"""One signed HTTP POST to a web hook. No redirects, no proxies, nothing of the answer but its status.
+
+The address is looked up once and that very address is spoken to. Link-local addresses and those of metadata services are
+refused (hook_addresses): that is where clouds hand out a machine's credentials. Loopback and private ones are allowed, for relays on the same network; whoever
+may submit a job runs code on this machine as the daemon's user anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import ssl
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from orchestrator.daemon.notify.hook_addresses import is_refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+DEADLINE_SECONDS: Final = 10.0
+SIGNATURE_HEADER: Final = "X-Orch-Signature"
+_LONGEST_HEAD: Final = 64 * 1024
+
+
+class HookError(Exception):
+    """The hook was not told; ``final`` when trying again cannot help."""
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final
+
+
+def signature(key: bytes, at: int, body: bytes) -> str:
+    """The header's value: ``t=TIME,v1=HEX``, an HMAC-SHA256 over ``TIME.BODY``."""
+    return f"t={at},v1={hmac.new(key, str(at).encode() + b'.' + body, hashlib.sha256).hexdigest()}"
+
+
+def signing_key(path: Path) -> bytes:
+    """The key in ``path``; made, for the owner alone, where there is none."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        key = path.read_text().strip()
+        if key:
+            return key.encode()
+        handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    key = secrets.token_hex(32)
+    with os.fdopen(handle, "w") as file:
+        file.write(key + "\n")
+    return key.encode()
+
+
+async def post(
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    seconds: float = DEADLINE_SECONDS,
+    trust: ssl.SSLContext | None = None,
+) -> None:
+    """Send ``body``; returns on a 2xx answer within ``seconds``. Raises HookError."""
+    try:
+        async with asyncio.timeout(seconds):
+            status = await _post(url, body, headers, trust)
+    except TimeoutError:
+        raise HookError(f"no answer within {seconds:g} s") from None
+    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        raise HookError(f"{type(error).__name__}: {error}") from error
+    if 200 <= status < 300:
+        return
+    raise HookError(f"it answered {status}", final=300 <= status < 500 and status not in (408, 425, 429))
+
+
+async def _post(url: str, body: bytes, headers: Mapping[str, str], trust: ssl.SSLContext | None) -> int:
+    parts = urlsplit(url)
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    address = await _address(host, port)
+    context = (trust or ssl.create_default_context()) if secure else None
+    reader, writer = await asyncio.open_connection(
+        address, port, ssl=context, server_hostname=host if secure else None, limit=_LONGEST_HEAD
+    )
+    try:
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        head = {
+            "Host": parts.netloc.rpartition("@")[2],
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+            "User-Agent": "orch",
+            **headers,
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+        writer.write(f"POST {target} HTTP/1.1\r\n{lines}\r\n".encode() + body)
+        await writer.drain()
+        return _status(await reader.readline())
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+def _status(line: bytes) -> int:
+    words = line.split()
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise HookError("what answers there does not speak HTTP")
+    return int(words[1])
+
+
+async def _address(host: str, port: int) -> str:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    address = str(found[0][4][0])
+    if is_refused(address):
+        raise HookError(f"{host} is {address}, an address that hooks may not have", final=True)
+    return address

@@ -1,0 +1,4 @@
+"""The daemon as a process: start, serve, doctor, demo.
+
+Begin with ``serve.py``.
+"""

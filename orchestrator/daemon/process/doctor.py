@@ -1,0 +1,228 @@
+"""``orch doctor``: looks at this machine and this home, and says what is wrong and how to mend it. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.api.client import Client
+from orchestrator.api.errors import DaemonUnreachableError, OrchError
+from orchestrator.api.launch import Finding, Level
+from orchestrator.api.transport.endpoint import Endpoint
+from orchestrator.daemon.process.home import OTHERS, exposed_entries
+from orchestrator.runtime.forkserver.cgroups import find_place
+from orchestrator.runtime.names import namespace
+from orchestrator.runtime.nodes.directories import SHARED_MEMORY, page_directory, user_directory
+from orchestrator.runtime.ranks.process_inspector import find_py_spy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from orchestrator.spec.settings import Settings
+
+LOW_DISK_BYTES: Final = 1_000_000_000
+LOW_SHARED_MEMORY_BYTES: Final = 200_000_000
+LOW_FILES: Final = 4096
+LOG_LINES: Final = 5
+PASS_THROUGH: Final = 0o011
+"""What a daemon that serves a group leaves open of its home: the way to its socket."""
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Every finding, good ones included, in the order in which things are needed."""
+    findings: list[Finding] = []
+    checks: tuple[Callable[[Settings], list[Finding]], ...] = (
+        _python,
+        _packages,
+        _gpus,
+        _home,
+        _privacy,
+        _shared_memory,
+        _limits,
+        _memory_limits,
+        _stacks,
+        _daemon,
+    )
+    for check in checks:
+        try:
+            findings.extend(check(settings))
+        except Exception as error:
+            name = check.__name__.removeprefix("_")
+            findings.append(
+                Finding(level=Level.ERROR, what=f"the check of {name} failed: {error}", remedy="report this")
+            )
+    return findings
+
+
+def _ok(what: str) -> Finding:
+    return Finding(level=Level.OK, what=what)
+
+
+def _python(_: Settings) -> list[Finding]:
+    return [_ok(f"Python {sys.version.split()[0]} ({sys.executable})")]
+
+
+def _packages(_: Settings) -> list[Finding]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    findings = []
+    for name, remedy in (
+        ("ray", "pip install ray"),
+        ("torch", "pip install torch"),
+        ("safetensors", "pip install safetensors"),
+    ):
+        try:
+            findings.append(_ok(f"{name} {version(name)}"))
+        except PackageNotFoundError:
+            findings.append(Finding(level=Level.ERROR, what=f"{name} is not installed", remedy=remedy))
+    return findings
+
+
+def _gpus(_: Settings) -> list[Finding]:
+    from orchestrator.gpu.drivers.inventory import survey
+
+    found = survey()
+    try:
+        findings = [
+            Finding(level=Level.WARNING, what=problem, remedy="check the driver; jobs on other GPUs are not affected")
+            for problem in found.problems
+        ]
+        models = sorted({gpu.model for gpu in found.gpus})
+        if found.gpus:
+            return [*findings, _ok(f"{len(found.gpus)} GPU(s): {', '.join(models)}")]
+    finally:
+        found.close()
+    remedy = "train on CPUs with resources_per_worker: {gpu: 0}, or try things out: orch up --simulate-gpus 2"
+    return [*findings, Finding(level=Level.WARNING, what="no GPU was found on this machine", remedy=remedy)]
+
+
+def _home(settings: Settings) -> list[Finding]:
+    home = settings.home
+    probe = home
+    while not probe.exists():
+        probe = probe.parent
+    if not os.access(probe, os.W_OK | os.X_OK):
+        remedy = f"make {probe} writable for you, or set ORCH_HOME to a directory of your own"
+        return [Finding(level=Level.ERROR, what=f"{home} cannot be written", remedy=remedy)]
+    free = shutil.disk_usage(probe).free
+    if free < LOW_DISK_BYTES:
+        remedy = "free some space (`orch prune`), or set ORCH_HOME to a larger disk"
+        return [Finding(level=Level.WARNING, what=f"only {free / 1e6:.0f} MB are free under {home}", remedy=remedy)]
+    return [_ok(f"{home}: {free / 1e9:.0f} GB free")]
+
+
+def _privacy(settings: Settings) -> list[Finding]:
+    """Whether other users of the machine can get at what orch keeps, or have taken its places."""
+    findings = [
+        Finding(level=Level.ERROR, what=f"{path} is not this user's alone", remedy=f"remove it: sudo rm -r {path}")
+        for path in (user_directory(), page_directory(namespace(settings.home)))
+        if _is_taken(path)
+    ]
+    if not settings.home.exists():
+        return findings
+    home = settings.home.stat()
+    if home.st_uid not in (os.geteuid(), 0):
+        what = f"{settings.home} belongs to user {home.st_uid}"
+        return [*findings, Finding(level=Level.ERROR, what=what, remedy="set ORCH_HOME to a directory of your own")]
+    reach = stat.S_IMODE(home.st_mode) & OTHERS
+    if reach & ~PASS_THROUGH:
+        what = f"other users can read or write {settings.home} (mode {stat.S_IMODE(home.st_mode):o})"
+        return [*findings, Finding(level=Level.ERROR, what=what, remedy=f"chmod go-rwx {settings.home}")]
+    found = exposed_entries(settings.paths) if reach else []
+    if found:
+        what = f"other users can get at {found[0]}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+        return [*findings, Finding(level=Level.ERROR, what=what, remedy=f"chmod go-rwx {found[0]}")]
+    return findings or [_ok(f"{settings.home} is this user's alone")]
+
+
+def _is_taken(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)
+
+
+def _shared_memory(_: Settings) -> list[Finding]:
+    if not SHARED_MEMORY.is_dir():
+        remedy = "mount a tmpfs there; without it progress pages and snapshots lie on disk"
+        return [Finding(level=Level.WARNING, what=f"there is no {SHARED_MEMORY}", remedy=remedy)]
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    if free < LOW_SHARED_MEMORY_BYTES:
+        remedy = "in a container, start it with more: --shm-size=1g"
+        return [Finding(level=Level.WARNING, what=f"{SHARED_MEMORY} has only {free / 1e6:.0f} MB free", remedy=remedy)]
+    return [_ok(f"{SHARED_MEMORY}: {free / 1e9:.1f} GB free")]
+
+
+def _limits(_: Settings) -> list[Finding]:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < LOW_FILES:
+        remedy = f"ulimit -n {hard if hard != resource.RLIM_INFINITY else 65536}, before `orch up`"
+        what = f"a process may open only {soft} files; gangs of many ranks need more"
+        return [Finding(level=Level.WARNING, what=what, remedy=remedy)]
+    return [_ok(f"open files: {soft if soft != resource.RLIM_INFINITY else 'unlimited'}")]
+
+
+def _memory_limits(_: Settings) -> list[Finding]:
+    place = find_place()
+    if place is not None and place.has_memory:
+        return [_ok(f"control groups: ranks are held to resources_per_worker.memory (below {place.path})")]
+    remedy = (
+        "run orch as root, or as a systemd unit with Delegate=yes and DelegateSubgroup=service; without, the kernel still kills"
+        " ranks before orch and Ray, by their oom_score_adj"
+    )
+    what = "control groups for memory cannot be made here: ranks are not held to resources_per_worker.memory"
+    return [Finding(level=Level.WARNING, what=what, remedy=remedy)]
+
+
+def _stacks(_: Settings) -> list[Finding]:
+    tool = find_py_spy()
+    if tool is None:
+        what = (
+            "py-spy is not installed: deadlocked ranks are not told from slow ones, and `orch stacks` shows no stacks"
+        )
+        return [Finding(level=Level.WARNING, what=what, remedy="pip install 'orch[stacks]'")]
+    return [_ok(f"py-spy: {tool}")]
+
+
+def _daemon(settings: Settings) -> list[Finding]:
+    try:
+        health = Client(Endpoint(socket_path=str(settings.socket))).health()
+    except DaemonUnreachableError:
+        return [*_store(settings), _down(settings)]
+    except OrchError as error:
+        return [Finding(level=Level.ERROR, what=str(error), remedy=error.hint)]
+    if health.problems:
+        return [Finding(level=Level.ERROR, what=p, remedy=f"see {settings.paths.daemon_log}") for p in health.problems]
+    return [_ok(f"the daemon runs (process {health.pid}), Ray at {health.ray_address}, {health.nodes} node(s)")]
+
+
+def _store(settings: Settings) -> list[Finding]:
+    """Only with no daemon there: opening takes the store's lock."""
+    from orchestrator.store.errors import StoreError
+    from orchestrator.store.sqlite import SqliteStore
+
+    if not settings.paths.store.exists():
+        return []
+    try:
+        SqliteStore.open(settings.paths.store, reserve=None, reserve_bytes=0).close()
+    except StoreError as error:
+        return [
+            Finding(level=Level.ERROR, what=f"the store cannot be opened: {error}", remedy="see docs/operations.md")
+        ]
+    return [_ok(f"the store {settings.paths.store} can be read")]
+
+
+def _down(settings: Settings) -> Finding:
+    try:
+        lines = settings.paths.daemon_log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError:
+        lines = []
+    said = f"; its log ends with: {' | '.join(lines)}" if lines else ""
+    return Finding(level=Level.WARNING, what=f"no daemon answers at {settings.socket}{said}", remedy="orch up")

@@ -1,0 +1,164 @@
+"""``orch serve``: the daemon in this process, until SIGTERM, SIGINT, or a shutdown over the API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import DaemonFrozenError, InternalError, OrchError, RefusedError
+from orchestrator.api.server.app import create_control_app
+from orchestrator.api.server.gate import GatePolicy
+from orchestrator.api.server.group_access import open_way
+from orchestrator.api.server.listeners import (
+    MAX_READERS,
+    ApiServer,
+    address_of,
+    bind_control_socket,
+    bind_tcp,
+    connection_cap,
+    raise_file_limit,
+)
+from orchestrator.api.server.read_app import create_read_app, read_policy
+from orchestrator.api.transport.peer import is_stopped
+from orchestrator.daemon.daemon import Daemon
+from orchestrator.daemon.metrics.local_prometheus import LocalPrometheus
+from orchestrator.daemon.metrics_source import Reading
+from orchestrator.daemon.process import failure
+from orchestrator.daemon.process.home import prepare_home
+from orchestrator.daemon.service import Service
+from orchestrator.gpu.exporter.http import is_loopback
+from orchestrator.private_files import PRIVATE_UMASK
+from orchestrator.runtime.cluster.head_start import ClusterError
+from orchestrator.store.errors import StoreError, StoreInUseError
+from orchestrator.telemetry.local_prometheus import LocalPrometheusError
+from orchestrator.telemetry.logging import configure_logging
+
+if TYPE_CHECKING:
+    from orchestrator.api.launch import ServeOptions
+    from orchestrator.api.server.listeners import ControlSocket
+    from orchestrator.spec.settings import Settings
+
+
+def serve(settings: Settings, options: ServeOptions) -> int:
+    """Run until told to stop; the exit code. Raises OrchError for what keeps the daemon from starting."""
+    as_json = {"json": True, "console": False}.get(settings.log_format)
+    configure_logging(json=as_json, level=settings.log_level, stream=sys.stderr)
+    try:
+        _run(settings, options)
+    except OrchError as error:
+        failure.write(settings.paths, error)
+        raise
+    except Exception as error:
+        failure.write(settings.paths, InternalError(f"{type(error).__name__}: {error}"))
+        raise
+    return 0
+
+
+def _run(settings: Settings, options: ServeOptions) -> None:
+    _check_exporters(settings, options)
+    raise_file_limit()
+    prepare_home(settings, traversable=bool(options.group))
+    environ = dict(os.environ)
+    rank_umask = os.umask(PRIVATE_UMASK)  # inherited by Ray and the fork servers; ranks are given the one of this start
+    try:
+        asyncio.run(_serve(settings, options, environ, rank_umask))
+    except LocalPrometheusError as error:
+        raise RefusedError(error.message, hint=error.hint) from error
+    except StoreInUseError as error:
+        if error.pid is not None and is_stopped(error.pid):
+            raise DaemonFrozenError.of(str(settings.socket), error.pid) from error
+        raise RefusedError(str(error), hint="`orch doctor` looks for the reason") from error
+    except (StoreError, ClusterError) as error:
+        raise RefusedError(str(error), hint="`orch doctor` looks for the reason") from error
+
+
+def _check_exporters(settings: Settings, options: ServeOptions) -> None:
+    if not is_loopback(settings.exporter_address) and not options.token_file:
+        raise RefusedError(
+            f"exporters on {settings.exporter_address} would be open to the network",
+            hint="pass --token-file FILE, or leave ORCH_EXPORTER_ADDRESS out: they listen on 127.0.0.1 then",
+        )
+
+
+async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, str], rank_umask: int) -> None:
+    daemon = Daemon(settings, options, environ, rank_umask)
+    try:
+        if options.group:
+            open_way(settings.home, settings.socket, options.group)
+        control = bind_control_socket(settings.socket, group=options.group or None)
+    except BaseException:
+        daemon.store.close()
+        raise
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stop)
+    try:
+        await _serve_on(daemon, control, settings, options)
+    finally:
+        control.release()
+        if (
+            daemon.deaf_tasks or daemon.pools.busy
+        ):  # which asyncio.run would wait for without an end; everything that matters is closed
+            failed = sys.exception()
+            if failed is not None:
+                traceback.print_exception(failed)
+            sys.stderr.flush()
+            os._exit(1 if failed else 0)
+
+
+async def _serve_on(daemon: Daemon, control: ControlSocket, settings: Settings, options: ServeOptions) -> None:
+    service = Service(daemon)
+    closing = asyncio.Event()
+    token = options.read_token()
+    policy = GatePolicy(owner_uid=os.getuid(), token=token)
+    servers = [ApiServer(create_control_app(service, policy, closing), [control.sock])]
+    if options.read_listen:
+        servers.append(_reading_server(daemon, service, options.read_listen, token))
+    if options.listen:
+        servers.append(_tcp_server(service, options.listen, token, closing))
+    for server in servers:
+        await server.start()
+    state = settings.paths.daemon_state
+    state.write_text(json.dumps({"pid": os.getpid(), "read_address": daemon.read_address}))
+    prometheus = LocalPrometheus(settings.home / "prometheus")
+    try:
+        if options.with_prometheus:
+            stack = await prometheus.start(daemon.read_address, options.token_file)
+            daemon.prometheus_url, daemon.alertmanager_url = stack.prometheus_url, stack.alertmanager_url or ""
+            daemon.log.info("prometheus.started", url=stack.prometheus_url, alertmanager=stack.alertmanager_url)
+        await daemon.start_unless_stopped()
+        await daemon.run()
+    finally:
+        await prometheus.stop()
+        closing.set()
+        for server in servers:
+            await server.stop()
+        with contextlib.suppress(FileNotFoundError):
+            state.unlink()
+
+
+def _reading_server(daemon: Daemon, service: Service, listen: str, token: str) -> ApiServer:
+    host, _, port = listen.rpartition(":")
+    sock = bind_tcp(host, int(port))
+    daemon.read_address = address_of(sock)
+    app = create_read_app(Reading(daemon, service), read_policy(host, token, os.getuid()))
+    return ApiServer(app, [sock], cap=min(MAX_READERS, connection_cap()))
+
+
+def _tcp_server(service: Service, listen: str, token: str, closing: asyncio.Event) -> ApiServer:
+    if not token:
+        raise RefusedError("control over TCP needs a token", hint="pass --token-file FILE, readable by you alone")
+    host, _, port = listen.rpartition(":")
+    from orchestrator.api.server.listeners import host_names
+
+    policy = GatePolicy(owner_uid=os.getuid(), token=token, hosts=host_names(host))
+    return ApiServer(create_control_app(service, policy, closing), [bind_tcp(host, int(port))])
+
+
+__all__ = ["OrchError", "serve"]

@@ -1,0 +1,145 @@
+"""GPUs and balances as JSON: the shape that the API carries and that `orch gpus --json` prints.
+
+A row holds one GPU of one node: who it is, how it is, its newest values in base units, and which ranks run on it. Values
+that the GPU does not give are null. Rows travel between nodes and releases: reading one ignores what it does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestrator.gpu.sample import Sample
+from orchestrator.gpu.sampler import Health
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.gpu.balance.balance import Balance
+    from orchestrator.gpu.balance.diagnosis import Finding
+    from orchestrator.gpu.sample import GpuInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHolder:
+    """A rank that runs on a GPU."""
+
+    job: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRow:
+    """One GPU of one node. `health` is one of `Health`; `sampled_at` is Unix time, None without a fresh sample.
+
+    `job` and `rank` name the first rank on the GPU, `holders` all of them: a GPU may be shared.
+    """
+
+    gpu_uuid: str
+    node: str
+    index: int
+    vendor: str
+    model: str
+    pci_bus_id: str = ""
+    driver_version: str = ""
+    simulated: bool = False
+    placeable: bool = True
+    parent_uuid: str | None = None
+    health: str = Health.OK
+    problem: str | None = None
+    job: str | None = None
+    rank: int | None = None
+    holders: tuple[GpuHolder, ...] = ()
+    sampled_at: float | None = None
+    utilization_ratio: float | None = None
+    memory_activity_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    energy_joules: float | None = None
+    temperature_celsius: float | None = None
+    fan_ratio: float | None = None
+    sm_clock_hertz: float | None = None
+    throttle: tuple[str, ...] = ()
+    processes: tuple[dict[str, int | None], ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready values, nulls included, so that every row has the same keys."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """A row from `to_json`'s form. Raises KeyError or TypeError for something else."""
+        known = {item.name for item in fields(cls)}
+        values = {key: value for key, value in document.items() if key in known}
+        holders = tuple(GpuHolder(job=holder["job"], rank=holder["rank"]) for holder in values.get("holders", ()))
+        tuples = {key: tuple(values.get(key, ())) for key in ("throttle", "processes")}
+        return cls(**{**values, **tuples, "holders": holders})
+
+
+def gpu_row(
+    info: GpuInfo,
+    node: str,
+    sample: Sample | None,
+    *,
+    health: Health = Health.OK,
+    problem: str | None = None,
+    holders: Sequence[GpuHolder] = (),
+) -> GpuRow:
+    """The row of a GPU; `sample` is None for one that does not answer."""
+    values = sample or Sample(gpu_uuid=info.uuid, timestamp=0.0, monotonic=0.0)
+    clocks = dict(values.clocks)
+    return GpuRow(
+        gpu_uuid=info.uuid,
+        node=node,
+        index=info.index,
+        vendor=info.vendor,
+        model=info.model,
+        pci_bus_id=info.pci_bus_id,
+        driver_version=info.driver_version,
+        simulated=info.simulated,
+        placeable=info.placeable,
+        parent_uuid=info.parent_uuid,
+        health=health,
+        problem=problem,
+        job=holders[0].job if holders else None,
+        rank=holders[0].rank if holders else None,
+        holders=tuple(holders),
+        sampled_at=values.timestamp if sample is not None else None,
+        utilization_ratio=values.utilization,
+        memory_activity_ratio=values.memory_activity,
+        memory_used_bytes=values.memory_used_bytes,
+        memory_total_bytes=values.memory_total_bytes or info.memory_total_bytes,
+        power_watts=values.power_watts,
+        power_limit_watts=values.power_limit_watts,
+        energy_joules=values.energy_joules,
+        temperature_celsius=values.temperature,
+        fan_ratio=values.fan,
+        sm_clock_hertz=clocks.get("sm", clocks.get("graphics")),
+        throttle=values.throttle_active,
+        processes=tuple({"pid": process.pid, "memory_bytes": process.memory_bytes} for process in values.processes),
+    )
+
+
+def balance_json(balance: Balance, findings: Sequence[Finding] = ()) -> dict[str, Any]:
+    """A job's balance with its causes: `{"gpus", "silent", "band", "quantities": {...}, "findings": [...]}`.
+
+    `band` is that of the worse of utilization and power; null for a single GPU and for an idle job.
+    """
+    worst = balance.worst
+    return {
+        "gpus": balance.gpus,
+        "silent": list(balance.silent),
+        "band": worst.band if worst is not None else None,
+        "quantities": {
+            spread.quantity: {
+                "cv": spread.cv,
+                "min_per_median": spread.min_per_median,
+                "mean": spread.mean,
+                "band": spread.band,
+            }
+            for spread in balance.spreads
+        },
+        "findings": [asdict(finding) for finding in findings],
+    }

@@ -1,0 +1,166 @@
+"""AMD GPUs through amdgpu's files in /sys: no library, no ROCm installation.
+
+Stepped around here: `pcie_bw` sleeps a second in the kernel, so PCIe traffic is not read; a GPU that is powered down
+(runtime suspend) is left asleep, for reading its sensors would wake it; power is the instantaneous sensor where the card
+has one, else its average.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.gpu.drivers import amd_metrics, sysfs
+from orchestrator.gpu.drivers.hwmon import Sensors, micro
+from orchestrator.gpu.reader import Detail, GpuLostError, ReaderOptions
+from orchestrator.gpu.sample import GpuInfo, Sample, SampleValues, Vendor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PCI_VENDOR: Final = "0x1002"
+_DRIVER: Final = "amdgpu"
+_CURRENT_STATE: Final = re.compile(r"^\d+:\s*(\d+)\s*Mhz\s*\*", re.MULTILINE | re.IGNORECASE)
+
+
+def open_amd(root: Path, node: str) -> list[AmdReader]:
+    """A reader for every AMD GPU under the /sys at `root`; empty where there is none."""
+    version = sysfs.driver_version(root, _DRIVER)
+    return [
+        AmdReader(_describe(card, ordinal, node, version), card)
+        for ordinal, card in enumerate(sysfs.cards(root, PCI_VENDOR, (_DRIVER,)))
+    ]
+
+
+def _describe(card: sysfs.Card, ordinal: int, node: str, version: str) -> GpuInfo:
+    unique = sysfs.read_text(card.device / "unique_id")
+    total = sysfs.read_text(card.device / "mem_info_vram_total")
+    model = sysfs.read_text(card.device / "product_name") or sysfs.device_name(PCI_VENDOR, card.pci_device_id)
+    return GpuInfo(
+        uuid=f"amd-{unique}" if unique else f"amd-{node}-{card.pci_bus_id}",
+        index=ordinal,
+        ordinal=ordinal,
+        vendor=Vendor.AMD,
+        model=model or f"AMD GPU {card.pci_device_id}",
+        memory_total_bytes=int(total) if total and total.isdigit() else None,
+        pci_bus_id=card.pci_bus_id,
+        driver_version=version,
+    )
+
+
+class AmdReader:
+    """Reads one AMD GPU; see `orchestrator.gpu.reader.GpuReader`."""
+
+    def __init__(self, info: GpuInfo, card: sysfs.Card, options: ReaderOptions | None = None) -> None:
+        """Take note of the card; its files are opened by the first reading."""
+        self.info = info
+        self.options = options or ReaderOptions()
+        self._card = card
+        self._files = sysfs.Attributes()
+        self._opened = False
+        self._last_power: tuple[float | None, int] | None = None
+
+    def read(self, detail: Detail = Detail.FULL) -> Sample:
+        """Read the card's files; see `GpuReader.read`."""
+        if not self._opened:
+            self.reopen()
+        wall, monotonic, start = time.time(), time.monotonic(), time.perf_counter()
+        values: SampleValues = {} if self._asleep() else self._values(detail)
+        return Sample(
+            gpu_uuid=self.info.uuid,
+            timestamp=wall,
+            monotonic=monotonic,
+            duration_seconds=time.perf_counter() - start,
+            **values,
+        )
+
+    def _asleep(self) -> bool:
+        return self._runtime is not None and self._runtime.text() == "suspended"
+
+    def reopen(self) -> None:
+        """Open the card's files anew. Raises GpuLostError when the card has gone."""
+        self.close()
+        device = self._card.device
+        if not device.is_dir():
+            raise GpuLostError(f"{device} has gone. Check the kernel log; the GPU needs a reset or a reboot.")
+        self._runtime = self._files.open(device / "power" / "runtime_status")
+        self._busy = self._files.open(device / "gpu_busy_percent")
+        self._memory_busy = self._files.open(device / "mem_busy_percent")
+        self._used = self._files.open(device / "mem_info_vram_used")
+        self._metrics = self._files.open(device / "gpu_metrics")
+        self._states = [
+            (domain, self._files.open(device / name))
+            for domain, name in (("graphics", "pp_dpm_sclk"), ("memory", "pp_dpm_mclk"))
+        ]
+        self._ecc = self._files.open(device / "ras" / "umc_err_count")
+        self._sensors = Sensors(sysfs.hwmon(device, _DRIVER), self._files)
+        self._power = self._sensors.open("power1_input", "power1_average")
+        self._cap = self._sensors.open("power1_cap")
+        self._opened = True
+
+    def _values(self, detail: Detail) -> SampleValues:
+        watts = micro(self._power)
+        if watts is not None and watts <= 0.0:
+            self.options.tally.zero_power += 1
+            watts = None
+        values: SampleValues = {"power_watts": watts}
+        metrics = amd_metrics.parse(self._metrics.bytes()) if self._metrics is not None else None
+        now = (watts, metrics.stamp if metrics is not None else 0)
+        values["fresh"] = watts is not None and now != self._last_power
+        self._last_power = now
+        if detail is not Detail.POWER:
+            self._load(values)
+        if detail is Detail.FULL:
+            self._full(values)
+            if metrics is not None:
+                values["energy_joules"], values["throttle"] = metrics.energy_joules, metrics.throttle
+        return values
+
+    def _load(self, values: SampleValues) -> None:
+        values["temperatures"] = self._sensors.temperatures()
+        values["utilization"] = self._percent(self._busy)
+        values["memory_activity"] = self._percent(self._memory_busy)
+        values["memory_used_bytes"] = self._used.number() if self._used is not None else None
+        values["memory_total_bytes"] = self.info.memory_total_bytes
+        values["clocks"] = self._sensors.clocks() or self._clock_states()
+
+    def _percent(self, attribute: sysfs.Attribute | None) -> float | None:
+        percent = attribute.number() if attribute is not None else None
+        if percent is None:
+            return None
+        if not 0 <= percent <= 100:
+            self.options.tally.blank += 1
+            return None
+        return percent / 100
+
+    def _clock_states(self) -> tuple[tuple[str, float], ...]:
+        """Clocks from the list of states, whose current one has a star, for cards without hwmon clocks."""
+        found: list[tuple[str, float]] = []
+        for domain, attribute in self._states:
+            match = _CURRENT_STATE.search(attribute.text() or "") if attribute is not None else None
+            if match:
+                found.append((domain, int(match[1]) * 1e6))
+        return tuple(found)
+
+    def _full(self, values: SampleValues) -> None:
+        cap = micro(self._cap)
+        values["power_limit_watts"] = cap or None
+        values["fan"] = self._sensors.fan()
+        values["temperature_limits"] = self._sensors.limits
+        values["ecc_errors"] = self._ecc_errors()
+
+    def _ecc_errors(self) -> tuple[tuple[str, str, int], ...]:
+        """Memory errors since the driver was loaded, from lines such as `ue: 0` and `ce: 3`."""
+        found: list[tuple[str, str, int]] = []
+        names = {"ce": "corrected", "ue": "uncorrected"}
+        for line in (self._ecc.text() or "").splitlines() if self._ecc is not None else ():
+            key, _, value = line.partition(":")
+            if key.strip() in names and value.strip().isdigit():
+                found.append((names[key.strip()], "volatile", int(value)))
+        return tuple(found)
+
+    def close(self) -> None:
+        """Close the card's files."""
+        self._files.close()
+        self._opened = False

@@ -1,0 +1,153 @@
+"""Every GPU of this host, whoever made it: found, named, and handed out as readers.
+
+Vendors are asked side by side, each with a deadline, so that one driver that hangs or is broken hides only its own GPUs.
+Nothing here is configured with a number of GPUs, except how many to simulate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.gpu.drivers.amd import open_amd
+from orchestrator.gpu.drivers.assignments import SimulatedAssignments
+from orchestrator.gpu.drivers.intel import open_intel
+from orchestrator.gpu.drivers.nvidia.nvml import open_nvidia
+from orchestrator.gpu.drivers.simulated import open_simulated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.gpu.reader import GpuReader
+    from orchestrator.gpu.sample import GpuInfo
+
+DRIVER_DEADLINE_SECONDS: Final = 15.0
+"""A driver that wakes a GPU from persistence-off takes seconds; one that takes longer hangs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What a host has: a reader per GPU, and for each vendor that could not be asked a sentence why."""
+
+    readers: tuple[GpuReader, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def gpus(self) -> tuple[GpuInfo, ...]:
+        """Identities in the order of the readers."""
+        return tuple(reader.info for reader in self.readers)
+
+    def close(self) -> None:
+        """Close every reader."""
+        for reader in self.readers:
+            reader.close()
+
+
+def node_name() -> str:
+    """The host's name as it appears in labels."""
+    return socket.gethostname().partition(".")[0]
+
+
+def discover(
+    *,
+    simulate: int = 0,
+    node: str | None = None,
+    sysfs: Path = Path("/sys"),
+    deadline_seconds: float = DRIVER_DEADLINE_SECONDS,
+) -> tuple[GpuInfo, ...]:
+    """The GPUs of this host, all vendors at once, in a stable order; empty on a host without one.
+
+    With `simulate` > 0 the host has that many simulated GPUs and no other. Never raises for a broken driver: use `survey`
+    to learn of one.
+    """
+    found = survey(simulate=simulate, node=node, sysfs=sysfs, deadline_seconds=deadline_seconds)
+    try:
+        return found.gpus
+    finally:
+        found.close()
+
+
+def survey(
+    *,
+    simulate: int = 0,
+    assignments: Path | None = None,
+    node: str | None = None,
+    sysfs: Path = Path("/sys"),
+    deadline_seconds: float = DRIVER_DEADLINE_SECONDS,
+) -> Survey:
+    """Readers for the GPUs of this host, and what could not be asked.
+
+    `assignments` is the file that tells which process runs on which simulated GPU; see `orchestrator.gpu.drivers.assignments`.
+    """
+    node = node or node_name()
+    if simulate > 0:
+        source = SimulatedAssignments(assignments) if assignments is not None else None
+        return Survey(readers=tuple(open_simulated(simulate, node, source)), problems=())
+    vendors: tuple[tuple[str, Callable[[], Sequence[GpuReader]]], ...] = (
+        ("NVIDIA", open_nvidia),
+        ("AMD", lambda: open_amd(sysfs, node)),
+        ("Intel", lambda: open_intel(sysfs, node)),
+    )
+    readers: list[GpuReader] = []
+    problems: list[str] = []
+    for name, outcome in _ask(vendors, deadline_seconds):
+        if isinstance(outcome, str):
+            problems.append(f"{name} GPUs cannot be read: {outcome}")
+        else:
+            readers += outcome
+    for index, reader in enumerate(readers):
+        reader.info = dataclasses.replace(reader.info, index=index)
+    return Survey(readers=tuple(readers), problems=tuple(problems))
+
+
+def open_readers(
+    uuids: Sequence[str] | None = None,
+    *,
+    simulate: int = 0,
+    assignments: Path | None = None,
+    node: str | None = None,
+    sysfs: Path = Path("/sys"),
+) -> tuple[GpuReader, ...]:
+    """Readers for these GPUs, or for all. Raises LookupError naming the UUIDs that this host does not have."""
+    found = survey(simulate=simulate, assignments=assignments, node=node, sysfs=sysfs)
+    if uuids is None:
+        return found.readers
+    by_uuid = {reader.info.uuid: reader for reader in found.readers}
+    for uuid, reader in by_uuid.items():
+        if uuid not in uuids:
+            reader.close()
+    missing = [uuid for uuid in uuids if uuid not in by_uuid]
+    if missing:
+        for uuid in by_uuid.keys() & set(uuids):
+            by_uuid[uuid].close()
+        here = ", ".join(by_uuid) or "none"
+        reasons = " ".join(found.problems)
+        raise LookupError(f"this host has no GPU {', '.join(missing)}; it has: {here}. {reasons}".rstrip())
+    return tuple(by_uuid[uuid] for uuid in uuids)
+
+
+def _ask(
+    vendors: Sequence[tuple[str, Callable[[], Sequence[GpuReader]]]], deadline_seconds: float
+) -> list[tuple[str, Sequence[GpuReader] | str]]:
+    """Each vendor's readers, or the reason why there are none; a thread each, left behind when its driver hangs."""
+    outcomes: dict[str, Sequence[GpuReader] | str] = {}
+
+    def ask(name: str, opener: Callable[[], Sequence[GpuReader]]) -> None:
+        try:
+            outcomes[name] = opener()
+        except Exception as error:
+            outcomes[name] = str(error) or type(error).__name__
+
+    threads = [
+        threading.Thread(target=ask, args=vendor, name=f"orch-survey-{vendor[0]}", daemon=True) for vendor in vendors
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(deadline_seconds)
+    late = f"its driver has not answered within {deadline_seconds:g} s. Check the kernel log; a reboot may be needed."
+    return [(name, outcomes.get(name, late)) for name, _ in vendors]

@@ -1,0 +1,4 @@
+"""NVIDIA GPUs through NVML.
+
+Must not be imported by other drivers. Begin with ``nvml.py``.
+"""

@@ -1,0 +1,259 @@
+"""Simulated GPUs that report what really runs: ranks on a machine without a GPU, seen as a GPU would show them.
+
+Utilization is the share of time in which the rank's process worked, was ready to work, or waited for other ranks: a real
+GPU spins in the collective kernel and counts as busy, and only its power tells. Memory is the process's resident set.
+Power, heat and energy follow from the work done. Nothing is random and nothing is made up: two identical ranks show the
+same load, and a slow one shows as it would on hardware.
+
+What cannot be seen from outside: a rank that sleeps on a lock for another reason than its peers (a data loader that pins
+memory in a thread, say) counts as busy too.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.gpu import proc
+from orchestrator.gpu.reader import Detail, ReaderOptions
+from orchestrator.gpu.sample import GpuInfo, GpuProcess, Sample, Throttle, Vendor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from orchestrator.gpu.drivers.assignments import SimulatedAssignments
+
+MEMORY_BYTES: Final = 16 * 2**30
+IDLE_WATTS: Final = 60.0
+LIMIT_WATTS: Final = 300.0
+WAITING_WORK: Final = 0.15
+"""Work of a GPU that spins in a collective, as a share of full work: what tells a waiting rank from a busy one."""
+AMBIENT_CELSIUS: Final = 30.0
+CELSIUS_PER_WATT: Final = 0.18
+HEAT_SECONDS: Final = 20.0
+IDLE_HERTZ: Final = 345e6
+BUSY_HERTZ: Final = 1.98e9
+SENSOR_SECONDS: Final = 0.1
+"""The sensor renews its values this often, as real ones do; asked sooner, it repeats itself."""
+PROBE_SECONDS: Final = 0.05
+
+
+UUID_PREFIX: Final = "simulated-"
+
+
+def is_simulated(uuid: str) -> bool:
+    """Whether a GPU is a simulated one, by its UUID."""
+    return uuid.startswith(UUID_PREFIX)
+
+
+def simulated_gpus(count: int, node: str) -> tuple[GpuInfo, ...]:
+    """The identities of `count` simulated GPUs of a node; their UUIDs are unique across nodes."""
+    return tuple(
+        GpuInfo(
+            uuid=f"{UUID_PREFIX}{node}-{index}",
+            index=index,
+            ordinal=index,
+            vendor=Vendor.SIMULATED,
+            model="simulated GPU",
+            memory_total_bytes=MEMORY_BYTES,
+            pci_bus_id=f"simulated:{index}",
+            driver_version="simulated",
+            simulated=True,
+        )
+        for index in range(count)
+    )
+
+
+class WaitProbe:
+    """Looks a few times a second whether ranks wait for each other: /proc keeps no account of that.
+
+    Shared by the simulated GPUs of a process; its thread lives from the first `attach` to the last `detach`.
+    """
+
+    def __init__(self, procfs: Path = proc.PROC) -> None:
+        """Probe nothing until asked for a process."""
+        self._proc = procfs
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+        self._users = 0
+        self._stop = threading.Event()
+
+    def take(self, pid: int) -> float:
+        """Share of the probes since the last call in which the process waited for other ranks; watches it from now."""
+        with self._lock:
+            waited, probes = self._seen.get(pid, (0, 0))
+            self._seen[pid] = (0, 0)
+        return waited / probes if probes else 0.0
+
+    def forget(self, pid: int) -> None:
+        """Probe this process no more."""
+        with self._lock:
+            self._seen.pop(pid, None)
+
+    def probe(self) -> None:
+        """Look once at every watched process."""
+        with self._lock:
+            pids = tuple(self._seen)
+        for pid in pids:
+            waits = proc.waits_on_lock(pid, self._proc) and proc.in_process_group(pid, self._proc)
+            with self._lock:
+                if pid in self._seen:
+                    waited, probes = self._seen[pid]
+                    self._seen[pid] = (waited + waits, probes + 1)
+
+    def attach(self) -> None:
+        """Probe in the background from now on."""
+        with self._lock:
+            self._users += 1
+            if self._users > 1:
+                return
+            self._stop = threading.Event()
+        threading.Thread(target=self._run, args=(self._stop,), name="orch-wait-probe", daemon=True).start()
+
+    def detach(self) -> None:
+        """Undo one `attach`; the background thread ends with the last."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._stop.set()
+
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.wait(PROBE_SECONDS):
+            self.probe()
+
+
+@dataclass(slots=True)
+class _State:
+    """What the GPU has been through: the sensor's last values, those that are rates absent until it has looked twice."""
+
+    at: float | None = None
+    timestamp: float = 0.0
+    utilization: float | None = None
+    work: float | None = None
+    watts: float | None = None
+    joules: float = 0.0
+    celsius: float = AMBIENT_CELSIUS + IDLE_WATTS * CELSIUS_PER_WATT
+    ranks: dict[int, proc.ProcessUse] = field(default_factory=dict)
+
+
+class SimulatedReader:
+    """Reads one simulated GPU; see `orchestrator.gpu.reader.GpuReader`."""
+
+    def __init__(
+        self,
+        info: GpuInfo,
+        assignments: SimulatedAssignments | None,
+        *,
+        probe: WaitProbe | None = None,
+        procfs: Path = proc.PROC,
+        clock: Callable[[], float] = time.monotonic,
+        options: ReaderOptions | None = None,
+    ) -> None:
+        """Watch the processes that `assignments` names for this GPU; without assignments the GPU idles.
+
+        `probe` may be shared by the readers of a process; `procfs` and `clock` (monotonic seconds) are for tests.
+        """
+        self.info = info
+        self.options = options or ReaderOptions()
+        self._assignments = assignments
+        self._probe = probe
+        self._proc = procfs
+        self._clock = clock
+        self._state = _State()
+        self._attached = False
+
+    def read(self, detail: Detail = Detail.FULL) -> Sample:
+        """Look at the processes and at what they have done since the sensor last looked."""
+        now, wall, start = self._clock(), time.time(), time.perf_counter()
+        state = self._state
+        if self._probe is not None and not self._attached:
+            self._attached = True
+            self._probe.attach()
+        # A little slack: whoever asks ten times a second is to get something new each time, a tick that is early included.
+        due = state.at is None or now - state.at >= 0.95 * SENSOR_SECONDS
+        if due:
+            self._advance(now)
+            state.timestamp = wall
+        used = sum(rank.resident_bytes for rank in state.ranks.values())
+        processes = (
+            tuple(GpuProcess(pid=pid, memory_bytes=rank.resident_bytes) for pid, rank in sorted(state.ranks.items()))
+            if self.options.processes and detail is Detail.FULL
+            else ()
+        )
+        return Sample(
+            gpu_uuid=self.info.uuid,
+            timestamp=wall,
+            monotonic=now,
+            duration_seconds=time.perf_counter() - start,
+            driver_timestamp=state.timestamp,
+            fresh=due,
+            utilization=state.utilization,
+            memory_activity=state.work,
+            memory_used_bytes=min(used, MEMORY_BYTES),
+            memory_total_bytes=MEMORY_BYTES,
+            power_watts=state.watts,
+            power_limit_watts=LIMIT_WATTS,
+            energy_joules=state.joules,
+            temperatures=(("gpu", state.celsius),),
+            temperature_limits=(("gpu", "slowdown", 90.0), ("gpu", "shutdown", 95.0)),
+            clocks=(("sm", BUSY_HERTZ if state.utilization else IDLE_HERTZ),),
+            throttle=((Throttle.POWER_CAP, False), (Throttle.THERMAL, False)),
+            processes=processes,
+        )
+
+    def _advance(self, now: float) -> None:
+        """Move the sensor on to `now`."""
+        state = self._state
+        elapsed = 0.0 if state.at is None else now - state.at
+        work, waiting = self._load(elapsed)
+        if elapsed > 0.0:
+            state.utilization = min(1.0, work + waiting)
+            state.work = work
+            watts = IDLE_WATTS + (LIMIT_WATTS - IDLE_WATTS) * min(1.0, work + WAITING_WORK * waiting)
+            state.watts = watts
+            state.joules += watts * elapsed
+            target = AMBIENT_CELSIUS + CELSIUS_PER_WATT * watts
+            state.celsius += (target - state.celsius) * (1.0 - math.exp(-elapsed / HEAT_SECONDS))
+        state.at = now
+
+    def _load(self, elapsed: float) -> tuple[float, float]:
+        """(share of time at work, share of time waiting for other ranks) since the sensor last looked."""
+        pids = self._assignments.pids(self.info.ordinal) if self._assignments is not None else ()
+        before, self._state.ranks = self._state.ranks, {}
+        busy = waiting = 0.0
+        for pid in pids:
+            use = proc.read_use(pid, self._proc)
+            if use is None:
+                continue
+            busy += use.busy_seconds_since(before.get(pid))
+            waiting += self._probe.take(pid) if self._probe is not None else 0.0
+            self._state.ranks[pid] = use
+        if self._probe is not None:
+            for pid in before.keys() - self._state.ranks.keys():
+                self._probe.forget(pid)
+        work = min(1.0, busy / elapsed) if elapsed > 0.0 else 0.0
+        return work, min(waiting, 1.0 - work)
+
+    def reopen(self) -> None:
+        """Nothing to take hold of."""
+
+    def close(self) -> None:
+        """Watch no process any more."""
+        if self._probe is not None and self._attached:
+            self._attached = False
+            for pid in self._state.ranks:
+                self._probe.forget(pid)
+            self._probe.detach()
+        self._state.ranks = {}
+
+
+def open_simulated(
+    count: int, node: str, assignments: SimulatedAssignments | None, *, procfs: Path = proc.PROC
+) -> list[SimulatedReader]:
+    """Readers for `count` simulated GPUs of a node."""
+    probe = WaitProbe(procfs)
+    return [SimulatedReader(info, assignments, probe=probe, procfs=procfs) for info in simulated_gpus(count, node)]

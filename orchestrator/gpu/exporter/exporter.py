@@ -1,0 +1,276 @@
+"""Publishes GPUs to Prometheus: samples in the background, serves bytes that were rendered beforehand.
+
+A plain object, for the Ray actor and for anyone else. No request ever asks a driver: each GPU's thread renders its lines
+when it has a new sample, the server's thread (of a single GPU, its own) puts them together, and a timer there takes the lines of a GPU away when its
+sample has grown too old, so that a hanging GPU vanishes instead of showing its last values for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from orchestrator.gpu.balance.balance import WINDOW_SECONDS, LoadPoint, load_of
+from orchestrator.gpu.exporter.exposition import Block, ExporterStatus, Renderer, compose
+from orchestrator.gpu.exporter.http import HttpSettings, MetricsServer
+from orchestrator.gpu.reader import Detail
+from orchestrator.gpu.recording.job_record import JobRecorder
+from orchestrator.gpu.sampler import Health, Pace, Reading, Sampler, SamplerGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from orchestrator.gpu.balance.balance import GpuLoad
+    from orchestrator.gpu.reader import GpuReader
+    from orchestrator.gpu.sample import GpuInfo, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterSettings:
+    """How often to sample (hertz), after how many seconds of silence a GPU counts as gone, where to serve.
+
+    `processes` adds a series for every process on a GPU to the page; `statuses` has them in any case.
+    """
+
+    rate: float = 1.0
+    stale_after: float | None = None
+    processes: bool = False
+    pace: Pace = field(default_factory=Pace)
+    http: HttpSettings = field(default_factory=HttpSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuStatus:
+    """A GPU as its exporter sees it now; `sample` is None unless it is healthy."""
+
+    info: GpuInfo
+    health: Health
+    sample: Sample | None
+    error: str | None
+
+
+class GpuExporter:
+    """Exports one or more GPUs."""
+
+    def __init__(self, readers: Sequence[GpuReader], node: str, settings: ExporterSettings | None = None) -> None:
+        """Export what `readers` read, as GPUs of `node`. Raises ValueError for an address open to anyone."""
+        settings = settings or ExporterSettings()
+        self._lanes = tuple(_Lane(reader, node, settings, self._changed) for reader in readers)
+        self._group = SamplerGroup(lane.sampler for lane in self._lanes)
+        self._server = MetricsServer(settings.http, self.page)
+        self._page = b""
+        self._pending = False
+        self._composing = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to sample and to serve. Raises OSError when the address is taken."""
+        self._page = compose([lane.render(time.monotonic()) for lane in self._lanes])
+        self._server.start()
+        self._group.start()
+        self._server.call_soon(self._watch)
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return self._server.url
+
+    def page(self) -> bytes:
+        """The page as it was composed last."""
+        return self._page
+
+    def statuses(self) -> tuple[GpuStatus, ...]:
+        """Every GPU as it is now, for the API; asks no driver."""
+        now = time.monotonic()
+        return tuple(lane.status(now) for lane in self._lanes)
+
+    def loads_since(self, timestamp: float) -> tuple[LoadPoint, ...]:
+        """What the GPUs did after Unix time `timestamp`, at most over the window of a balance, oldest first.
+
+        So that whoever asks seldom, or has just started, knows as much as one who was always there.
+        """
+        now = time.monotonic()
+        return tuple(point for lane in self._lanes for point in lane.loads_since(timestamp, now))
+
+    def recorded_jobs(self) -> frozenset[str]:
+        """The jobs whose telemetry is being written."""
+        return frozenset(job_id for lane in self._lanes for job_id in lane.recorded_jobs)
+
+    def record_job(
+        self, job_id: str, directory: Path, *, rate: float = 1.0, gpu_uuids: Sequence[str] | None = None
+    ) -> None:
+        """Append samples of these GPUs (all of them by default) to the telemetry in `directory` from now on.
+
+        `rate` in hertz: a GPU is sampled as fast as the most demanding of its jobs wants; the page is renewed once a
+        second all the same.
+        """
+        for lane in self._lanes:
+            if gpu_uuids is None or lane.sampler.info.uuid in gpu_uuids:
+                lane.record(job_id, directory, rate)
+
+    def stop_recording(self, job_id: str) -> None:
+        """End the job's telemetry; a job that is not recorded is no error."""
+        for lane in self._lanes:
+            lane.stop_recording(job_id)
+
+    def stop(self) -> tuple[str, ...]:
+        """Stop serving and sampling; returns the UUIDs of GPUs whose driver hangs, whose threads are left behind."""
+        self._server.stop()
+        hanging = self._group.stop()
+        for lane in self._lanes:
+            lane.close()
+        return hanging
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop."""
+        self.stop()
+
+    def _changed(self) -> None:
+        """A GPU has news, in that GPU's thread: have the page composed, once for all that change in one go.
+
+        A single GPU's page is composed here and now: waking another thread would cost more.
+        """
+        if len(self._lanes) == 1:
+            self._compose()
+        elif not self._pending:
+            self._pending = True
+            self._server.call_soon(self._compose)
+
+    def _compose(self) -> None:
+        self._pending = False
+        with self._composing:  # who comes last has seen the newest lines
+            self._page = compose([lane.block for lane in self._lanes])
+
+    def _watch(self) -> None:
+        """In the server's thread: take away what has grown stale, and look again when the next GPU could."""
+        now = time.monotonic()
+        stale = [lane.refresh_if_stale(now) for lane in self._lanes]
+        if any(stale):
+            self._compose()
+        due = min((lane.stale_in(now) for lane in self._lanes), default=1.0)
+        self._server.call_later(max(0.05, due), self._watch)
+
+
+class _Lane:
+    """One GPU: its sampler, its lines, the jobs that record it."""
+
+    def __init__(self, reader: GpuReader, node: str, settings: ExporterSettings, changed: Callable[[], None]) -> None:
+        reader.options.processes = True
+        reader.options.xids = True
+        self.sampler = Sampler(
+            reader,
+            rate=settings.rate,
+            stale_after=settings.stale_after,
+            on_reading=self._read,
+            on_change=lambda: self._news(changed),
+            pace=settings.pace,
+        )
+        self._renderer = Renderer(reader.info, node, processes=settings.processes)
+        self._rate = settings.rate
+        self._lock = threading.Lock()
+        self._jobs: dict[str, JobRecorder] = {}
+        self._recent: deque[tuple[float, float, GpuLoad]] = deque()
+        self._errors = 0
+        self._last_success: float | None = None
+        self._shown_up = False
+        self.block: Block = ()
+
+    def _read(self, reading: Reading) -> None:
+        if reading.detail is Detail.FULL:
+            sample = reading.sample
+            self._recent.append(
+                (sample.monotonic, sample.timestamp, load_of(sample, simulated=self.sampler.info.simulated))
+            )
+            while self._recent[0][0] <= sample.monotonic - WINDOW_SECONDS:
+                self._recent.popleft()
+        for recorder in self._jobs.values():  # the dictionary is replaced, never changed
+            recorder.append(reading)
+
+    def _news(self, changed: Callable[[], None]) -> None:
+        self._errors += self.sampler.error is not None
+        self.render(time.monotonic())
+        changed()
+
+    def render(self, now: float) -> Block:
+        """Render the GPU as it is at monotonic time `now`; its own thread and the server's may come here together."""
+        with self._lock:
+            return self._render(now)
+
+    def _render(self, now: float) -> Block:
+        sample = self.sampler.fresh(now)
+        if sample is not None:
+            self._last_success = sample.timestamp
+        self._shown_up = sample is not None
+        status = ExporterStatus(up=sample is not None, last_success=self._last_success, read_errors=self._errors)
+        self.block = self._renderer.block(sample, status)
+        return self.block
+
+    def refresh_if_stale(self, now: float) -> bool:
+        """Render anew a GPU that is shown as up and no longer is; whether it was one."""
+        if not self._shown_up or self.sampler.fresh(now) is not None:
+            return False
+        self.render(now)
+        return True
+
+    def stale_in(self, now: float) -> float:
+        """Seconds until the shown sample is too old; a second when none is shown."""
+        latest = self.sampler.latest
+        if not self._shown_up or latest is None:
+            return 1.0
+        return latest.monotonic + self.sampler.stale_after - now
+
+    def status(self, now: float) -> GpuStatus:
+        """The GPU as it is now."""
+        return GpuStatus(
+            info=self.sampler.info,
+            health=self.sampler.health(now),
+            sample=self.sampler.fresh(now),
+            error=self.sampler.trouble(now),
+        )
+
+    def loads_since(self, timestamp: float, now: float) -> list[LoadPoint]:
+        """What the GPU did after that Unix time; `now` is monotonic."""
+        recent = self._recent.copy()  # in one go: its own thread appends
+        return [
+            LoadPoint(timestamp=taken, age_seconds=now - at, load=load)
+            for at, taken, load in recent
+            if taken > timestamp
+        ]
+
+    @property
+    def recorded_jobs(self) -> tuple[str, ...]:
+        """The jobs that record this GPU."""
+        return tuple(self._jobs)
+
+    def record(self, job_id: str, directory: Path, rate: float) -> None:
+        """Record for a job from the next reading on."""
+        if job_id not in self._jobs:
+            self._jobs = {**self._jobs, job_id: JobRecorder(directory, self.sampler.info, rate=rate)}
+            self._adjust_rate()
+
+    def stop_recording(self, job_id: str) -> None:
+        """End a job's recording."""
+        recorder = self._jobs.get(job_id)
+        if recorder is not None:
+            self._jobs = {key: value for key, value in self._jobs.items() if key != job_id}
+            self._adjust_rate()
+            recorder.close()
+
+    def _adjust_rate(self) -> None:
+        self.sampler.rate = max([self._rate, *(recorder.rate for recorder in self._jobs.values())])
+
+    def close(self) -> None:
+        """End every job's recording."""
+        for job_id in tuple(self._jobs):
+            self.stop_recording(job_id)

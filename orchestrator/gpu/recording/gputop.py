@@ -1,0 +1,290 @@
+"""Reads recordings back: gputop's files and its relatives', our own, and those that a crash cut short.
+
+Understood are gputop's single-GPU array and its multi-GPU array, one entry a line instead of an array, monitors that put
+their samples under `samples`, and the CSV power log. Their units (MiB, per cent, MHz) become base units, and what they
+wrote for a missing sensor (0 W, 0 degrees, 0 MiB of memory in all) becomes absence. Nothing is repaired in the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.gpu.recording.recording import RecordedSample, Recording
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+MIB: Final = 1 << 20
+_GPU_COLUMN: Final = re.compile(r"gpu(\d+)_(\w+)")
+
+
+class RecordingError(Exception):
+    """The file is no recording; the message says what was expected."""
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a recording of any of these formats.
+
+    Raises OSError when it cannot be read and RecordingError when it is something else. Entries that cannot be understood
+    are counted in `dropped`; an end that is cut off is left out, and `repaired` says so.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if text.lstrip()[:1] in {"[", "{"}:
+        entries, dropped, repaired = _json_entries(text)
+        rows, unusable = _json_rows(entries)
+        dropped += unusable
+    else:
+        rows, dropped, repaired = _csv_rows(path, text)
+    if not rows and not (repaired or dropped or text.split() in (["[", "]"], ["[]"])):
+        raise _not_a_recording(path)
+    rows.sort(key=lambda row: (row["timestamp"], row["gpu_index"]))
+    start = rows[0]["timestamp"] if rows else 0.0
+    samples = tuple(RecordedSample(**{"elapsed_seconds": row["timestamp"] - start, **row}) for row in rows)
+    return Recording(source=path, samples=samples, dropped=dropped, repaired=repaired)
+
+
+def _not_a_recording(path: Path) -> RecordingError:
+    return RecordingError(
+        f"{path} is no GPU recording. Give a gpu_stats_*.json or gpu_metrics_*.csv that `orch record` or gputop wrote."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------------ JSON
+
+
+def _json_entries(text: str) -> tuple[list[Any], int, bool]:
+    """(entries, dropped, repaired) of a JSON text: a whole one, one entry a line, or an array that is cut off."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        pass
+    else:
+        if isinstance(document, dict) and isinstance(document.get("samples"), list):
+            shared = {key: value for key, value in document.items() if key != "samples"}
+            return (
+                [{**shared, **entry} if isinstance(entry, dict) else entry for entry in document["samples"]],
+                0,
+                False,
+            )
+        return document if isinstance(document, list) else [document], 0, False
+    if text.lstrip().startswith("{") and '"samples"' not in text[:4096]:
+        return _json_lines(text)
+    return _cut_array(text)
+
+
+def _json_lines(text: str) -> tuple[list[Any], int, bool]:
+    entries: list[Any] = []
+    dropped = 0
+    lines = [line for line in text.splitlines() if line.strip()]
+    for number, line in enumerate(lines):
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            if number == len(lines) - 1:
+                return entries, dropped, True
+            dropped += 1
+    return entries, dropped, False
+
+
+def _cut_array(text: str) -> tuple[list[Any], int, bool]:
+    """The whole elements of an array whose end is missing."""
+    decoder = json.JSONDecoder()
+    position = text.find("[") + 1
+    entries: list[Any] = []
+    while position:
+        while position < len(text) and text[position] in " \t\r\n,":
+            position += 1
+        try:
+            entry, position = decoder.raw_decode(text, position)
+        except ValueError:
+            break
+        entries.append(entry)
+    return entries, 0, True
+
+
+def _json_rows(entries: list[Any]) -> tuple[list[dict[str, Any]], int]:
+    """Rows in base units, and how many entries were none."""
+    rows: list[dict[str, Any]] = []
+    dropped = 0
+    for number, entry in enumerate(entries):
+        before = len(rows)
+        if isinstance(entry, dict):
+            for gpu in _gpus_of(entry):
+                row = _json_row(entry, gpu, number)
+                if row is not None:
+                    rows.append(row)
+        dropped += len(rows) == before
+    return rows, dropped
+
+
+def _gpus_of(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    many = entry.get("multi_gpu_data")
+    if isinstance(many, list):
+        yield from (gpu for gpu in many if isinstance(gpu, dict))
+    elif any(
+        key in entry for key in ("utilization", "gpu_utilization", "memory_used", "memory_mb", "power", "gpu_index")
+    ):
+        yield entry
+
+
+def _json_row(entry: Mapping[str, Any], gpu: Mapping[str, Any], number: int) -> dict[str, Any] | None:
+    timestamp = _time(entry.get("timestamp"))
+    if timestamp is None:
+        # Better than nothing: seconds since the start where they are told, else the entry's number.
+        timestamp = _number(entry.get("elapsed_seconds"))
+        timestamp = float(number) if timestamp is None else timestamp
+    index = _number(gpu.get("gpu_index", gpu.get("gpu_id", 0)))
+    if index is None:
+        return None
+    used = _first(gpu, "memory_used", "memory_used_mb", "memory_mb")
+    total = _positive(_first(gpu, "memory_total", "memory_total_mb"))
+    utilization = _first(gpu, "utilization", "gpu_utilization")
+    temperatures = _temperatures(gpu)
+    return {
+        "timestamp": timestamp,
+        "gpu_index": int(index),
+        "gpu_name": _text(gpu.get("gpu_name")),
+        "gpu_uuid": _text(gpu.get("gpu_uuid")),
+        "vendor": (_text(gpu.get("gpu_type")) or "").lower() or None,
+        "utilization": None if utilization is None else utilization / 100,
+        "memory_used_bytes": None if used is None else round(used * MIB),
+        "memory_total_bytes": None if total is None else round(total * MIB),
+        "power_watts": _positive(_number(gpu.get("power"))),
+        "power_limit_watts": _positive(_number(gpu.get("power_limit"))),
+        "energy_joules": _number(gpu.get("energy_joules")),
+        "temperature_celsius": _main_temperature(gpu, temperatures),
+        "temperatures": temperatures,
+        "temperature_limits": _limits(gpu),
+        "clocks": tuple((str(name), hertz * 1e6) for name, hertz in _numbers(gpu.get("clocks"))),
+        "fan": _share(_number(gpu.get("fan_speed"))),
+        "throttle": tuple(gpu["throttle"]) if isinstance(gpu.get("throttle"), list) else (),
+        "fresh": gpu["fresh"] if isinstance(gpu.get("fresh"), bool) else None,
+        "training": entry["training_metadata"] if isinstance(entry.get("training_metadata"), dict) else {},
+    }
+
+
+def _temperatures(gpu: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    return tuple((name.lower(), celsius) for name, celsius in _numbers(gpu.get("temperatures")) if celsius > 0)
+
+
+def _main_temperature(gpu: Mapping[str, Any], temperatures: tuple[tuple[str, float], ...]) -> float | None:
+    """The one that stands for the GPU: what the entry says itself, else its GPU or edge sensor, else the hottest."""
+    own = _positive(_number(gpu.get("temperature")))
+    if own is not None:
+        return own
+    by_name = dict(temperatures)
+    return by_name.get("gpu", by_name.get("edge", max(by_name.values(), default=None)))
+
+
+def _limits(gpu: Mapping[str, Any]) -> tuple[tuple[str, str, float], ...]:
+    limits = gpu.get("temp_limits")
+    if not isinstance(limits, dict):
+        return ()
+    return tuple(
+        (str(sensor).lower(), limit, celsius) for sensor, entry in limits.items() for limit, celsius in _numbers(entry)
+    )
+
+
+def _numbers(value: object) -> list[tuple[str, float]]:
+    """The numeric entries of an object; none for anything else."""
+    if not isinstance(value, dict):
+        return []
+    return [(str(key), number) for key, raw in value.items() if (number := _number(raw)) is not None]
+
+
+def _first(entry: Mapping[str, Any], *keys: str) -> float | None:
+    return next((number for key in keys if (number := _number(entry.get(key))) is not None), None)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _positive(value: float | None) -> float | None:
+    """None for the 0 that stands for a missing sensor."""
+    return value if value is not None and value > 0 else None
+
+
+def _share(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _time(value: object) -> float | None:
+    """Unix time from a number or from an ISO time, which is local where it names no zone."""
+    if isinstance(value, str):
+        try:
+            return dt.datetime.fromisoformat(value.strip()).timestamp()
+        except ValueError:
+            pass
+    return _number(value)
+
+
+# ------------------------------------------------------------------------------------------------------------------- CSV
+
+
+def _csv_rows(path: Path, text: str) -> tuple[list[dict[str, Any]], int, bool]:
+    table = list(csv.reader(text.splitlines()))
+    header = table[0] if table else []
+    if "timestamp" not in header or not any(_GPU_COLUMN.fullmatch(name) for name in header):
+        raise _not_a_recording(path)
+    rows: list[dict[str, Any]] = []
+    dropped = 0
+    # A last line without its end may be cut off in the middle of a number: it is not to be trusted.
+    repaired = not text.endswith("\n")
+    for cells in table[1 : len(table) - repaired]:
+        found = _csv_row(header, cells)
+        rows += found
+        dropped += not found
+    return rows, dropped, repaired
+
+
+def _csv_row(header: list[str], cells: list[str]) -> list[dict[str, Any]]:
+    """A line's GPUs; none for a line that is not whole."""
+    if len(cells) != len(header):
+        return []
+    line = dict(zip(header, cells, strict=True))
+    timestamp = _time(line["timestamp"])
+    if timestamp is None:
+        return []
+    gpus: dict[int, dict[str, str]] = {}
+    for name, cell in line.items():
+        match = _GPU_COLUMN.fullmatch(name)
+        if match:
+            gpus.setdefault(int(match[1]), {})[match[2]] = cell
+    return [_csv_gpu(timestamp, index, values) for index, values in gpus.items()]
+
+
+def _csv_gpu(timestamp: float, index: int, values: Mapping[str, str]) -> dict[str, Any]:
+    used, clock = _number(values.get("mem_used_mib")), _number(values.get("sm_clock_mhz"))
+    celsius = _positive(_number(values.get("temp_c")))
+    return {
+        "timestamp": timestamp,
+        "gpu_index": index,
+        "utilization": _share(_number(values.get("util_pct"))),
+        "memory_used_bytes": None if used is None else round(used * MIB),
+        "power_watts": _positive(_number(values.get("power_w"))),
+        "power_limit_watts": _positive(_number(values.get("power_limit_w"))),
+        "energy_joules": _number(values.get("energy_j")),
+        "temperature_celsius": celsius,
+        "temperatures": () if celsius is None else (("gpu", celsius),),
+        "clocks": () if clock is None else (("sm", clock * 1e6),),
+        "fan": _share(_number(values.get("fan_pct"))),
+        "throttle": tuple(reason for reason in values.get("throttle", "").split("|") if reason),
+        "fresh": {"1": True, "0": False}.get(values.get("fresh", "")),
+    }

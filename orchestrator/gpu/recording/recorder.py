@@ -1,0 +1,279 @@
+"""Records GPUs into files, from once a second to a thousand times.
+
+Each GPU has a sampling thread on common deadlines; they hand readings to one writer thread, which puts the readings of a
+tick together and formats them a few at a time (formatting a second's worth in one go would hold up the samplers), and
+brings them to the files once a second. A GPU that hangs leaves its cells empty; the rows of the others are written on
+time. A full disk stops the writing, not the sampling, and is reported at the end.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from orchestrator.gpu.recording import rows
+from orchestrator.gpu.recording.files import JsonArrayFile, LineFile
+from orchestrator.gpu.recording.stats import RecordStats
+from orchestrator.gpu.sampler import Reading, Sampler, SamplerGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from orchestrator.gpu.reader import GpuReader
+    from orchestrator.gpu.sample import GpuInfo
+
+FORMAT_ROWS: Final = 5
+"""Rows are formatted about so many at a time: waking up costs, and formatting many in one go holds up the samplers."""
+FORMAT_SECONDS: Final = (0.02, 0.25)
+"""The shortest and the longest pause between."""
+TRAINING_VARIABLE: Final = "ORCH_TRAINING_METADATA"
+"""Names a file for the recorded command: a JSON object of epoch, batch and phase, replaced by a rename."""
+LEAD_SECONDS: Final = 0.1
+
+
+def no_training() -> Mapping[str, Any]:
+    """What a run says of itself when it says nothing."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """What to record and where: into `directory`, at `rate` hertz, as CSV with these columns, or as JSON.
+
+    `training` is asked for what the run reports of itself (epoch, batch, phase) and must be quick; `started` (local time)
+    is in the files' names. What waits is written every `flush_seconds`; a row waits for `grace_seconds` for a GPU that is
+    late before it is written without it.
+    """
+
+    directory: Path = field(default_factory=Path)
+    name: str = "run"
+    rate: float = 1.0
+    csv: bool = False
+    columns: tuple[str, ...] = rows.BASE_COLUMNS
+    training: Callable[[], Mapping[str, Any]] = no_training
+    started: dt.datetime = field(default_factory=dt.datetime.now)  # local time, as in the names
+    flush_seconds: float = 1.0
+    grace_seconds: float = 0.5
+
+    def validate(self) -> None:
+        """Raises ValueError naming what cannot be recorded."""
+        if not 0.01 <= self.rate <= 1000.0:
+            raise ValueError(f"a rate of {self.rate:g} Hz cannot be recorded; give 0.01 to 1000.")
+        unknown = [column for column in self.columns if column not in rows.COLUMNS]
+        if unknown:
+            known = ", ".join(rows.COLUMNS)
+            raise ValueError(f"unknown column {', '.join(unknown)}; there are: {known}.")
+        if not self.name or any(letter in self.name for letter in "/\0"):
+            raise ValueError(f"the name {self.name!r} cannot be part of a file's name.")
+
+
+class Recorder:
+    """Records these GPUs from `start` to `stop`."""
+
+    def __init__(self, readers: Sequence[GpuReader], options: RecordOptions) -> None:
+        """Raises ValueError for options that make no sense and for no GPUs at all."""
+        options.validate()
+        if not readers:
+            raise ValueError("there is no GPU to record. `orch gpus` lists them; --simulate-gpus N makes some up.")
+        self._options = options
+        self._infos = tuple(reader.info for reader in readers)
+        self._queues: dict[str, deque[Reading]] = {info.uuid: deque() for info in self._infos}
+        self._samplers = tuple(
+            Sampler(reader, rate=options.rate, on_reading=self._queues[reader.info.uuid].append) for reader in readers
+        )
+        self._group = SamplerGroup(self._samplers)
+        self.stats = RecordStats(self._infos, options.rate)
+        self.problem: str | None = None
+        """Why not everything was written, if so."""
+        self._sinks: list[_Sink] = []
+        self._stop = threading.Event()
+        self._writer = threading.Thread(target=self._run, name="orch-recorder", daemon=True)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that are written, once started."""
+        return tuple(sink.path for sink in self._sinks)
+
+    def start(self) -> None:
+        """Create the files and begin. Raises OSError when a file cannot be created."""
+        self._options.directory.mkdir(parents=True, exist_ok=True)
+        self._sinks = _open_sinks(self._options, self._infos)
+        self._assembly = _Assembly(self._infos, self._queues)
+        self._group.start(LEAD_SECONDS)
+        self._writer.start()
+
+    def stop(self) -> RecordStats:
+        """End the recording, write what is left, close the files."""
+        self._group.stop()
+        self._stop.set()
+        self._writer.join()
+        self.stats.missed = sum(sampler.missed for sampler in self._samplers)
+        return self.stats
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop."""
+        self.stop()
+
+    def _run(self) -> None:
+        flushed = time.monotonic()
+        least, most = FORMAT_SECONDS
+        pause = min(most, max(least, FORMAT_ROWS / self._options.rate))
+        while not self._stop.wait(pause):
+            self._take(time.monotonic() - self._options.grace_seconds)
+            if time.monotonic() - flushed >= self._options.flush_seconds:
+                self._flush()
+                flushed = time.monotonic()
+        self._take(float("inf"))
+        self._flush()
+        for sink in self._sinks:
+            sink.close()
+
+    def _take(self, overdue: float) -> None:
+        """Format every tick that is complete, or was due before `overdue` (monotonic seconds)."""
+        training = self._options.training()
+        for tick, readings in self._assembly.rows(overdue):
+            for reading in readings.values():
+                self.stats.add(reading)
+            first = min(reading.sample.timestamp for reading in readings.values())
+            elapsed = tick / self._options.rate
+            for sink in self._sinks:
+                sink.add(first, elapsed, self._assembly.views, training)
+
+    def _flush(self) -> None:
+        for sink in self._sinks:
+            try:
+                sink.flush()
+            except OSError as error:
+                self.problem = f"{sink.path}: {error.strerror}; rows were lost. Free some space and record again."
+
+
+class _Assembly:
+    """Puts the readings of one tick together."""
+
+    def __init__(self, infos: Sequence[GpuInfo], queues: Mapping[str, deque[Reading]]) -> None:
+        self.views = tuple(rows.View(info) for info in infos)
+        self._queues = queues
+        self._written = -1
+
+    def rows(self, overdue: float) -> Iterator[tuple[int, dict[str, Reading]]]:
+        """(tick, readings by UUID) of every tick that all GPUs have passed or that is overdue; `views` show it."""
+        while any(self._queues.values()):
+            heads = [queue[0] for queue in self._queues.values() if queue]
+            tick = min(head.tick for head in heads)
+            waiting = len(heads) < len(self._queues)
+            if waiting and min(head.sample.monotonic for head in heads) > overdue:
+                return
+            readings = {
+                uuid: queue.popleft() for uuid, queue in self._queues.items() if queue and queue[0].tick == tick
+            }
+            if tick <= self._written:
+                continue  # a GPU that hung came back with a tick whose row is written
+            self._written = tick
+            for view in self.views:
+                view.update(readings.get(view.info.uuid))
+            yield tick, readings
+
+
+Formatter = Callable[[float, float, Sequence[rows.View], Mapping[str, Any]], str | None]
+"""Makes a row's text from its time (Unix), seconds since the start, the GPUs and the run's words; None for no row."""
+
+
+class _Sink:
+    """A file with rows that have not reached it yet."""
+
+    def __init__(self, file: LineFile | JsonArrayFile, formatter: Formatter) -> None:
+        self.path = file.path
+        self._file = file
+        self._format = formatter
+        self._pending: list[str] = []
+
+    def add(self, timestamp: float, elapsed: float, views: Sequence[rows.View], training: Mapping[str, Any]) -> None:
+        """Format the row of one tick."""
+        text = self._format(timestamp, elapsed, views, training)
+        if text is not None:
+            self._pending.append(text)
+
+    def flush(self) -> None:
+        """Bring the rows to the file. Raises OSError, and gives those rows up, when the disk is full."""
+        pending, self._pending = self._pending, []
+        self._file.append(pending)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _single_row(
+    timestamp: float, elapsed: float, views: Sequence[rows.View], training: Mapping[str, Any]
+) -> str | None:
+    """The single-GPU form holds the first GPU, as gputop's own file has the one that was selected."""
+    if views[0].power is None:
+        return None
+    return json.dumps(rows.single_entry(timestamp, elapsed, views[0], training))
+
+
+def _multi_row(timestamp: float, elapsed: float, views: Sequence[rows.View], training: Mapping[str, Any]) -> str:
+    return json.dumps(rows.multi_entry(timestamp, elapsed, views, training))
+
+
+def _csv_formatter(columns: Sequence[str]) -> Formatter:
+    cells = tuple(rows.COLUMNS[column] for column in columns)
+
+    def row(timestamp: float, elapsed: float, views: Sequence[rows.View], training: Mapping[str, Any]) -> str:
+        del training  # the power log has no place for it
+        return rows.csv_row(timestamp, elapsed, views, cells)
+
+    return row
+
+
+def _open_sinks(options: RecordOptions, infos: Sequence[GpuInfo]) -> list[_Sink]:
+    stamp = options.started.strftime("%Y%m%d_%H%M%S")
+    if options.csv:
+        file = LineFile(options.directory / f"gpu_metrics_{stamp}.csv", rows.csv_header(infos, options.columns))
+        return [_Sink(file, _csv_formatter(options.columns))]
+    base = f"gpu_stats_{options.name}_{stamp}"
+    sinks = [_Sink(JsonArrayFile(options.directory / f"{base}.json"), _single_row)]
+    if len(infos) > 1:
+        sinks.append(_Sink(JsonArrayFile(options.directory / f"{base}_multi_gpu.json"), _multi_row))
+    return sinks
+
+
+class TrainingFile:
+    """What a run says of itself, from a small JSON file that it replaces as it goes; see `TRAINING_VARIABLE`."""
+
+    def __init__(self, path: Path) -> None:
+        """Follow the file at `path`, which need not exist."""
+        self._path = path
+        self._stamp: tuple[int, int] | None = None
+        self._latest: Mapping[str, Any] = {}
+
+    def __call__(self) -> Mapping[str, Any]:
+        """Epoch, batch and phase as the run reported them last; empty when it has not, or not properly."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return self._latest
+        stamp = (status.st_ino, status.st_mtime_ns)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                document = json.loads(self._path.read_bytes())
+            except (OSError, ValueError):
+                return self._latest
+            self._latest = document if isinstance(document, dict) else {}
+        return self._latest

@@ -1,0 +1,112 @@
+"""Keeps Ray from handing out certain GPUs: an actor of ours sits on each. Decides nothing.
+
+Ray picks the GPU ids, and offers no way to exclude one. So actors are made, one GPU each, until one of them has been given
+the GPU in question; it stays, the others end at once. They belong to this daemon's connection: Ray ends them with it, and the
+next daemon makes its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.runtime.deadline import within
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.runtime.cluster.cluster import Cluster
+    from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
+
+TAKE_SECONDS: Final = 10.0
+
+
+def still_there(report: NodeReport, first: Sequence[NodeGpu]) -> tuple[NodeReport, tuple[NodeGpu, ...]]:
+    """The report with those of the node's ``first`` GPUs that it still names, and those that it does not.
+
+    Ray's ids of GPUs are the places that they had when its node started: a lost one must not move those behind it.
+    """
+    here = {gpu.uuid for gpu in report.gpus}
+    gpus = tuple(gpu for gpu in first if gpu.uuid in here)
+    return replace(report, gpus=gpus), tuple(gpu for gpu in first if gpu.uuid not in here)
+
+
+class _Sitter:
+    """Sits on the GPU that Ray gave it."""
+
+    def gpu_ids(self) -> list[str]:
+        """Ray's ids of its GPUs."""
+        import ray
+
+        return [str(i) for i in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
+
+
+class GpuHolds:
+    """See the module. ``held`` says which GPU is held on which node."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._sitters: dict[str, Any] = {}
+        self._serial = asyncio.Lock()
+        self.held: dict[str, str] = {}
+
+    def per_node(self) -> Mapping[str, int]:
+        """How many GPUs are held on each node."""
+        return Counter(self.held.values())
+
+    def forget_all(self) -> None:
+        """Ray's head is gone, and every actor with it."""
+        self._sitters.clear()
+        self.held.clear()
+
+    async def keep(self, wanted: Mapping[str, tuple[str, NodeGpu, int]]) -> bool:
+        """Hold these GPUs (by UUID: node, GPU, GPUs of the node) and no others; True when anything changed.
+
+        One that somebody uses cannot be had: ask again later.
+        """
+        async with self._serial:
+            changed = False
+            for uuid in self.held.keys() - wanted.keys():
+                del self.held[uuid]
+                await self._end(self._sitters.pop(uuid))
+                changed = True
+            for uuid in wanted.keys() - self.held.keys():
+                node_id, gpu, count = wanted[uuid]
+                sitter = await self._take(node_id, str(gpu.index), count)
+                if sitter is not None:
+                    self._sitters[uuid], self.held[uuid] = sitter, node_id
+                    changed = True
+            return changed
+
+    async def _take(self, node_id: str, index: str, count: int) -> Any:
+        others = []
+        try:
+            for _ in range(count):
+                sitter = await self._cluster.call(_make, node_id)
+                try:
+                    ids = await within(TAKE_SECONDS, sitter.gpu_ids.remote())
+                except Exception:  # no GPU is free, or the node is gone
+                    others.append(sitter)
+                    return None
+                if index in ids:
+                    return sitter
+                others.append(sitter)
+            return None
+        finally:
+            for other in others:
+                await self._end(other)
+
+    async def _end(self, sitter: Any) -> None:
+        import ray
+
+        await self._cluster.call(ray.kill, sitter)
+
+
+def _make(node_id: str) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+    return ray.remote(_Sitter).options(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).remote()

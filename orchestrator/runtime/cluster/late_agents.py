@@ -1,0 +1,50 @@
+"""Node agents that do not answer: one that is stopped, or whose threads all hang, is ended, and made anew by Ray.
+
+Ray sees that a process ended, not that it stands still. Decides by the answers that the cluster's rounds get anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.runtime.deadline import within
+from orchestrator.runtime.nodes.ray_nodes import end_worker
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.cluster.cluster import Cluster
+
+LATE_SECONDS: Final = 20.0
+"""How long an agent may owe every answer before it is ended."""
+
+_ANSWER_SECONDS: Final = 5.0
+
+
+class LateAgents:
+    """By node: since when its agent has owed an answer."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._since: dict[str, float] = {}
+
+    def answered(self, node_id: str) -> None:
+        """The agent of the node is well."""
+        self._since.pop(node_id, None)
+
+    async def late(self, node_id: str) -> None:
+        """The agent did not answer in time; it is ended when it has not for LATE_SECONDS, and its node answers.
+
+        A report may wait for a driver that hangs, so the agent is asked for less before that.
+        """
+        since = self._since.setdefault(node_id, time.monotonic())
+        cluster = self._cluster
+        if time.monotonic() - since < LATE_SECONDS or node_id in cluster.silent or node_id not in cluster.agents:
+            return
+        agent = cluster.agents[node_id]
+        self.answered(node_id)
+        with contextlib.suppress(Exception):  # whatever Ray says of an agent that has died meanwhile: it makes another
+            try:
+                await within(_ANSWER_SECONDS, agent.reads.remote("/", ""))
+            except TimeoutError:
+                await cluster.call(end_worker, agent, restart=True)

@@ -1,0 +1,121 @@
+"""The Ray actor around one GPU's exporter; on the GPU's node, zero CPUs, restarted by Ray when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import gc
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.gpu.drivers.assignments import FILE_NAME
+from orchestrator.gpu.drivers.inventory import open_readers
+from orchestrator.gpu.exporter.exporter import ExporterSettings, GpuExporter, GpuStatus
+from orchestrator.gpu.exporter.http import HttpSettings, is_loopback
+from orchestrator.gpu.proc import ancestors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.gpu.balance.balance import LoadPoint
+
+NODE_ADDRESS: Final = "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterAccess:
+    """Where exporters listen, who may read, and whether processes are shown.
+
+    ``address`` ``node`` is the node's own in its cluster.
+    """
+
+    address: str = "127.0.0.1"
+    ports: tuple[int, int] = (0, 0)
+    token: str = ""
+    processes: bool = False
+
+    def http(self, node_address: str) -> HttpSettings:
+        """The settings on a node of that address."""
+        first, last = self.ports
+        return HttpSettings(
+            host=node_address if self.address == NODE_ADDRESS else self.address,
+            port=first,
+            last_port=last if first else None,
+            token=self.token or None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterReport:
+    """Where an exporter serves, its process, its GPU as it is now, and the jobs whose telemetry it writes.
+
+    ``loads`` are what the GPU did since the time that was asked for. ``lineages`` holds each process on the GPU with those
+    it descends from: only its node can tell whose it is. A process that cannot be seen from there has none.
+    """
+
+    url: str
+    pid: int
+    status: GpuStatus
+    recording: frozenset[str] = frozenset()
+    loads: tuple[LoadPoint, ...] = ()
+    lineages: tuple[tuple[int, ...], ...] = ()
+
+
+class ExporterActor:
+    """One GPU's exporter. Its methods are synchronous: the exporter runs an event loop of its own. No method asks the driver: a GPU that hangs holds up its own sampling thread and nothing else."""
+
+    def __init__(
+        self, *, gpu_uuid: str, node: str, node_dir: str, simulate: int, simulated_node: str, access: ExporterAccess
+    ) -> None:
+        import ray.util
+
+        readers = open_readers(
+            [gpu_uuid],
+            simulate=simulate,
+            assignments=Path(node_dir) / FILE_NAME if simulate else None,
+            node=simulated_node if simulate else None,
+        )
+        http = access.http(ray.util.get_node_ip_address())
+        self._exporter = GpuExporter(readers, node, ExporterSettings(processes=access.processes, http=http))
+        try:
+            self._exporter.start()
+        except OSError as error:
+            # The range is for firewalls, and none stands before loopback: another port is better than no exporter.
+            if error.errno != errno.EADDRINUSE or not is_loopback(http.host):
+                raise
+            anywhere = replace(http, port=0, last_port=None)
+            self._exporter = GpuExporter(readers, node, ExporterSettings(processes=access.processes, http=anywhere))
+            self._exporter.start()
+        _give_back_memory()
+
+    def report(self, since: float | None = None) -> ExporterReport:
+        """The newest values; with ``since`` (Unix time of this node) also what the GPU did after it."""
+        (status,) = self._exporter.statuses()
+        processes = status.sample.processes if status.sample is not None and since is not None else ()
+        return ExporterReport(
+            url=self._exporter.url,
+            pid=os.getpid(),
+            status=status,
+            recording=self._exporter.recorded_jobs(),
+            loads=() if since is None else self._exporter.loads_since(since),
+            lineages=tuple(line for process in processes if (line := ancestors(process.pid))),
+        )
+
+    def record(self, job_id: str, directory: str, rate: float) -> None:
+        """Append this GPU's samples to the job's telemetry from now on; asking again changes nothing."""
+        self._exporter.record_job(job_id, Path(directory), rate=rate)
+
+    def stop_recording(self, job_ids: Sequence[str]) -> None:
+        """End the telemetry of these jobs."""
+        for job_id in job_ids:
+            self._exporter.stop_recording(job_id)
+
+
+def _give_back_memory() -> None:
+    """Return to the kernel what only starting needed, a MiB of each actor; with another C library, nothing."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,46 @@
+"""What the driver says of a rank's GPUs at the time of its death: Xid events and GPUs that are gone.
+
+Asks the exporters, which hear of an Xid the moment the driver tells; one that hangs with its GPU is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.gpu.sampler import Health
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.gpu.exporter.exporter import GpuStatus
+    from orchestrator.runtime.exporters.exporters import Exporters
+
+ASK_SECONDS: Final = 0.5
+RECENT_SECONDS: Final = 60.0  # the driver tells of an Xid before the program notices: a collective may wait for long
+
+
+async def gpu_evidence(exporters: Exporters, uuids: Sequence[str]) -> tuple[str, ...]:
+    """Lines about these GPUs, newest values; empty where there is nothing to say, or nobody to ask."""
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            reports = await exporters.ask(uuids)
+    except TimeoutError:
+        reports = {}
+    missing = {uuid for _, uuid in exporters.missing()}
+    lines = [f"gpu {uuid}: the driver no longer has this GPU" for uuid in uuids if uuid in missing]
+    for uuid in uuids:
+        report = reports.get(uuid)
+        if report is not None and uuid not in missing:
+            lines += evidence_of(uuid, report.status, time.time())
+    return tuple(lines)
+
+
+def evidence_of(uuid: str, status: GpuStatus, now: float) -> list[str]:
+    """What one GPU's status tells of a failure at ``now`` (seconds since the epoch)."""
+    lines = []
+    if status.health is Health.LOST:
+        lines.append(f"gpu {uuid}: the driver no longer has this GPU")
+    recent = (x for x in (status.sample.xids if status.sample else ()) if now - x.last_timestamp <= RECENT_SECONDS)
+    return lines + [f"gpu {uuid}: Xid {xid.code}, {now - xid.last_timestamp:.0f} s before" for xid in recent]

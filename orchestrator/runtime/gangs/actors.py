@@ -1,0 +1,168 @@
+"""A gang's placement group and rank actors in Ray: found, made, removed. Blocking calls; gangs.py runs them in threads.
+
+Names say which gang an actor belongs to, so that whatever an earlier daemon has made is found again, and nothing is made
+twice. Nothing here asks an actor for anything, nor knows what its rank does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.core.scheduler.placement import rank_size
+from orchestrator.runtime.gangs.errors import GangLostError
+from orchestrator.runtime.names import placement_group_name, rank_actor_name
+from orchestrator.runtime.ranks.runtime_env import for_ray
+
+if TYPE_CHECKING:
+    from orchestrator.core.job import Job
+    from orchestrator.runtime.cluster.cluster import Cluster
+
+PLACEMENT_SECONDS: Final = 1.0
+ROOM_SECONDS: Final = 1.0
+_ROOM_POLL_SECONDS: Final = 0.005
+SHARED_PLACEMENT_SECONDS: Final = 10.0
+
+
+def find_or_create(cluster: Cluster, job: Job, *, create: bool) -> list[Any]:
+    """The gang's actors by rank; with ``create``, those of a gang that was never placed are made where they lack.
+
+    Raises GangLostError: an actor of a placed gang is gone, a node that the gang was to be on is, or there is no gang.
+    """
+    found = _find(cluster, job, everywhere=not create)
+    if None not in found:
+        return found
+    rank = found.index(None)
+    if job.seats:
+        raise GangLostError(rank, f"the actor of rank {rank} is gone")
+    if not create:
+        raise GangLostError(None, "it was stopped before its gang was placed")
+    if not set(job.nodes) <= set(cluster.agents):
+        # Ray would wait for the node for ever. On an embedded head's machine locks tell when the ranks are gone.
+        raise GangLostError(None, "a node that it was to run on is gone", node_lost=not cluster.embedded)
+    return _create(cluster, job, found)
+
+
+def remove(cluster: Cluster, job: Job) -> None:
+    """Kill the gang's actors and free what its placement group reserved; nothing where they are gone already."""
+    import ray
+    from ray.util.placement_group import get_placement_group, remove_placement_group
+
+    for rank in range(job.num_workers):
+        with contextlib.suppress(ValueError):
+            actor = ray.get_actor(rank_actor_name(job.id, job.gang, rank), namespace=cluster.namespace)
+            ray.kill(actor, no_restart=True)
+    with contextlib.suppress(ValueError):
+        remove_placement_group(get_placement_group(placement_group_name(job.id, job.gang)))
+
+
+def _find(cluster: Cluster, job: Job, *, everywhere: bool) -> list[Any]:
+    """The actors that there are, None for others; Ray is not asked for those that nobody can have made yet."""
+    import ray
+
+    if not (everywhere or job.seats or job.attempt_number > 1 or _may_exist(job)):
+        return [None] * job.num_workers
+    found: list[Any] = []
+    for rank in range(job.num_workers):
+        try:
+            found.append(ray.get_actor(rank_actor_name(job.id, job.gang, rank), namespace=cluster.namespace))
+        except ValueError:
+            found.append(None)
+    return found
+
+
+def _may_exist(job: Job) -> bool:
+    """An earlier daemon may have made the actors and died before it could say so."""
+    return time.time() - job.state_since > 1.0
+
+
+def _create(cluster: Cluster, job: Job, found: list[Any]) -> list[Any]:
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    from orchestrator.runtime.ranks.actor import RankActor
+
+    bundle, epoch = _bundle(job), cluster.epoch
+    _wait_for_room(job, bundle)
+    group = _placement_group(job, bundle)
+    # Actors that are asked for before their bundles are reserved are queued, and looked at again only later.
+    if not group.wait(timeout_seconds=PLACEMENT_SECONDS if cluster.embedded else SHARED_PLACEMENT_SECONDS):
+        _refuse_on_shared(cluster)
+    actor_class = ray.remote(RankActor)
+    runtime_env = for_ray(job.spec.runtime_env, cluster.modules(job.id))
+    actors = []
+    for rank, node_id in enumerate(job.nodes):
+        if found[rank] is not None:
+            actors.append(found[rank])
+            continue
+        if cluster.epoch != epoch:
+            raise GangLostError(None, "Ray's head died")
+        actors.append(
+            actor_class.options(
+                name=rank_actor_name(job.id, job.gang, rank),
+                namespace=cluster.namespace,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=bundle.get("CPU", 0),
+                num_gpus=bundle.get("GPU", 0),
+                memory=bundle.get("memory"),
+                max_restarts=0,
+                max_concurrency=64,
+                runtime_env=runtime_env or None,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=rank
+                ),
+            ).remote(job_id=job.id, gang=job.gang, rank=rank, node_dir=str(cluster.node_dir(node_id)))
+        )
+    return actors
+
+
+def _refuse_on_shared(cluster: Cluster) -> None:
+    """On somebody's cluster what was free may be taken meanwhile: the job goes back to the queue, where it can go elsewhere."""
+    if not cluster.embedded:
+        raise GangLostError(None, "other users of the Ray cluster hold what its gang was to get")
+
+
+def _wait_for_room(job: Job, bundle: dict[str, float]) -> None:
+    """Until Ray's control plane has heard that a gang released a moment ago holds nothing any more, or ROOM_SECONDS.
+
+    A placement group that does not fit when it is asked for is looked at again once a second only. Where Ray does not
+    tell (the call is internal to it), or others hold what is wanted, the group is asked for as it is.
+    """
+    try:
+        from ray._private.state import available_resources_per_node
+    except ImportError:
+        return
+    deadline = time.monotonic() + ROOM_SECONDS
+    while time.monotonic() < deadline:
+        free = available_resources_per_node()
+        if all(
+            free.get(node_id, {}).get(name, 0.0) >= amount * job.nodes.count(node_id) - 1e-6
+            for node_id in set(job.nodes)
+            for name, amount in bundle.items()
+        ):
+            return
+        time.sleep(_ROOM_POLL_SECONDS)
+
+
+def _placement_group(job: Job, bundle: dict[str, float]) -> Any:
+    from ray.util.placement_group import get_placement_group, placement_group
+
+    name = placement_group_name(job.id, job.gang)
+    if _may_exist(job):
+        with contextlib.suppress(ValueError):
+            return get_placement_group(name)
+    return placement_group(
+        [bundle] * job.num_workers,
+        strategy="SPREAD" if len(set(job.nodes)) > 1 else "PACK",
+        name=name,
+        lifetime="detached",
+        bundle_label_selector=[{"ray.io/node-id": node_id} for node_id in job.nodes],
+    )
+
+
+def _bundle(job: Job) -> dict[str, float]:
+    cpus, gpus, memory = rank_size(job)
+    asked = {"CPU": cpus, "GPU": gpus, "memory": float(memory)}
+    return {name: amount for name, amount in asked.items() if amount}

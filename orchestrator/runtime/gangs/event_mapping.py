@@ -1,0 +1,199 @@
+"""What a gang's actors and keepers say, as facts for the record. Decides nothing, waits for nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.checkpoint.format import layout
+from orchestrator.core import events as ev
+from orchestrator.core.conformance import repaired
+from orchestrator.runtime.nodes.ignore_rules import left_out_by
+from orchestrator.runtime.ranks.endings import stop_facts
+from orchestrator.runtime.ranks.kernel_evidence import memory_use
+from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.checkpoint.repository.persister import PersisterStatus
+    from orchestrator.core.ids import JobId
+    from orchestrator.runtime.forkserver.masking import Masker
+    from orchestrator.runtime.gangs.resume_source import Resumption
+    from orchestrator.runtime.nodes.agent import NodeReport
+    from orchestrator.runtime.ranks.actor import RankGreeting
+    from orchestrator.runtime.ranks.rank_events import RankEvent
+    from orchestrator.runtime.spawn.client import ExitRecord
+    from orchestrator.spec.paths import Paths
+    from orchestrator.train.script.progress import ProgressSnapshot
+
+
+MOST_CHARACTERS: Final = 1000  # of a message that comes from elsewhere
+
+
+def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport]) -> tuple[ev.Seat, ...]:
+    """Where each rank sits, by what its actor and its node's agent say."""
+    seats = []
+    for rank, greeting in enumerate(greetings):
+        report = reports.get(greeting.node_id)
+        uuids = {str(g.index): g.uuid for g in report.gpus} if report else {}
+        seats.append(
+            ev.Seat(
+                rank=rank,
+                node_id=greeting.node_id,
+                node_name=report.hostname if report else greeting.address,
+                gpu_ids=greeting.gpu_ids,
+                gpu_uuids=tuple(uuids.get(i, i) for i in greeting.gpu_ids),
+                actor_pid=greeting.pid,
+            )
+        )
+    return tuple(seats)
+
+
+def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "") -> ev.RankExited:
+    """The end of a rank's process, as its host tells it. ``work_dir`` is the job's copy of its working directory."""
+    missing = getattr(event, "missing_file", "")  # an actor of an older version does not tell
+    return ev.RankExited(
+        job_id=job_id,
+        at=event.at,
+        attempt=attempt,
+        rank=rank,
+        exit_code=event.exit_code,
+        signal=event.signal,
+        error_type=event.error_type,
+        error_message=event.error_message,
+        error_at=event.error_at,
+        log_tail=event.log_tail,
+        evidence=event.evidence,
+        policy=event.policy,
+        policy_note=event.policy_note,
+        missing_file=missing,
+        left_out_by=_left_out_by(work_dir, missing),
+        stop_seen_at=event.stop_seen_at,
+        stop_scope=event.stop_scope,
+        last_step=event.last_step,
+        total_steps=event.total_steps,
+        memory=event.memory,
+    )
+
+
+def _left_out_by(work_dir: str, missing: str) -> str:
+    if not (work_dir and missing):
+        return ""
+    try:
+        return left_out_by(Path(work_dir), missing)
+    except (OSError, ValueError):
+        return ""  # the copy is out of reach, or the name is none that a file can have: the exception tells enough
+
+
+def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
+    """The exits of ranks that had ended by themselves when their actor died: their keepers' records say so.
+
+    A rank that was killed with its actor while its node was shutting down had been asked to stop.
+    """
+    words: list[ev.Event] = []
+    for rank in range(ranks):
+        try:
+            record = read_exit_record(paths.exit_record(job_id, attempt, rank))
+        except ForkServerError as error:
+            message = f"the exit record of rank {rank} is left out: {error}"
+            words.append(ev.JobNoted(job_id=job_id, at=time.time(), code="unusable_record", message=message))
+            continue
+        if record is None:
+            continue
+        shut_down = record.cause == "lifeline" and record.ending.keeper_terminated_at is not None
+        if record.cause is None or shut_down:
+            words.append(_recorded_exit(job_id, attempt, rank, record))
+    return words
+
+
+def saved(job_id: JobId, told: PersisterStatus | None) -> list[ev.Event]:
+    """A snapshot has become a checkpoint on storage, or could not."""
+    if told is None:
+        return []
+    status, unusable = repaired(told)
+    facts: list[ev.Event] = []
+    if unusable:
+        message = f"what became of a snapshot is left out: unusable {', '.join(unusable)}"
+        facts.append(ev.JobNoted(job_id=job_id, at=time.time(), code="unusable_report", message=message))
+    # The rank whose part came last names the checkpoint; the others still name the one before.
+    if status.step is not None and status.attempt is not None and (status.watched or _is_of(status.path, status.step)):
+        at = status.at or time.time()
+        facts.append(
+            ev.CheckpointSaved(
+                job_id=job_id,
+                at=at,
+                attempt=status.attempt,
+                step=status.step,
+                path=status.path,
+                digest=getattr(status, "digest", ""),  # an actor of an older version does not tell
+            )
+        )
+    if status.failure:
+        facts.append(
+            ev.JobNoted(job_id=job_id, at=time.time(), code="save_failed", message=status.failure[:MOST_CHARACTERS])
+        )
+    return facts
+
+
+def resumed(job_id: JobId, resumption: Resumption, masker: Masker) -> list[ev.Event]:
+    """What was found when a checkpoint was looked for that the attempt begins with; texts without secrets."""
+    now = time.time()
+    told: list[ev.Event] = [
+        ev.JobNoted(job_id=job_id, at=now, code="quarantined", message=masker.text(message))
+        for message in resumption.problems
+    ]
+    told += [
+        ev.JobNoted(job_id=job_id, at=now, code=note.code, message=masker.text(note.message))
+        for note in resumption.notes
+    ]
+    found = resumption.found
+    if found is not None:
+        told.append(
+            ev.CheckpointSaved(
+                job_id=job_id,
+                at=found.created_at or now,
+                attempt=found.attempt,
+                step=found.step,
+                path=found.path,
+                digest=found.digest,
+            )
+        )
+    return told
+
+
+def in_memory(job_id: JobId, attempt: int, newest: ProgressSnapshot | None) -> list[ev.Event]:
+    """The snapshot that the dead ranks leave in shared memory: where the next attempt begins. Its path is empty.
+
+    ``newest`` is what rank 0 reported last.
+    """
+    if newest is None or newest.snapshot_step is None:
+        return []
+    at = newest.snapshot_at or time.time()
+    return [ev.CheckpointSaved(job_id=job_id, at=at, attempt=attempt, step=newest.snapshot_step, path="")]
+
+
+def _is_of(path: str, step: int) -> bool:
+    found = layout.parse_name(path.rpartition("/")[2])
+    return found is not None and found.step == step
+
+
+def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -> ev.RankExited:
+    error, stop = record.error, stop_facts(record.ending)
+    return ev.RankExited(
+        job_id=job_id,
+        at=record.ended_at,
+        attempt=attempt,
+        rank=rank,
+        exit_code=record.exit_code,
+        signal=record.signal,
+        error_type=error.type if error else "",
+        error_message=error.message if error else "",
+        error_at=error.at if error else None,
+        stop_seen_at=stop.stop_seen_at,
+        stop_scope=stop.stop_scope,
+        last_step=stop.last_step,
+        total_steps=stop.total_steps,
+        memory=memory_use(record.memory, machine=False),
+    )

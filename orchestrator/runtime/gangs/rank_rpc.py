@@ -1,0 +1,70 @@
+"""Questions to the ranks of a running gang that change nothing: traces, looks at their processes, lines for their logs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.runtime.deadline import within
+from orchestrator.runtime.gangs.errors import as_lost
+from orchestrator.runtime.gangs.gangs import RPC_SECONDS
+from orchestrator.train.script.trace_request import TraceRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.core.diagnosis.health import RankLook
+    from orchestrator.core.job import Job
+    from orchestrator.runtime.gangs.gangs import Gangs
+
+LOOK_SECONDS: Final = 15.0
+"""A rank whose actor takes longer than this counts as out of reach."""
+
+
+class GangCalls:
+    """See the module."""
+
+    def __init__(self, gangs: Gangs) -> None:
+        self._gangs = gangs
+
+    async def trace(self, job: Job, rank: int, steps: int, seconds: float) -> bytes:
+        """A torch.profiler trace of a rank's next ``steps`` steps. Raises TraceRefusedError, with what to do."""
+        actors = self._gangs.actors(job)
+        if not actors:
+            raise TraceRefusedError(f"the ranks of {job.id} are not up: ask again when it runs")
+        call = actors[rank].trace.remote(job.attempt_number, steps, seconds)
+        try:
+            data: bytes = await within(seconds + RPC_SECONDS, call)
+        except TraceRefusedError as error:
+            raise TraceRefusedError(str(getattr(error, "cause", error))) from None  # without the actor's traceback
+        except Exception as error:
+            what = "is out of reach" if as_lost(rank, error) is None else "is gone"
+            raise TraceRefusedError(f"rank {rank} of {job.id} {what}; `orch status` says more") from error
+        return data
+
+    async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
+        """A look at each of the job's ranks, or of ``ranks``; those that are gone or out of reach are left out."""
+        actors = self._gangs.actors(job)
+        wanted = [rank for rank in (range(len(actors)) if ranks is None else ranks) if rank < len(actors)]
+        calls = [actors[rank].look.remote(job.attempt_number, stacks=stacks) for rank in wanted]
+        found = await self._answers(calls)
+        return {rank: look for rank, look in zip(wanted, found, strict=True) if look is not None}
+
+    async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
+        """Write ``lines`` into the logs of their ranks; returns when it is done, or cannot be."""
+        actors = self._gangs.actors(job)
+        await self._answers(
+            [actors[r].note.remote(job.attempt_number, tuple(said)) for r, said in lines.items() if r < len(actors)]
+        )
+
+    async def _answers(self, calls: Sequence[object]) -> list[RankLook | None]:
+        """What came back in time; None for a call that failed."""
+
+        async def answer(call: object) -> RankLook | None:
+            try:
+                found: RankLook | None = await within(LOOK_SECONDS, call)  # type: ignore[arg-type]  # Ray's reference is awaitable
+            except Exception:  # whatever Ray says of an actor that is dead or out of reach: others have to handle that
+                return None
+            return found
+
+        return await asyncio.gather(*(answer(call) for call in calls))

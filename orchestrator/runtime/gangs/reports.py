@@ -1,0 +1,53 @@
+"""Takes what a rank's host reports: checked once more, and what cannot be taken is left out and told once."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from orchestrator.core import events as ev
+from orchestrator.core.conformance import repaired
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.train.script.progress import ProgressSnapshot
+
+
+def usable(snapshot: ProgressSnapshot) -> ProgressSnapshot:
+    """The snapshot, with defaults for what cannot be used. The host of an older version, which an attempt may have, checks nothing."""
+    checked, names = repaired(snapshot)
+    return replace(checked, unusable=(*checked.unusable, *names)) if names else checked
+
+
+class LeftOut:
+    """What was left out of one gang's reports; each is told once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    @contextmanager
+    def of(
+        self,
+        job_id: JobId,
+        rank: int,
+        what: str,
+        *,
+        post: Callable[[Sequence[ev.Event]], None],
+        log: FilteringBoundLogger,
+    ) -> Iterator[None]:
+        """Go on after an error in the block: log it, and note it on the job."""
+        try:
+            yield
+        except Exception as error:
+            message = f"rank {rank}: {what} is left out: {type(error).__name__}"
+            if message in self._told:
+                return
+            self._told.add(message)
+            log.exception("gang.report_left_out", job=job_id, rank=rank, what=what)
+            post([ev.JobNoted(job_id=job_id, at=time.time(), code="unusable_report", message=message)])

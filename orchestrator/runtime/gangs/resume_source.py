@@ -1,0 +1,95 @@
+"""Which checkpoint an attempt is told to begin from, where that is orch's to say: ``ORCH_RESUME_FROM``, ``${checkpoint}``.
+
+A script that saves through ``context()`` asks for itself; this is for scripts that save by themselves, and for entry
+points that take a path. Blocking: it reads and verifies files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.checkpoint.external.external_checkpoints import Note, WatchedFiles, WatchSettings
+from orchestrator.checkpoint.repository.repository import CheckpointStore
+from orchestrator.runtime.gangs.launch_spec import checkpoint_dir, store_environ
+from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
+from orchestrator.spec.entrypoint import CHECKPOINT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.core.job import Job
+    from orchestrator.spec.paths import Paths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """Path or URL of the checkpoint to begin from, None for none; a sentence for each that was found bad.
+
+    ``notes`` say what else was done about the script's own files; ``found`` is the newest of them that counts.
+    """
+
+    path: str | None
+    problems: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+    found: CheckpointInfo | None = None
+
+
+def watch_settings(job: Job, paths: Paths) -> WatchSettings | None:
+    """What ``checkpoint.watch`` asks for; None where it asks for nothing."""
+    checkpoint = job.spec.checkpoint
+    if checkpoint.watch is None:
+        return None
+    return WatchSettings(
+        pattern=checkpoint.watch,
+        directory=job.work_dir,
+        registry=str(paths.job(job.id) / "watched"),
+        keep=checkpoint.keep,
+    )
+
+
+def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str], reached: int = 0) -> Resumption:
+    """What the job's current attempt begins from: its own newest good checkpoint, else the one it was submitted with.
+
+    ``reached`` is the highest step that was reported. Raises OSError when the files are out of reach.
+    """
+    settings = watch_settings(job, paths)
+    if settings is not None:
+        return _from_watched(job, paths, WatchedFiles(settings), reached)
+    if CHECKPOINT in job.spec.entrypoint and job.attempt_number > 1:
+        store = CheckpointStore(
+            checkpoint_dir(job, paths), attempt=job.attempt_number, environ=store_environ(job, secrets)
+        )
+        good = store.latest_good()
+        return Resumption(path=good.path if good is not None else job.resume_from, problems=store.quarantined)
+    return Resumption(path=job.resume_from)
+
+
+def _from_watched(job: Job, paths: Paths, files: WatchedFiles, reached: int) -> Resumption:
+    attempt = job.attempt_number
+    if attempt == 1:
+        files.adopt_none()
+        return Resumption(path=job.resume_from)
+    files.scan(attempt=attempt - 1, writer_gone_at=_writers_gone_at(job, paths), step_at=lambda _: reached or None)
+    good = files.newest_good(attempt=attempt)
+    return Resumption(
+        path=good or job.resume_from,
+        problems=tuple(files.problems),
+        notes=tuple(files.notes),
+        found=files.newest_info() if good else None,
+    )
+
+
+def _writers_gone_at(job: Job, paths: Paths) -> float:
+    """When the first rank of the attempt before ended: what was written later may be torn."""
+    before = job.attempts[-2]
+    times = []
+    for rank in range(job.num_workers):
+        with contextlib.suppress(
+            ForkServerError
+        ):  # what is no record counts as absent: the attempt's own end stands for it
+            record = read_exit_record(paths.exit_record(job.id, before.number, rank))
+            times += [record.ended_at] if record is not None else []
+    return min(times, default=before.ended_at or before.started_at)

@@ -1,0 +1,242 @@
+"""One detached actor per node, zero CPUs: inventory, fork servers, and the answer to "is that rank really gone?".
+
+Ray restarts it when it dies; nothing that runs notices. It holds no state that a new one could not find again: fork
+servers by their sockets, process trees by the locks that their keepers hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import __version__
+from orchestrator.gpu.drivers.assignments import FILE_NAME, write_assignments
+from orchestrator.private_files import PRIVATE_UMASK, make_private, remove_private
+from orchestrator.runtime.forkserver import linux
+from orchestrator.runtime.nodes.directories import clear_pages, fork_socket
+from orchestrator.runtime.nodes.files import NodeFiles
+from orchestrator.runtime.nodes.health_check import check_node
+from orchestrator.runtime.own_thread import in_own_thread
+from orchestrator.runtime.spawn.client import ForkServerClient, ForkServerError, Hello, start_fork_server
+from orchestrator.runtime.spawn.rank_locks import lock_is_clear, rank_lock_path
+from orchestrator.runtime.spawn.rank_remains import (
+    KEEPER_LIMIT_SECONDS,
+    KEEPER_SECONDS,
+    clear_locks,
+    end_tree,
+    is_stopped,
+)
+from orchestrator.spec.plain_files import read_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+PRELOAD = ("orchestrator.train.script.training_context", "safetensors.torch")
+NODE_HOME = "ORCH_NODE_HOME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGpu:
+    """A GPU of a node, as placement needs it."""
+
+    index: int
+    uuid: str
+    model: str
+    simulated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What an agent says of its node. ``home`` is where jobs' files are there: the daemon's own where it is shared."""
+
+    node_id: str
+    hostname: str
+    agent_pid: int
+    version: str
+    python: str
+    node_dir: str
+    simulated_node: str
+    home_shared: bool
+    home: str
+    gpus: tuple[NodeGpu, ...]
+    problems: tuple[str, ...]
+
+
+class NodeAgent:
+    """See the module. ``home_token`` is a file of the daemon's node; seeing it means that the home is shared.
+
+    A node started with ``ORCH_NODE_HOME`` keeps jobs' files there, whether it sees the daemon's home or not.
+    """
+
+    def __init__(self, *, node_id: str, node_dir: str, simulate_gpus: int, home_token: tuple[str, str]) -> None:
+        os.umask(PRIVATE_UMASK)  # a cluster that others have started may have another one
+        linux.adjust_oom_score(0)  # Ray's own setting, on a cluster that is not orch's, would make it the first victim
+        self._node_id = node_id
+        self._node_dir = make_private(Path(node_dir))
+        self._simulate = simulate_gpus
+        self._home_token = home_token
+        self._files = NodeFiles(_own_home(self._node_dir))
+        self._watched: dict[Path, asyncio.Task[None]] = {}
+        # Ray restarts an agent by making it anew: nobody would tell this one what the one before was keeping alive.
+        self._adopting = asyncio.get_running_loop().create_task(self._adopt())
+
+    async def report(self) -> NodeReport:
+        """The node's inventory. GPUs are looked up anew each time."""
+        gpus, problems = await asyncio.to_thread(self._survey)
+        shared = await self.reads(*self._home_token) and not os.environ.get(NODE_HOME)
+        return NodeReport(
+            node_id=self._node_id,
+            hostname=socket.gethostname(),
+            agent_pid=os.getpid(),
+            version=__version__,
+            python=sys.executable,
+            node_dir=str(self._node_dir),
+            simulated_node=self._simulated_node(),
+            home_shared=shared,
+            home=str(Path(self._home_token[0]).parents[1] if shared else self._files.paths.home),
+            gpus=gpus,
+            problems=problems,
+        )
+
+    async def reads(self, path: str, text: str) -> bool:
+        """A file with that text is there: this node shares the directory that it is in."""
+        with contextlib.suppress(OSError):
+            return await asyncio.to_thread(read_plain, Path(path), len(text)) == text.encode()
+        return False
+
+    async def files(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of this node's ``NodeFiles``."""
+        return await asyncio.to_thread(getattr(self._files, method), *args, **kwargs)
+
+    async def keep_only(self, live: Collection[str], *, shared: bool) -> None:
+        """Remove what jobs that are not ``live`` have left on this node; not in a home that is ``shared``."""
+        await asyncio.to_thread(clear_pages, self._node_dir, live)
+        await asyncio.to_thread(clear_locks, self._node_dir, live)
+        if not shared:
+            await asyncio.to_thread(self._files.keep_only, live)
+
+    async def check(self) -> tuple[str, ...]:
+        """Whether ranks can be trusted to this node: devices compute, the disk keeps, the driver answers. See health_check."""
+        problems = await check_node(self._node_dir)
+        _, told = await asyncio.to_thread(self._survey)
+        return (*problems, *told)
+
+    def _survey(self) -> tuple[tuple[NodeGpu, ...], tuple[str, ...]]:
+        from orchestrator.gpu.drivers.inventory import survey
+
+        found = survey(simulate=self._simulate, node=self._simulated_node() if self._simulate else None)
+        try:
+            gpus = tuple(
+                NodeGpu(index=index, uuid=gpu.uuid, model=gpu.model, simulated=gpu.simulated)
+                for index, gpu in enumerate(g for g in found.gpus if g.placeable)
+            )
+            return gpus, found.problems
+        finally:
+            found.close()
+
+    def _simulated_node(self) -> str:
+        """What simulated GPUs take their UUIDs from: several nodes may share a host name in a test cluster."""
+        return self._node_id[:12]
+
+    async def assign(self, pids_by_gpu: dict[int, tuple[int, ...]]) -> None:
+        """Tell the simulation which processes run on which simulated GPU."""
+        await asyncio.to_thread(write_assignments, self._node_dir / FILE_NAME, pids_by_gpu)
+
+    async def fork_server(self, python: str) -> Hello:
+        """A warm fork server for ``python``; started when there is none, and started again whenever it dies."""
+        hello = await (await self._start(python)).hello()
+        self._watch(python, hello.pid)
+        return hello
+
+    async def _adopt(self) -> None:
+        """Keep alive the fork servers that are there; and this interpreter's, should it have died with the last agent."""
+        for path in (self._node_dir / "fork").glob("*.sock"):
+            with contextlib.suppress(ForkServerError):
+                hello = await ForkServerClient(path).hello()
+                self._watch(hello.executable, hello.pid)
+        own = fork_socket(self._node_dir, sys.executable)
+        if own.exists() and own not in self._watched:
+            with contextlib.suppress(ForkServerError):
+                await self.fork_server(sys.executable)
+
+    def _watch(self, python: str, pid: int) -> None:
+        path = fork_socket(self._node_dir, python)
+        if path not in self._watched or self._watched[path].done():
+            self._watched[path] = asyncio.create_task(self._keep_alive(python, pid))
+
+    async def _start(self, python: str) -> ForkServerClient:
+        path = fork_socket(self._node_dir, python)
+        await asyncio.to_thread(start_fork_server, python, path, path.with_suffix(".log"), PRELOAD)
+        return ForkServerClient(path)
+
+    async def _keep_alive(self, python: str, pid: int) -> None:
+        while True:
+            await _death_of(pid)
+            while True:
+                try:
+                    pid = (await (await self._start(python)).hello()).pid
+                    break
+                except ForkServerError:
+                    await asyncio.sleep(1.0)
+
+    async def ranks_gone(self, job_id: str, ranks: Sequence[int], seconds: float) -> tuple[int, ...]:
+        """Wait until no process tree of those ranks is left on this node; returns the ranks that still have one.
+
+        Their actors are gone, so their keepers are ending them. What a killed or stopped keeper leaves is ended here.
+        """
+        gone = await asyncio.gather(*(self._rank_gone(job_id, rank, seconds) for rank in ranks))
+        return tuple(rank for rank, is_gone in zip(ranks, gone, strict=True) if not is_gone)
+
+    async def _rank_gone(self, job_id: str, rank: int, seconds: float) -> bool:
+        path = rank_lock_path(self._node_dir, job_id, rank)
+        if lock_is_clear(path):
+            return True
+        limits = {"patience": KEEPER_SECONDS, "limit": KEEPER_LIMIT_SECONDS}
+        return await in_own_thread(lambda: end_tree(path, seconds, **limits))
+
+    async def is_stopped(self, pid: int) -> bool:
+        """The process of this node is stopped by a signal or a debugger."""
+        return is_stopped(pid)
+
+    async def shut_down(self, *, remove: bool) -> None:
+        """End the node's fork servers, when no job is left; with ``remove`` the node's directories go too."""
+        for task in (self._adopting, *self._watched.values()):
+            task.cancel()
+        for path in (self._node_dir / "fork").glob("*.sock"):
+            with contextlib.suppress(ForkServerError):
+                await ForkServerClient(path).shutdown()
+        if remove:
+            await asyncio.to_thread(remove_private, self._node_dir)
+
+
+def _own_home(node_dir: Path) -> Path:
+    """Where jobs' files go on a node that does not share the daemon's home; by the daemon that they belong to."""
+    base = os.environ.get(NODE_HOME)
+    return Path(base) if base else Path.home() / ".orch-node" / node_dir.parent.name
+
+
+async def _death_of(pid: int) -> None:
+    """Returns when the process has ended; at once when it has already."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    dead: asyncio.Future[None] = loop.create_future()
+
+    def died() -> None:
+        if not dead.done():
+            dead.set_result(None)
+
+    loop.add_reader(handle, died)
+    try:
+        await dead
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)

@@ -1,0 +1,182 @@
+"""A job's files on a node that does not share the daemon's home: working copy, logs, exit records, outputs.
+
+Plain blocking calls on one directory, no Ray; the node's agent makes them for the daemon. Nothing here decides what is
+fetched or when. Every call can be made again: what is there already is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.private_files import enter_below
+from orchestrator.runtime.nodes.working_copy import Outputs, find_outputs, lay_out, open_output
+from orchestrator.runtime.spawn.lifeline import MAX_RECORD_BYTES
+from orchestrator.spec.paths import Paths
+from orchestrator.spec.plain_files import NotPlainFileError, open_plain, read_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+CACHE_BYTES: Final = 2 * 1024**3
+YOUNG_SECONDS: Final = 60.0  # what is younger may belong to a job that the asker did not know of when it asked
+_LOG = re.compile(r"attempt-(\d+)/rank-(\d+)\.log(?:\.(\d+))?$")
+_EXIT = re.compile(r"attempt-(\d+)/rank-(\d+)\.json$")
+
+
+class BlobDamagedError(Exception):
+    """What arrived is not what was sent; nothing was kept. Send it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPlace:
+    """How far a rank's log has been read: the file, by its inode (its name changes when it is rotated), and bytes."""
+
+    inode: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPart:
+    """Whole lines of a rank's log, and the place behind them."""
+
+    attempt: int
+    rank: int
+    place: LogPlace
+    data: bytes
+
+
+class NodeFiles:
+    """See the module. ``home`` is a directory of this node, laid out like the daemon's own."""
+
+    def __init__(self, home: Path) -> None:
+        self.paths = Paths(home=home, socket=home / "none")
+
+    def missing_blobs(self, job_id: str, wanted: Sequence[str]) -> list[str]:
+        """Which of a snapshot's blobs have to be sent; none when the job's working copy is there."""
+        if self.paths.work(job_id).exists():
+            return []
+        return [digest for digest in wanted if not self.paths.blob(digest).exists()]
+
+    def put_blob(self, digest: str, offset: int, data: bytes, *, last: bool) -> None:
+        """Take a piece of a blob, in order; the last one makes it whole. Raises BlobDamagedError."""
+        target = self.paths.blob(digest)
+        draft = target.with_name(f".{digest}.sent")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("r+b" if offset else "wb") as file:
+            file.seek(offset)
+            file.write(data)
+            file.truncate()
+        if not last:
+            return
+        with draft.open("rb") as file:
+            arrived = hashlib.file_digest(file, "sha256").hexdigest()
+        if arrived != digest:
+            draft.unlink()
+            raise BlobDamagedError(f"blob {digest[:12]} arrived as {arrived[:12]}; it is sent again")
+        draft.replace(target)
+
+    def lay_out(self, job_id: str, digest: str) -> str:
+        """The job's working copy, from blobs that are here; an empty one without a digest. Returns its path."""
+        work = self.paths.work(job_id)
+        if digest:
+            lay_out(digest, self.paths.blob, work)
+        else:
+            work.mkdir(parents=True, exist_ok=True)
+        return str(work)
+
+    def read_logs(self, job_id: str, places: Mapping[tuple[int, int], LogPlace]) -> list[LogPart]:
+        """What every rank has logged here since ``places``; at most a chunk of each rank's."""
+        files: dict[tuple[int, int], list[tuple[int, Path]]] = {}
+        for path in self.paths.logs(job_id).glob("attempt-*/rank-*.log*"):
+            if match := _LOG.search(path.as_posix()):
+                files.setdefault((int(match[1]), int(match[2])), []).append((-int(match[3] or 0), path))
+        parts = [
+            self._read_log(key, [path for _, path in sorted(found)], places.get(key, LogPlace()))
+            for key, found in sorted(files.items())
+        ]
+        return [part for part in parts if part is not None]
+
+    def _read_log(self, key: tuple[int, int], files: Sequence[Path], place: LogPlace) -> LogPart | None:
+        opened = []
+        for path in files:
+            try:
+                opened.append(os.fdopen(open_plain(path), "rb"))
+            except (FileNotFoundError, NotPlainFileError):  # rotated away just now, and found the next time; or no log
+                for file in opened:
+                    file.close()
+                return None
+        try:
+            inodes = [os.fstat(file.fileno()).st_ino for file in opened]
+            first = inodes.index(place.inode) if place.inode in inodes else 0
+            offset = place.offset if place.inode in inodes else 0
+            for file, inode in list(zip(opened, inodes, strict=True))[first:]:
+                file.seek(offset)
+                data = file.read(CHUNK_BYTES)
+                data = data[: data.rfind(b"\n") + 1]
+                if data:
+                    next_place = LogPlace(inode=inode, offset=offset + len(data))
+                    return LogPart(attempt=key[0], rank=key[1], place=next_place, data=data)
+                offset = 0
+        finally:
+            for file in opened:
+                file.close()
+        return None
+
+    def exit_records(self, job_id: str) -> dict[tuple[int, int], bytes]:
+        """Every exit record of the job here, by attempt and rank."""
+        found = {}
+        for path in self.paths.exits(job_id).glob("attempt-*/rank-*.json"):
+            if match := _EXIT.search(path.as_posix()):
+                with contextlib.suppress(OSError):  # what is no record is left here: it counts as absent
+                    found[int(match[1]), int(match[2])] = read_plain(path, MAX_RECORD_BYTES)
+        return found
+
+    def find_outputs(self, job_id: str, patterns: Sequence[str], max_bytes: int) -> Outputs:
+        """See ``working_copy.find_outputs``."""
+        return find_outputs(self.paths.work(job_id), patterns, max_bytes)
+
+    def read_output(self, job_id: str, relative: str, offset: int) -> bytes:
+        """A chunk of a file that ``find_outputs`` named; empty at its end.
+
+        Raises OSError for a link in its place, or for a path that leads out of the working copy.
+        """
+        parent, name = os.path.split(relative)
+        try:
+            folder = enter_below(self.paths.work(job_id), parent)
+        except ValueError as error:
+            raise PermissionError(str(error)) from error
+        try:
+            handle = open_output(folder, name)
+            try:
+                return os.pread(handle, CHUNK_BYTES, offset)
+            finally:
+                os.close(handle)
+        finally:
+            os.close(folder)
+
+    def keep_only(self, live: Collection[str], *, young_seconds: float = YOUNG_SECONDS) -> list[str]:
+        """Remove the files of jobs that are not ``live``, and the blobs used longest ago beyond the cache's size."""
+        removed = []
+        now = time.time()
+        for path in self.paths.jobs.glob("*"):
+            if path.name not in live and now - path.stat().st_ctime > young_seconds:
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path.name)
+        blobs = [(p.stat(), p) for p in self.paths.blobs.glob("sha256/*/*")]
+        size = sum(status.st_size for status, _ in blobs)
+        for status, path in sorted(blobs, key=lambda each: each[0].st_atime):
+            if size <= CACHE_BYTES:
+                break
+            if now - status.st_ctime > young_seconds:
+                path.unlink(missing_ok=True)
+                size -= status.st_size
+        return removed

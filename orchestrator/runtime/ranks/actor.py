@@ -1,0 +1,143 @@
+"""The Ray actor around a rank's host: what Ray knows (GPU ids, the node), and the lease on the cluster.
+
+The lease: an actor that has not reached Ray's control plane for a while, or learns there that its node counts as dead,
+ends its rank before a replacement may start, so that a node cut off from the cluster never runs a rank twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from orchestrator.runtime.forkserver import linux
+from orchestrator.runtime.nodes.agent import PRELOAD
+from orchestrator.runtime.nodes.ray_nodes import is_alive
+from orchestrator.runtime.ranks.runtime_env import inside
+from orchestrator.runtime.ranks.supervisor import RankHost
+from orchestrator.runtime.spawn.client import start_fork_server
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.checkpoint.repository.persister import PersisterStatus
+    from orchestrator.core.diagnosis.health import RankLook
+    from orchestrator.runtime.ranks.launch_spec import RankPlan
+    from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply
+
+LEASE_SECONDS: Final = 10.0
+FENCE_SECONDS: Final = LEASE_SECONDS + 4.0  # the lease, and the longest that a check and its call take
+_LEASE_CHECK_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGreeting:
+    """Who an actor is: its node, process id, GPU ids, and the attempt that it has launched."""
+
+    node_id: str
+    pid: int
+    address: str
+    gpu_ids: tuple[str, ...]
+    launched: int
+    port: int | None
+    highest_step: int
+
+
+class RankActor:
+    """One rank of a gang. Every method is idempotent; calls that name an older attempt are refused."""
+
+    def __init__(self, *, job_id: str, gang: int, rank: int, node_dir: str) -> None:
+        linux.adjust_oom_score(0)  # Ray's own setting, on a cluster that is not orch's, would make it the first victim
+        self._host = RankHost(
+            job_id=job_id,
+            gang=gang,
+            rank=rank,
+            node_dir=Path(node_dir),
+            start_fork_server=_start_fork_server,
+        )
+        self._lease: asyncio.Task[None] | None = None
+
+    async def hello(self) -> RankGreeting:
+        """Answers as soon as the actor exists."""
+        import ray
+
+        if self._lease is None:
+            self._lease = asyncio.create_task(self._keep_lease())
+        context = ray.get_runtime_context()
+        return RankGreeting(
+            node_id=context.get_node_id(),
+            pid=os.getpid(),
+            address=ray.util.get_node_ip_address(),
+            gpu_ids=tuple(str(i) for i in context.get_accelerator_ids().get("GPU", [])),
+            launched=self._host.launched,
+            port=self._host.port,
+            highest_step=self._host.highest_step,
+        )
+
+    async def prepare(self, attempt: int, serve_on: str | None) -> int | None:
+        """See RankHost.prepare."""
+        return await self._host.prepare(attempt, serve_on)
+
+    async def launch(self, plan: RankPlan) -> None:
+        """See RankHost.launch. This process writes the job's checkpoints: with the umask that the job has."""
+        if plan.umask is not None:
+            os.umask(plan.umask)
+        await self._host.launch(inside(plan, os.environ, sys.executable))
+
+    async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
+        """See RankHost.poll."""
+        return await self._host.poll(attempt, cursor, seconds)
+
+    async def stop(self, attempt: int, grace_seconds: float) -> None:
+        """See RankHost.stop."""
+        await self._host.stop(attempt, grace_seconds)
+
+    async def kill(self, attempt: int) -> None:
+        """See RankHost.kill."""
+        await self._host.kill(attempt)
+
+    async def flush(self, seconds: float) -> PersisterStatus | None:
+        """See RankHost.flush."""
+        return await self._host.flush(seconds)
+
+    async def trace(self, attempt: int, steps: int, seconds: float) -> bytes:
+        """See RankHost.trace."""
+        return await self._host.trace(attempt, steps, seconds)
+
+    async def look(self, attempt: int, *, stacks: bool) -> RankLook | None:
+        """See RankHost.look."""
+        return await self._host.look(attempt, stacks=stacks)
+
+    async def note(self, attempt: int, lines: Sequence[str]) -> None:
+        """See RankHost.note."""
+        self._host.note(attempt, lines)
+
+    async def _keep_lease(self) -> None:
+        import ray
+
+        node_id, reached = ray.get_runtime_context().get_node_id(), time.monotonic()
+        while True:
+            await asyncio.sleep(_LEASE_CHECK_SECONDS)
+            try:
+                async with asyncio.timeout(_LEASE_CHECK_SECONDS):
+                    alive = await asyncio.to_thread(is_alive, node_id)
+            except Exception:
+                if time.monotonic() - reached > LEASE_SECONDS:
+                    self._end()
+            else:
+                if not alive:
+                    self._end()
+                reached = time.monotonic()
+
+    def _end(self) -> NoReturn:
+        self._host.kill_now()  # a closed lifeline alone lets a rank that is stopping end by itself
+        os._exit(1)
+
+
+async def _start_fork_server(plan: RankPlan) -> None:
+    path = Path(plan.fork_socket)
+    await asyncio.to_thread(start_fork_server, plan.python, path, path.with_suffix(".log"), PRELOAD)

@@ -1,0 +1,53 @@
+"""What a keeper noted about the end of its rank, as the typed fields of an exit.
+
+The keeper's record lies in a directory that ranks can write to, and repeats what a rank wrote on its page: types and
+ranges are checked here, and what does not fit counts as unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.core.states import StopScope
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.spawn.lifeline import Ending
+    from orchestrator.train.script.progress import ProgressSnapshot
+
+_LARGEST_COUNT = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopFacts:
+    """When a rank noticed a request to stop, what the request reached, and how far the rank was; None where not known."""
+
+    stop_seen_at: float | None = None
+    stop_scope: StopScope | None = None
+    last_step: int | None = None
+    total_steps: int | None = None
+
+
+def stop_facts(ending: Ending, printed: ProgressSnapshot | None = None) -> StopFacts:
+    """The facts of an ending; steps of a rank that reports none are those that were read from its output."""
+    by_rank, by_keeper = _time(ending.stop_seen_at), _time(ending.keeper_terminated_at)
+    step, total = _count(ending.last_step), _count(ending.total_steps)
+    if step is None and printed is not None:
+        step, total = printed.max_step, printed.total_steps
+    scope = None if by_rank is None else StopScope.RANK
+    return StopFacts(
+        stop_seen_at=min((at for at in (by_rank, by_keeper) if at is not None), default=None),
+        stop_scope=scope if by_keeper is None else StopScope.MACHINE,
+        last_step=step,
+        total_steps=total,
+    )
+
+
+def _time(value: object) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return float(value) if known and isinstance(value, int | float) else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_COUNT else None

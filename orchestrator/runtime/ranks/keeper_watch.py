@@ -1,0 +1,89 @@
+"""Sees to it that a keeper ends what it keeps: one that is stopped is continued, and killed if that does not help.
+
+A keeper tells its end by itself, at once. This looks at it only when an end is due and does not come: after an order to
+stop and its grace, after an order to kill, and after the death of the process that it keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.runtime.forkserver import holder
+from orchestrator.runtime.spawn.rank_remains import is_stopped, signal_process
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.forkserver.holder import Identity
+
+LATE_SECONDS: Final = 2.0
+"""How long after it is due an end may come before the keeper is continued."""
+
+_LOOK_SECONDS: Final = 1.0
+_LOOKS_WHEN_STOPPED: Final = 3
+_LOOKS_WHEN_SILENT: Final = 60  # it writes the exit record first, and a busy disk may take long over that
+
+
+class KeeperWatch:
+    """Of one keeper, from its start to its end. Works in the running loop."""
+
+    def __init__(self, pid: int) -> None:
+        self._keeper = holder.identity_of(pid)
+        self._process: Identity | None = None
+        self._handle = -1
+        self._due: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, pid: int) -> None:
+        """The process that is kept has this number: its death makes the end due."""
+        self._process = holder.identity_of(pid)
+        try:
+            self._handle = os.pidfd_open(pid)
+        except OSError:  # dead already
+            self.expect_end(0.0)
+            return
+        asyncio.get_running_loop().add_reader(self._handle, self._process_ended)
+
+    def _process_ended(self) -> None:
+        self._forget_process()
+        self.expect_end(0.0)
+
+    def expect_end(self, seconds: float) -> None:
+        """The keeper has been told to end everything within ``seconds``; an earlier end that is due stays so."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + seconds + LATE_SECONDS
+        if self._keeper is None or self._task is not None or (self._due is not None and self._due.when() <= at):
+            return
+        if self._due is not None:
+            self._due.cancel()
+        self._due = loop.call_at(at, self._late)
+
+    def _late(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._hasten(), name="hasten-keeper")
+
+    async def _hasten(self) -> None:
+        """Continue the keeper, and kill it when it stays stopped, or tells nothing of a process that is dead."""
+        assert self._keeper is not None
+        stopped = silent = 0
+        while signal_process(self._keeper, signal.SIGCONT):
+            await asyncio.sleep(_LOOK_SECONDS)
+            stopped = stopped + 1 if is_stopped(self._keeper.pid) else 0
+            silent = silent + 1 if self._process is not None and not self._process.lives() else 0
+            if stopped >= _LOOKS_WHEN_STOPPED or silent >= _LOOKS_WHEN_SILENT:
+                signal_process(self._keeper, signal.SIGKILL)
+                return
+
+    def _forget_process(self) -> None:
+        if self._handle >= 0:
+            asyncio.get_running_loop().remove_reader(self._handle)
+            os.close(self._handle)
+            self._handle = -1
+
+    def close(self) -> None:
+        """The end has come. A second call does nothing."""
+        self._forget_process()
+        if self._due is not None:
+            self._due.cancel()
+        if self._task is not None:
+            self._task.cancel()

@@ -1,0 +1,213 @@
+"""What the kernel says about a rank's death: what memory it used, memory kills, and lines of the kernel's log.
+
+Reads files and decides nothing: each piece is one line that ``core.signatures`` looks at. A machine where a file cannot
+be read (kernel.dmesg_restrict, a container without its control group) gives less evidence, never an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.events import MemoryUse
+from orchestrator.core.states import OutOf
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.spawn.lifeline import MemoryUsed
+
+_KMSG: Final = Path("/dev/kmsg")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_VMSTAT: Final = Path("/proc/vmstat")
+_AT_LIMIT: Final = 0.98  # the kernel charges memory in batches of pages
+_RECORD_BYTES: Final = 8192
+_MOST_RECORDS: Final = 20_000  # a buffer that is written faster than it is read would never end
+RECENT_SECONDS: Final = 15.0
+_OUR_PID: Final = r"(?:Killed process {pid}\b|\bpid='?{pid}\b)"
+
+
+def memory_use(used: MemoryUsed | None, *, machine: bool) -> MemoryUse | None:
+    """What a rank used. With ``machine``, the kernel has just killed some process of the machine for memory.
+
+    A group's count of kills includes those of its processes for which the machine, or a group above it, had no memory left.
+    """
+    if used is None:
+        return None
+    at_limit = used.limit_bytes is not None and (used.peak_bytes or 0) >= used.limit_bytes * _AT_LIMIT
+    killed = OutOf.LIMIT if used.kills and at_limit else OutOf.MACHINE if used.kills or machine else None
+    return MemoryUse(
+        used_bytes=max(used.peak_bytes or 0, used.max_rss_bytes), limit_bytes=used.limit_bytes, killed=killed
+    )
+
+
+class MachineWatch:
+    """Counts the memory kills of the whole machine, which any user may read. ``mark`` now and then.
+
+    A kill counts when it came since the mark before the last, as with ``OomWatch``.
+    """
+
+    def __init__(self, *, source: Path = _VMSTAT) -> None:
+        self._source = source
+        self._older = self._newer = self._count()
+
+    def mark(self) -> None:
+        """Remember the count as it is now."""
+        self._older, self._newer = self._newer, self._count()
+
+    def killed(self) -> bool:
+        """The kernel has killed a process of this machine for memory since the mark before the last."""
+        count = self._count()
+        return count is not None and self._older is not None and count > self._older
+
+    def _count(self) -> int | None:
+        try:
+            found = re.search(r"^oom_kill (\d+)$", self._source.read_text(), re.MULTILINE)
+        except OSError:
+            return None
+        return int(found[1]) if found else None
+
+
+class OomWatch:
+    """Counts memory kills in the control group of a process. ``mark`` now and then; ``killed`` asks what came since.
+
+    The count belongs to the whole group, so only what came in the last moments counts: since the mark before the last.
+    """
+
+    def __init__(self, pid: int, *, root: Path = _CGROUPS) -> None:
+        self._pid = pid
+        self._root = root
+        self._file = _counter_file(pid, root)
+        self._older = self._newer = self._count()
+
+    def mark(self) -> None:
+        """Remember the count as it is now; a process that was moved to another group is followed."""
+        file = _counter_file(self._pid, self._root)
+        if file is not None and file != self._file:
+            self._file = file
+            self._older = self._newer = self._count()
+            return
+        self._older, self._newer = self._newer, self._count()
+
+    def killed(self) -> str:
+        """One line when the group lost a process to a memory kill since the mark before the last; else empty."""
+        count = self._count()
+        if count is None or self._older is None or count <= self._older:
+            return ""
+        return f"cgroup: oom_kill rose from {self._older} to {count} in {self._file}"
+
+    def _count(self) -> int | None:
+        if self._file is None:
+            return None
+        try:
+            found = re.search(r"^oom_kill (\d+)$", self._file.read_text(), re.MULTILINE)
+        except OSError:
+            return None
+        return int(found[1]) if found else None
+
+
+def _counter_file(pid: int, root: Path) -> Path | None:
+    """The file with the count of memory kills of the process's group: ``memory.events`` (v2) or ``memory.oom_control``."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        below = path.lstrip("/")
+        if "memory" in controllers.split(","):
+            candidates = [root / "memory" / below / "memory.oom_control", root / "memory" / "memory.oom_control"]
+        elif not controllers:
+            candidates = [root / below / "memory.events", root / "memory.events"]
+        else:
+            continue
+        for file in candidates:
+            if file.is_file():
+                return file
+    return None
+
+
+class KernelWatch:
+    """Reads what the kernel has logged about a process in its last moments, and next to nothing else.
+
+    The log of a machine that has run for long holds thousands of records; a look at all of them would hold up a recovery.
+    So two places in it are kept, the older one at most twice ``RECENT_SECONDS`` back; ``mark`` now and then moves them on.
+    Made before the process is started: one that dies at once is in the log by the time that anybody hears of it.
+    """
+
+    def __init__(self, *, source: Path = _KMSG) -> None:
+        self._places = _opened(source)
+        """Two handles of the log: at the older and at the newer place; None where it cannot be read."""
+        self._moved = _now()
+
+    def mark(self, now: float | None = None) -> None:
+        """Forget what is old; ``now`` is seconds since the boot."""
+        now = _now() if now is None else now
+        if now - self._moved >= RECENT_SECONDS and self._places is not None:
+            older, newer = self._places
+            os.lseek(older, 0, os.SEEK_END)
+            self._places = (newer, older)
+            self._moved = now
+
+    def lines(self, pid: int, now: float | None = None) -> tuple[str, ...]:
+        """The lines of the last ``RECENT_SECONDS`` that name the process, once each."""
+        mine = re.compile(_OUR_PID.format(pid=pid))
+        since = (_now() if now is None else now) - RECENT_SECONDS
+        records = [] if self._places is None else _records(self._places[0])
+        return tuple(f"kernel: {text}" for at, text in records if at >= since and mine.search(text))
+
+    @property
+    def readable(self) -> bool:
+        """The kernel's log can be read here."""
+        return self._places is not None
+
+    def close(self) -> None:
+        """Let go of the log; a second call does nothing."""
+        for handle in self._places or ():
+            os.close(handle)
+        self._places = None
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def _opened(source: Path) -> tuple[int, int] | None:
+    """The log twice, after its last record; None where it cannot be read."""
+    handles: list[int] = []
+    try:
+        for _ in range(2):
+            handles.append(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            os.lseek(handles[-1], 0, os.SEEK_END)
+    except OSError:
+        for handle in handles:
+            os.close(handle)
+        return None
+    return handles[0], handles[1]
+
+
+def _records(handle: int) -> list[tuple[float, str]]:
+    found: list[tuple[float, str]] = []
+    for _ in range(_MOST_RECORDS):
+        try:
+            data = os.read(handle, _RECORD_BYTES)
+        except BrokenPipeError:  # records were overwritten meanwhile; the next read goes on behind them
+            continue
+        except OSError:  # nothing more
+            break
+        if not data:
+            break
+        found += _parsed(data)
+    return found
+
+
+def _parsed(data: bytes) -> list[tuple[float, str]]:
+    """Records as (seconds since the boot, text); the device gives one a read, a file any number."""
+    found = []
+    for line in data.decode(errors="replace").splitlines():
+        head, _, text = line.partition(";")
+        fields = head.split(",")
+        if text and len(fields) >= 3 and fields[2].isdigit():
+            found.append((int(fields[2]) / 1e6, text))
+    return found

@@ -1,0 +1,174 @@
+"""Looks at a rank's processes from beside them: what the kernel says of each, and the stacks of the training process.
+
+Reads /proc, and has py-spy read the stacks without stopping anything. Decides nothing (core.health does), and never
+fails: what cannot be read is said in ``problem``. Linux only, like everything that starts ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STACK_SECONDS: Final = 10.0
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+# The number of the system call in which a lock waits. Everything else that sleeps waits for the world outside.
+_FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
+_NO_PY_SPY: Final = "py-spy is not installed on its node (pip install 'orch[stacks]'), so there are no stacks"
+_REFUSED: Final = (
+    "the kernel lets nobody read its stacks (sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE for the daemon)"
+)
+
+
+def look_at(rank: int, root_pid: int, *, training_pid: int | None = None, stacks: bool) -> RankLook:
+    """One look at the rank whose process is ``root_pid``; ``stacks`` costs some 20 ms of a processor.
+
+    ``training_pid`` is the one below it that reports, where that is known: `bash run.sh` is not what trains.
+    """
+    at = time.monotonic()
+    tree = _tree(root_pid)
+    pid = training_pid if training_pid in tree else root_pid
+    state, _ = _stat(pid)
+    if not state:
+        return RankLook(rank=rank, at=at, pid=pid, problem="its process is gone")
+    cpu = io = 0.0
+    stopped = 0
+    for process in tree:
+        letter, seconds = _stat(process)
+        cpu += seconds
+        io += _io_bytes(process)
+        if letter == "T" and not stopped:
+            stopped = process
+    wait, name = _wait(pid, state)
+    threads, problem = _stacks(pid) if stacks else ((), "")
+    return RankLook(
+        rank=rank,
+        at=at,
+        pid=pid,
+        state="T" if stopped else state,
+        stopped_pid=stopped,
+        cpu_seconds=cpu,
+        io_bytes=int(io),
+        wait=wait,
+        wait_name=name,
+        threads=threads,
+        problem=problem,
+    )
+
+
+def report_lines(look: RankLook) -> list[str]:
+    """The look as lines for the rank's log, and for people."""
+    what = f"process {look.pid}, state {look.state or 'gone'}, {look.cpu_seconds:.2f} s of processor time"
+    lines = [f"[orch] stacks of rank {look.rank}: {what}" + (f", in {look.wait_name}" if look.wait_name else "")]
+    if look.stopped_pid:
+        lines.append(f"[orch]   process {look.stopped_pid} is stopped")
+    if look.problem:
+        lines.append(f"[orch]   {look.problem}")
+    for thread in look.threads:
+        lines.append(f"[orch]   thread {thread.name}")
+        lines += [f"[orch]     {frame}" for frame in thread.frames]
+    return lines
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> tuple[str, float]:
+    """The state's letter and the processor seconds of a process and of its children that have ended."""
+    _, _, rest = _read(f"/proc/{pid}/stat").rpartition(")")
+    fields = rest.split()
+    if len(fields) < 15:
+        return "", 0.0
+    return fields[0], sum(map(int, fields[11:15])) / _TICKS
+
+
+def _io_bytes(pid: int) -> int:
+    lines = _read(f"/proc/{pid}/io").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+
+
+def _tree(pid: int) -> list[int]:
+    """The process and everything below it."""
+    found = [pid]
+    for process in found:
+        for task in _tasks(process):
+            found += [int(child) for child in _read(f"/proc/{process}/task/{task}/children").split()]
+    return found
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return [task.name for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+
+
+def _wait(pid: int, state: str) -> tuple[Wait, str]:
+    """What the main thread is in, and the kernel's name for it."""
+    name = _read(f"/proc/{pid}/wchan").strip().strip("0")
+    if state == "R":
+        return Wait.RUNNING, ""
+    fields = _read(f"/proc/{pid}/syscall").split()
+    if len(fields) < 6 or not fields[0].isdigit():
+        return (Wait.UNKNOWN if name.startswith("futex") or not name else Wait.OUTSIDE), name
+    if int(fields[0]) != _FUTEX:
+        return Wait.OUTSIDE, name
+    endless = int(fields[4], 16) == 0
+    return (Wait.LOCK if endless else Wait.OUTSIDE), name
+
+
+def _stacks(pid: int) -> tuple[tuple[Thread, ...], str]:
+    """The Python threads of a process, its main thread first, or why there are none."""
+    tool = find_py_spy()
+    if tool is None:
+        return (), _NO_PY_SPY
+    try:
+        done = subprocess.run(
+            [tool, "dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=STACK_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return (), f"py-spy did not answer: {error}"
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split())[:300]
+        return (), _REFUSED if "ermission" in said or "ptrace" in said else f"py-spy could not read its stacks: {said}"
+    try:
+        return _threads(pid, json.loads(done.stdout)), ""
+    except (ValueError, KeyError, TypeError) as error:
+        return (), f"py-spy's answer is not understood: {error}"
+
+
+def _threads(pid: int, dump: Sequence[dict[str, Any]]) -> tuple[Thread, ...]:
+    ordered = sorted(dump, key=lambda thread: thread.get("os_thread_id") != pid)
+    return tuple(
+        Thread(
+            name=thread.get("thread_name") or str(thread.get("os_thread_id") or thread["thread_id"]),
+            frames=tuple(Frame(f["name"], f["filename"], int(f["line"])) for f in thread["frames"]),
+        )
+        for thread in ordered
+    )
+
+
+def find_py_spy() -> str | None:
+    """The py-spy beside this interpreter, else the one in PATH; None where there is none."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")

@@ -1,0 +1,72 @@
+"""What a rank actor tells the daemon of its rank, without the job's secrets. Pure.
+
+Paths stay as they are: they are looked up by name, and orch chose them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.repository.persister import PersisterStatus
+    from orchestrator.core.diagnosis.health import Frame, RankLook
+    from orchestrator.runtime.forkserver.masking import Masker
+    from orchestrator.runtime.ranks.rank_events import RankEvent
+    from orchestrator.train.script.progress import ProgressSnapshot
+
+
+def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
+    """An event: an exception's text, the last lines, what the kernel and the log policies say."""
+    if not masker:
+        return event
+    return replace(
+        event,
+        error_type=masker.text(event.error_type),
+        error_message=masker.text(event.error_message),
+        log_tail=tuple(map(masker.text, event.log_tail)),
+        evidence=tuple(map(masker.text, event.evidence)),
+        policy_note=masker.text(event.policy_note),
+    )
+
+
+def masked_progress(snapshot: ProgressSnapshot, masker: Masker) -> ProgressSnapshot:
+    """A progress page: the names that the script has chosen, and the texts about its saves."""
+    if not masker:
+        return snapshot
+    facts = snapshot.checkpoint
+    return replace(
+        snapshot,
+        phase=masker.text(snapshot.phase),
+        metrics={masker.text(name): value for name, value in snapshot.metrics.items()},
+        checkpoint=replace(
+            facts,
+            failure=masker.text(facts.failure),
+            quarantined=tuple(map(masker.text, facts.quarantined)),
+            interval_reason=masker.text(facts.interval_reason),
+            snapshots_off=masker.text(facts.snapshots_off),
+        ),
+    )
+
+
+def masked_status(status: PersisterStatus | None, masker: Masker) -> PersisterStatus | None:
+    """What became of a snapshot: the error of a storage may repeat what it was reached with."""
+    return replace(status, failure=masker.text(status.failure)) if status is not None and masker else status
+
+
+def masked_look(look: RankLook, masker: Masker) -> RankLook:
+    """A look at the rank's processes: names of threads, functions and files are the script's."""
+    if not masker:
+        return look
+
+    def frame(each: Frame) -> Frame:
+        return replace(each, function=masker.text(each.function), file=masker.text(each.file))
+
+    return replace(
+        look,
+        threads=tuple(
+            replace(thread, name=masker.text(thread.name), frames=tuple(map(frame, thread.frames)))
+            for thread in look.threads
+        ),
+        problem=masker.text(look.problem),
+    )

@@ -1,0 +1,179 @@
+"""Starts a rank's process, or its attempt's rendezvous store, through the node's fork server.
+
+A process tree holds an advisory lock per job and rank on its node (through its keeper), so a second tree cannot start
+before the first is gone, whoever asks. Where the keeper was killed or is stopped, what it kept is ended first, and its memory
+is free again before the next process starts. A fork server that is not there is started; an attempt that is called off
+meanwhile is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.private_files import make_private
+from orchestrator.runtime.forkserver import holder
+from orchestrator.runtime.spawn.client import ForkServerClient, ForkServerMissingError, SpawnRequest
+from orchestrator.runtime.spawn.rank_locks import is_current, open_lock, rank_lock_path, try_lock
+from orchestrator.runtime.spawn.rank_remains import KEEPER_LIMIT_SECONDS, KEEPER_SECONDS, end_locked_remains, end_tree
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable
+
+    from orchestrator.runtime.ranks.launch_spec import RankPlan
+    from orchestrator.runtime.ranks.output import RankOutput
+    from orchestrator.runtime.spawn.client import Spawned
+
+_LOCK_SECONDS: Final = 60.0
+_ROUND_SECONDS: Final = 5.0  # between two looks whether the attempt was called off
+_FORK_SERVER_SECONDS: Final = 30.0
+_PIPE_BYTES: Final = 1024 * 1024
+
+
+class RankBusyError(Exception):
+    """Processes of an earlier attempt of this rank are still there after the deadline; see the node's process list."""
+
+
+class RankStarter:
+    """The starts of one attempt. Each gives the new process, or None once the attempt was called off."""
+
+    def __init__(
+        self,
+        plan: RankPlan,
+        node_dir: Path,
+        *,
+        start_fork_server: Callable[[RankPlan], Awaitable[None]],
+        is_called_off: Callable[[], bool],
+    ) -> None:
+        self._plan, self._node_dir = plan, node_dir
+        self._start_fork_server, self._is_called_off = start_fork_server, is_called_off
+        self._client = ForkServerClient(Path(plan.fork_socket))
+
+    async def rank(self, output: RankOutput) -> Spawned | None:
+        """The rank's process, which writes to ``output``. Raises RankBusyError and ForkServerError."""
+        return await self._with_fork_server(lambda: self._spawn(output))
+
+    async def store(self, listener: socket.socket) -> Spawned | None:
+        """The rendezvous store on ``listener``. Raises ForkServerError."""
+        return await self._with_fork_server(lambda: self._spawn_store(listener))
+
+    async def _with_fork_server(self, call: Callable[[], Awaitable[Spawned | None]]) -> Spawned | None:
+        deadline = time.monotonic() + _FORK_SERVER_SECONDS
+        while not self._is_called_off():
+            try:
+                return await call()
+            except ForkServerMissingError:
+                if time.monotonic() > deadline:
+                    raise
+                await self._start_fork_server(self._plan)
+        return None
+
+    async def _spawn_store(self, listener: socket.socket) -> Spawned:
+        env = {name: self._plan.env[name] for name in ("PATH", "HOME") if name in self._plan.env}
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            return await self._client.spawn(
+                SpawnRequest(mode="store", cwd="/", env=env, threads=1),
+                stdout=null,
+                stderr=null,
+                listen=listener.fileno(),
+            )
+        finally:
+            os.close(null)
+
+    async def _spawn(self, output: RankOutput) -> Spawned | None:
+        # A lock of its own for each request: when its answer is lost, the process may be there, and holds it until
+        # nothing is left of it.
+        lock = await self._lock()
+        if lock is None:
+            return None
+        try:
+            return await self._spawn_under(lock, output)
+        finally:
+            os.close(lock)  # the keeper holds its own copy
+
+    async def _spawn_under(self, lock: int, output: RankOutput) -> Spawned:
+        plan = self._plan
+        pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
+        try:
+            for _, write_end in pipes:
+                os.set_blocking(write_end, True)
+                with contextlib.suppress(OSError):
+                    fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            spawned = await self._client.spawn(
+                SpawnRequest(
+                    mode=plan.mode,  # type: ignore[arg-type]  # checked where the entry point was parsed
+                    target=plan.target,
+                    args=plan.args,
+                    python_options=plan.python_options,
+                    cwd=plan.cwd,
+                    env=plan.env,
+                    threads=plan.threads,
+                    cold=plan.cold,
+                    memory_bytes=plan.memory_bytes,
+                    exit_record=Path(plan.exit_record),
+                    page=Path(plan.page),
+                    record={"job": plan.job_id, "attempt": plan.attempt, "rank": plan.rank},
+                    umask=plan.umask,
+                    secrets=plan.secrets,
+                ),
+                stdout=pipes[0][1],
+                stderr=pipes[1][1],
+                lease=lock,
+            )
+        except BaseException:
+            for read_end, _ in pipes:
+                os.close(read_end)
+            raise
+        finally:
+            for _, write_end in pipes:
+                os.close(write_end)
+        output.listen(*(read_end for read_end, _ in pipes))
+        return spawned
+
+    async def _lock(self) -> int | None:
+        """The node's lock for this job and rank: held by the keeper of a live tree, so at most one tree exists.
+
+        None when the attempt was called off. Raises RankBusyError.
+        """
+        path = rank_lock_path(self._node_dir, self._plan.job_id, self._plan.rank)
+        make_private(path.parent)
+        handle = open_lock(path)
+        taken = False
+        try:
+            taken = await self._take(handle, path)
+        finally:
+            if not taken:
+                os.close(handle)
+        return handle if taken else None
+
+    async def _take(self, handle: int, path: Path) -> bool:
+        """Whether the lock is held on ``handle``, and nothing is left of the tree before; False when it was called off."""
+        began, delay = time.monotonic(), 0.001
+        while not self._is_called_off():
+            if try_lock(handle, path) and await self._is_clear(handle, path):
+                return True
+            waited = time.monotonic() - began
+            if waited > _LOCK_SECONDS:
+                raise RankBusyError(f"processes of an earlier attempt are still there after {waited:.0f} s; see {path}")
+            fcntl.flock(handle, fcntl.LOCK_UN)  # or nothing else could end what is left
+            if not is_current(handle, path):
+                raise RankBusyError(f"{path} was removed while an attempt waited for it; the next try makes it anew")
+            if waited > KEEPER_SECONDS:
+                limit = 0.0 if waited > KEEPER_LIMIT_SECONDS else _ROUND_SECONDS
+                await asyncio.to_thread(end_tree, path, _ROUND_SECONDS, patience=0.0, limit=limit)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 0.1)
+        return False
+
+    async def _is_clear(self, handle: int, path: Path) -> bool:
+        """Nothing is left of the tree before; ends what is."""
+        if holder.is_clear(handle):
+            return True
+        return await asyncio.to_thread(end_locked_remains, handle, path, _ROUND_SECONDS)

@@ -1,0 +1,56 @@
+"""Takes a torch.profiler trace of a rank, from beside it: asks its training loop and waits for the answer. Without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.train.script import trace_request
+from orchestrator.train.script.trace_request import TraceRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.train.script.progress_reading import PageReader
+
+_POLL_SECONDS: Final = 0.05
+
+
+async def take_trace(page: PageReader, rank: int, steps: int, seconds: float, over: Callable[[], bool]) -> bytes:
+    """A trace of the next ``steps`` steps, gzipped JSON. Raises TraceRefusedError, also when the process is ``over``."""
+    base = page.path
+    if not trace_request.listens(base, page.read().writer_pid):
+        raise TraceRefusedError(
+            f"rank {rank} runs no training loop of orchestrator.train, or has not come to it yet: `orch profile` needs"
+            " MultiGPUTrainingManager; in a loop of your own, use torch.profiler"
+        )
+    trace_request.request(base, steps)
+    try:
+        return await _wait_for(page, rank, seconds, over)
+    finally:
+        trace_request.withdraw(base)
+
+
+async def _wait_for(page: PageReader, rank: int, seconds: float, over: Callable[[], bool]) -> bytes:
+    deadline = time.monotonic() + seconds
+    asked = trace_request.beside(page.path, trace_request.REQUEST_SUFFIX)
+    while True:
+        ended, pending = over(), asked.exists()  # before the trace is looked for: it comes first
+        try:
+            data = await asyncio.to_thread(trace_request.collect, page.path)
+        except OSError as error:
+            raise TraceRefusedError(f"rank {rank} left a trace that cannot be read: {error.strerror}") from error
+        if data is not None:
+            return data
+        if ended:
+            raise TraceRefusedError(f"rank {rank} ended before the trace was complete: ask for fewer steps")
+        if not pending:
+            raise TraceRefusedError(
+                f"rank {rank} could not write the trace: free shared memory, or ask for fewer steps"
+            )
+        if time.monotonic() > deadline:
+            raise TraceRefusedError(
+                f"rank {rank} did not complete the steps within {seconds:g} s: ask for fewer, or allow more time"
+            )
+        await asyncio.sleep(_POLL_SECONDS)

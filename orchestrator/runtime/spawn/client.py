@@ -1,0 +1,417 @@
+"""The fork server's client: start a server, ask it for processes, hold their lifelines.
+
+Owns the parent's half of the protocol in forkserver/wire.py and nothing of what is run. Standard library only; every
+call has a deadline. The asynchronous calls are for the rank actor and the node agent, the `_sync` twins for scripts.
+
+The life of a process, seen from here: `spawn` returns once its keeper exists; `Started` says that the process is about
+to run its first line; at most one `ErrorRaised` gives the exception that is ending it, as soon as it is raised;
+`Exited` gives the status, which is on disk by then; `Gone` says that nothing it started is left. Closing the lifeline,
+in whatever way, dying included, kills everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from orchestrator.private_files import make_private
+from orchestrator.runtime.forkserver import wire
+from orchestrator.runtime.forkserver.holder import MARK, MARK_CHARACTERS
+from orchestrator.runtime.spawn.environment import inheritable_environment
+from orchestrator.runtime.spawn.lifeline import (
+    ErrorRaised,
+    Event,
+    Exited,
+    ExitRecord,
+    ExitRecordError,
+    ForkServerError,
+    ForkServerForeignError,
+    ForkServerMissingError,
+    ForkServerRefusedError,
+    ForkServerStartError,
+    ForkServerTimeoutError,
+    ForkServerVersionError,
+    Gone,
+    KeeperLost,
+    Lifeline,
+    MemoryUsed,
+    Started,
+    read_exit_record,
+)
+from orchestrator.runtime.spawn.stopped_server import StoppedServerWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+Mode = Literal["script", "module", "command", "store"]
+
+SERVER_FILE = Path(__file__).parents[1] / "forkserver" / "server.py"
+MAX_SOCKET_PATH_BYTES = 107
+
+_START_DEADLINE = timedelta(seconds=20)
+_TITLE_BYTES = 2048
+_CALL_DEADLINE = timedelta(seconds=60)
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedServer:
+    """The outcome of start_fork_server."""
+
+    pid: int
+    already_running: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What a warm server says of itself."""
+
+    pid: int
+    protocol: int
+    executable: str
+    python: str
+    torch: str | None
+    """None: the interpreter has no torch; scripts start without being warmed."""
+    warm_seconds: float
+    cold: str | None
+    """Why this server can only start fresh interpreters, seconds slower; None: it forks warm ones."""
+    keepers: int
+    nice: int
+    oom_score_adj: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnRequest:
+    """One process to start.
+
+    `env` is the complete environment. `threads` is torch's thread count; None takes OMP_NUM_THREADS from `env`, else
+    the machine's default. `record` is copied into the exit record, and what the progress page `page` says at the end. `cold` asks for a fresh interpreter in any case;
+    the server decides so by itself where a fork would differ from one (`Started.cold` says why).
+    """
+
+    mode: Mode
+    target: str = ""
+    """A script's path, a module's name, a command; unused for a store."""
+    args: tuple[str, ...] = ()
+    python_options: tuple[str, ...] = ()
+    cwd: str
+    env: Mapping[str, str] = field(repr=False)
+    threads: int | None = None
+    cold: bool = False
+    memory_bytes: int | None = None
+    """What the process and all that it starts may use, where the node can limit it."""
+    exit_record: Path | None = None
+    page: Path | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+    umask: int | None = None
+    """None: the server's, which lets nobody else read what is written."""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Replaced by `***` in the exit record and in what the lifeline tells of an exception."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawned:
+    """A process in the making: its keeper exists."""
+
+    keeper_pid: int
+    lifeline: Lifeline
+
+
+class ForkServerClient:
+    """Speaks to the server behind one socket; holds no connection between calls, so it survives the server's restart."""
+
+    def __init__(self, socket_path: Path, *, deadline: timedelta = _CALL_DEADLINE) -> None:
+        self._path = socket_path
+        self._deadline = deadline
+
+    async def hello(self) -> Hello:
+        """Waits until the server is warm; says what it is."""
+        return _hello(await self._call({"op": "hello"}, []))
+
+    async def shutdown(self) -> None:
+        """Ends the server. Processes that it started run on."""
+        await self._call({"op": "shutdown"}, [])
+
+    async def spawn(
+        self,
+        request: SpawnRequest,
+        *,
+        stdout: int,
+        stderr: int,
+        listen: int | None = None,
+        lease: int | None = None,
+        extra: Mapping[int, int] | None = None,
+    ) -> Spawned:
+        """Starts a process. The descriptors stay the caller's, who closes them when he likes.
+
+        `listen` is the bound and listening socket of a store; `lease` stays open in the keeper, and there alone, until
+        nothing is left of the tree, so a lock on it tells whether the tree lives; `extra` maps a number in the new process (3 and up) to
+        a descriptor here.
+        """
+        with _lifeline_pair() as (ours, theirs):
+            message, fds = _spawn_message(request, _roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
+            reply = await self._call(message, fds)
+            return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
+
+    async def _call(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        data = wire.encode({"protocol": wire.PROTOCOL, **message})
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, StoppedServerWatch(loop) as stopped:
+            sock.setblocking(False)
+            try:
+                async with asyncio.timeout(self._deadline.total_seconds()):
+                    await loop.sock_connect(sock, _checked(self._path))
+                    self._refuse_others(sock)
+                    stopped.look_at(sock)
+                    # The descriptors go with the header: a few bytes, which an empty socket always takes.
+                    socket.send_fds(sock, [data[: wire.HEADER.size]], fds)
+                    await loop.sock_sendall(sock, data[wire.HEADER.size :])
+                    header = await self._receive(sock, wire.HEADER.size)
+                    body = await self._receive(sock, wire.body_length(header))
+            except TimeoutError as error:
+                raise self._timed_out() from error
+            except OSError as error:
+                raise self._missing(error) from error
+        return _accepted(body)
+
+    async def _receive(self, sock: socket.socket, length: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        data = bytearray()
+        while len(data) < length:
+            part = await loop.sock_recv(sock, length - len(data))
+            if not part:
+                raise ConnectionResetError("the server closed the connection")
+            data += part
+        return bytes(data)
+
+    # -- the same, blocking
+
+    def hello_sync(self) -> Hello:
+        """`hello`, blocking."""
+        return _hello(self._call_sync({"op": "hello"}, []))
+
+    def shutdown_sync(self) -> None:
+        """`shutdown`, blocking."""
+        self._call_sync({"op": "shutdown"}, [])
+
+    def spawn_sync(
+        self,
+        request: SpawnRequest,
+        *,
+        stdout: int,
+        stderr: int,
+        listen: int | None = None,
+        lease: int | None = None,
+        extra: Mapping[int, int] | None = None,
+    ) -> Spawned:
+        """`spawn`, blocking."""
+        with _lifeline_pair() as (ours, theirs):
+            message, fds = _spawn_message(request, _roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
+            reply = self._call_sync(message, fds)
+            return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
+
+    def _call_sync(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        data = wire.encode({"protocol": wire.PROTOCOL, **message})
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(self._deadline.total_seconds())
+            try:
+                sock.connect(_checked(self._path))
+                self._refuse_others(sock)
+                socket.send_fds(sock, [data[: wire.HEADER.size]], fds)
+                sock.sendall(data[wire.HEADER.size :])
+                with sock.makefile("rb") as stream:
+                    header = stream.read(wire.HEADER.size)
+                    if len(header) < wire.HEADER.size:
+                        raise ConnectionResetError("the server closed the connection")
+                    body = stream.read(wire.body_length(header))
+            except TimeoutError as error:
+                raise self._timed_out() from error
+            except OSError as error:
+                raise self._missing(error) from error
+        return _accepted(body)
+
+    def _refuse_others(self, sock: socket.socket) -> None:
+        """The request carries a job's environment, secrets included: only a server of this user is sent it."""
+        _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid != os.geteuid():
+            raise ForkServerForeignError(
+                f"what listens on {self._path} belongs to user {uid}, not to user {os.geteuid()}; remove that file"
+            )
+
+    def _timed_out(self) -> ForkServerTimeoutError:
+        return ForkServerTimeoutError(
+            f"{self._path}: no answer within {self._deadline.total_seconds():g} s; see the server's log, or start it anew"
+        )
+
+    def _missing(self, error: OSError) -> ForkServerMissingError:
+        return ForkServerMissingError(
+            f"no fork server behind {self._path} ({error.strerror or error}); start one with start_fork_server"
+        )
+
+
+class _lifeline_pair:  # noqa: N801 - used as a function
+    """Both ends of a lifeline; the child's end is closed here afterwards, ours too unless it was duplicated."""
+
+    def __enter__(self) -> tuple[socket.socket, socket.socket]:
+        self._ends = socket.socketpair()
+        return self._ends
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for end in self._ends:
+            end.close()
+
+
+def _roles(
+    stdout: int, stderr: int, lifeline: int, listen: int | None, lease: int | None, extra: Mapping[int, int]
+) -> dict[str, int]:
+    """Descriptors by the names that the server knows them by."""
+    roles = {"stdout": stdout, "stderr": stderr, "lifeline": lifeline}
+    if listen is not None:
+        roles["listen"] = listen
+    if lease is not None:
+        roles["lease"] = lease
+    return roles | {f"extra:{number}": descriptor for number, descriptor in extra.items()}
+
+
+def _spawn_message(request: SpawnRequest, roles: Mapping[str, int]) -> tuple[dict[str, Any], list[int]]:
+    message = {
+        "op": "spawn",
+        "mode": request.mode,
+        "target": request.target,
+        "args": list(request.args),
+        "python_options": list(request.python_options),
+        "cwd": request.cwd,
+        "env": dict(request.env),
+        "threads": request.threads,
+        "cold": request.cold,
+        "memory_bytes": request.memory_bytes,
+        "exit_record": None if request.exit_record is None else str(request.exit_record),
+        "page": None if request.page is None else str(request.page),
+        "record": dict(request.record),
+        "umask": request.umask,
+        "secrets": list(request.secrets),
+        "fds": list(roles),
+    }
+    return message, list(roles.values())
+
+
+def _hello(reply: dict[str, Any]) -> Hello:
+    return Hello(**{name: reply[name] for name in Hello.__slots__})
+
+
+def _accepted(body: bytes) -> dict[str, Any]:
+    reply = wire.decode(body)
+    if reply.get("ok"):
+        return reply
+    if reply.get("code") == "version":
+        raise ForkServerVersionError(f"{reply.get('error')}; shut that server down and start one of this version")
+    raise ForkServerRefusedError(str(reply.get("error")))
+
+
+def _checked(path: Path) -> str:
+    text = os.fspath(path)
+    if len(os.fsencode(text)) > MAX_SOCKET_PATH_BYTES:
+        raise ForkServerRefusedError(
+            f"{text}: a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes; choose a shorter directory"
+        )
+    return text
+
+
+def _server_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """A thread count is each process's own; the server must learn what the machine's default is.
+
+    The mark is room in /proc/PID/environ, into which each process that is forked writes what tree it belongs to.
+    """
+    own = {name: value for name, value in inheritable_environment(env).items() if name != "OMP_NUM_THREADS"}
+    return {**own, MARK: " " * MARK_CHARACTERS}
+
+
+def start_fork_server(
+    python: str,
+    socket_path: Path,
+    log_path: Path,
+    preload: Sequence[str] = (),
+    *,
+    env: Mapping[str, str] | None = None,
+    deadline: timedelta = _START_DEADLINE,
+) -> StartedServer:
+    """Starts a server that outlives its starter and is nobody's child; does nothing when one is running.
+
+    Returns when the server listens; it is warm a second or two later, and `hello` waits for that. `env` (default: this
+    process's) should be what jobs inherit: a variable that matters to an interpreter's start and that a job sets
+    differently makes that job start cold. Blocks for about 0.1 s: call it from a thread in asynchronous code.
+    """
+    try:
+        make_private(socket_path.parent)
+    except OSError as error:
+        raise ForkServerStartError(str(error)) from error
+    command = [python, "-u", os.fspath(SERVER_FILE), "--socket", _checked(socket_path), "--log", os.fspath(log_path)]
+    command += ["--room", " " * _TITLE_BYTES]
+    for name in preload:
+        command += ["--preload", name]
+    try:
+        outcome = subprocess.run(
+            command,
+            env=_server_environment(os.environ if env is None else env),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=deadline.total_seconds(),
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ForkServerTimeoutError(
+            f"{python} did not start within {deadline.total_seconds():g} s; see {log_path}"
+        ) from error
+    except OSError as error:
+        raise ForkServerStartError(f"cannot execute {python}: {error.strerror}; name a Python interpreter") from error
+    with contextlib.suppress(ValueError):
+        reply = json.loads(outcome.stdout)
+        if "error" not in reply:
+            return StartedServer(pid=int(reply["pid"]), already_running=bool(reply["already_running"]))
+        raise ForkServerStartError(reply["error"])
+    said = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+    raise ForkServerStartError(f"{python} ended with {outcome.returncode} and said: {said[0]}; see {log_path}")
+
+
+__all__ = [
+    "ErrorRaised",
+    "Event",
+    "ExitRecord",
+    "ExitRecordError",
+    "Exited",
+    "ForkServerClient",
+    "ForkServerError",
+    "ForkServerForeignError",
+    "ForkServerMissingError",
+    "ForkServerRefusedError",
+    "ForkServerStartError",
+    "ForkServerTimeoutError",
+    "ForkServerVersionError",
+    "Gone",
+    "Hello",
+    "KeeperLost",
+    "Lifeline",
+    "MemoryUsed",
+    "Mode",
+    "SpawnRequest",
+    "Spawned",
+    "Started",
+    "StartedServer",
+    "inheritable_environment",
+    "read_exit_record",
+    "start_fork_server",
+]

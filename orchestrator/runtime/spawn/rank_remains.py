@@ -1,0 +1,236 @@
+"""Ends what is left of a rank's process tree when its keeper cannot: it was killed, or it is stopped.
+
+Finds the tree's processes by what its lock file says (the process, its session, its control group), by the mark in their
+environments, and by parentage. Needs no process that survives the keeper: a rank's actor, a new one, or the node's agent can
+each do all of it. A process counts as left as long as the kernel frees its memory. Blocking; call it from a thread.
+
+Not found, where there are no control groups: a process that left its session, was started with an environment of its own, and
+whose parent has ended, when the fork server and the keeper were both killed. While either lives, that finds it by parentage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from orchestrator.runtime.forkserver import holder, linux
+from orchestrator.runtime.forkserver.cgroups import Group
+from orchestrator.runtime.spawn.rank_locks import (
+    job_of,
+    lock_files,
+    lock_is_free,
+    mark_of,
+    opened,
+    read_holder,
+    try_lock,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from orchestrator.runtime.forkserver.holder import Holder, Identity
+
+KEEPER_SECONDS: Final = 5.0
+"""How long a keeper that was told to end its tree may take before it counts as stuck."""
+
+KEEPER_LIMIT_SECONDS: Final = 30.0
+"""How long it may take to free the memory of what it kept."""
+
+CONTINUED_SECONDS: Final = 2.0
+_CLEAR_SECONDS: Final = 20.0
+_FIRST_PAUSE_SECONDS: Final = 0.002
+_LONGEST_PAUSE_SECONDS: Final = 0.1
+_ENDED: Final = ("Z", "X")
+_STOPPED: Final = (b"T", b"t")
+
+
+class _Process(NamedTuple):
+    parent: int
+    session: int
+    state: str
+    started: int
+
+
+def end_remains(path: Path, seconds: float) -> bool:
+    """End what is left of the tree whose lock file is ``path``; False when some of it is still there after ``seconds``.
+
+    Does nothing while the lock is held: the keeper does it then.
+    """
+    with opened(path) as handle:
+        if handle is None or holder.is_clear(handle):
+            return True
+        if not try_lock(handle, path):
+            return False
+        return _end_locked(handle, path, seconds)
+
+
+def end_locked_remains(handle: int, path: Path, seconds: float) -> bool:
+    """The same for a caller that holds the lock."""
+    return holder.is_clear(handle) or _end_locked(handle, path, seconds)
+
+
+def _end_locked(handle: int, path: Path, seconds: float) -> bool:
+    found, mark = holder.read(handle), mark_of(path)
+    if not _until_gone(found, mark, seconds):
+        return False
+    holder.clear(handle)
+    return True
+
+
+def _until_gone(found: Holder | None, mark: str, seconds: float) -> bool:
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
+    while not _swept(found, mark):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+    return True
+
+
+def _swept(found: Holder | None, mark: str) -> bool:
+    """Kill all that is there; whether nothing was."""
+    group = None if found is None or found.group is None else Group.open(found.group)
+    if group is not None:
+        group.kill()
+    left = remains(found, mark)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return (group is None or group.remove()) and not left
+
+
+def remains(found: Holder | None, mark: str) -> set[int]:
+    """The processes of a tree that live, or whose memory is still being freed."""
+    processes = _processes()
+    members = {pid for pid, process in processes.items() if _belongs(pid, process, processes, found, mark)}
+    more = members
+    while more:
+        more = {pid for pid, process in processes.items() if process.parent in more} - members
+        members |= more
+    return {pid for pid in members if processes[pid].state not in _ENDED} - {os.getpid()}
+
+
+def _belongs(pid: int, process: _Process, processes: Mapping[int, _Process], found: Holder | None, mark: str) -> bool:
+    if found is not None and _in_session(pid, process, processes, found.process):
+        return True
+    return mark.encode() == _mark(pid)
+
+
+def _in_session(pid: int, process: _Process, processes: Mapping[int, _Process], leader: Identity) -> bool:
+    """Whether the process is the tree's first one, or in the session that this one led."""
+    if process.session != leader.pid:
+        return False
+    now = processes.get(leader.pid)
+    # A session keeps its number from other processes for as long as it has a member.
+    return process.started >= leader.started and (now is None or now.started == leader.started or pid == leader.pid)
+
+
+def _mark(pid: int) -> bytes | None:
+    """The mark of a process; None where there is none, or it is another user's, or its memory is gone already."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    prefix = f"{holder.MARK}=".encode()
+    for variable in variables.split(b"\0"):
+        if variable.startswith(prefix):
+            return variable.removeprefix(prefix)
+    return None
+
+
+def _processes() -> dict[int, _Process]:
+    """All processes of this user."""
+    own, found = os.getuid(), {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # ended meanwhile
+                if entry.stat().st_uid != own:
+                    continue
+                fields = linux.stat_fields(int(entry.name))
+                found[int(entry.name)] = _Process(int(fields[1]), int(fields[3]), fields[0].decode(), int(fields[19]))
+    return found
+
+
+def end_tree(path: Path, seconds: float, *, patience: float, limit: float) -> bool:
+    """End a tree that no attempt needs any more, kept or not; False when some of it is left after ``seconds``.
+
+    A rank's actor that ended has told the keeper to end everything. After ``patience`` seconds the keeper is continued, should
+    it be stopped, and killed if it is stopped all the same; after ``limit`` it is killed in any case.
+    """
+    began = time.monotonic()
+
+    def left(until: float) -> float:
+        return max(began + min(until, seconds) - time.monotonic(), 0.0)
+
+    if not _until_free(path, left(patience)):
+        _signal_keeper(path, signal.SIGCONT)
+        if not _until_free(path, left(patience + CONTINUED_SECONDS)):
+            found = read_holder(path)
+            if (found is not None and is_stopped(found.keeper.pid)) or not _until_free(path, left(limit)):
+                _signal_keeper(path, signal.SIGKILL)
+                _until_free(path, left(seconds))
+    return end_remains(path, left(seconds))
+
+
+def _until_free(path: Path, seconds: float) -> bool:
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
+    while not lock_is_free(path):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+    return True
+
+
+def is_stopped(pid: int) -> bool:
+    """The process is stopped by a signal or a debugger."""
+    try:
+        return linux.stat_fields(pid)[0] in _STOPPED
+    except OSError:
+        return False
+
+
+def _signal_keeper(path: Path, number: int) -> None:
+    found = read_holder(path)
+    if found is not None:
+        signal_process(found.keeper, number)
+
+
+def signal_process(process: Identity, number: int) -> bool:
+    """Send a signal to this very process; False when it is gone."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        if holder.identity_of(process.pid) != process:  # the number is another's by now
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def clear_locks(node_dir: Path, live: Collection[str], young_seconds: float = 60.0) -> None:
+    """Remove the lock files of jobs that are not ``live``, and end what is left of their ranks.
+
+    A file that is younger may belong to a job that the asker did not know of when it asked.
+    """
+    now = time.time()
+    for path in lock_files(node_dir):
+        with contextlib.suppress(OSError):
+            if job_of(path) not in live and now - path.lstat().st_ctime >= young_seconds:
+                _remove_lock(path)
+
+
+def _remove_lock(path: Path) -> None:
+    """A start that waits for the lock sees that the file is another one, and opens that (``try_lock``)."""
+    with opened(path) as handle:
+        if handle is not None and try_lock(handle, path) and end_locked_remains(handle, path, _CLEAR_SECONDS):
+            path.unlink()

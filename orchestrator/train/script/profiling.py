@@ -1,0 +1,103 @@
+"""A torch.profiler trace of a few steps, on request, while training runs.
+
+`orch profile JOB` leaves a request beside the rank's progress page; the training loop looks for one as often as it
+reports, which costs a microsecond. The trace lies beside the request when it is done. Without orch: `Tracer.ask`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.train.script import trace_request as files
+from orchestrator.train.script.environment import read_environment
+from orchestrator.train.script.trace_request import DEFAULT_STEPS
+
+if TYPE_CHECKING:
+    import torch
+    from torch.profiler import profile
+
+
+class Tracer:
+    """Looks for a request, traces the steps that follow, writes the trace. `base` is a path without its suffix."""
+
+    def __init__(self, base: Path | None, device: torch.device) -> None:
+        self._base = base
+        self._device = device
+        self._request = None if base is None else files.beside(base, files.REQUEST_SUFFIX)
+        self._profile: profile | None = None
+        self._left = 0
+        if base is not None:
+            files.withdraw(base)  # of an earlier process
+            files.beside(base, files.READY_SUFFIX).write_text(str(os.getpid()), encoding="ascii")
+
+    @property
+    def active(self) -> bool:
+        """Whether steps are being traced."""
+        return self._profile is not None
+
+    def ask(self, steps: int = DEFAULT_STEPS) -> Path:
+        """Request a trace of `steps` steps; where it will be. Raises TraceRefusedError while one is being taken."""
+        if self._base is None:
+            raise RuntimeError("nobody said where traces go: make the Tracer with a path")
+        return files.request(self._base, steps)
+
+    def look(self) -> None:
+        """Begin to trace if somebody asked for it. Call it between steps, now and then."""
+        if self._request is None or self.active or not os.path.exists(self._request):  # noqa: PTH110  (twice as fast)
+            return
+        self._left = files.steps_asked(self._request)
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities, record_shapes=True)
+        self._profile.start()
+
+    def step_done(self) -> Path | None:
+        """Count a step; the trace's path when this was the last one. Call it after every step while `active`."""
+        self._left -= 1
+        return self.finish() if self._left <= 0 else None
+
+    def finish(self) -> Path | None:
+        """End the trace that is being taken, with the steps it has; its path, None when there is none."""
+        if self._profile is None:
+            return None
+        finished, self._profile = self._profile, None
+        finished.stop()
+        return self._write(finished)
+
+    def close(self) -> None:
+        """Listen no longer; what is being traced is written."""
+        self.finish()
+        if self._base is not None:
+            files.beside(self._base, files.READY_SUFFIX).unlink(missing_ok=True)
+            self._request = None
+
+    def _write(self, finished: profile) -> Path | None:
+        assert self._base is not None
+        assert self._request is not None
+        raw, target = files.beside(self._base, ".trace.part"), files.beside(self._base, files.TRACE_SUFFIX)
+        packed = files.beside(self._base, f"{files.TRACE_SUFFIX}.part")
+        try:
+            finished.export_chrome_trace(str(raw))
+            with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as file:
+                shutil.copyfileobj(source, file)
+            packed.replace(target)
+        except OSError:  # memory for shared files is full: no trace, but training goes on
+            packed.unlink(missing_ok=True)
+            return None
+        finally:
+            raw.unlink(missing_ok=True)
+            self._request.unlink(missing_ok=True)
+        return target
+
+
+def tracer_of_this_rank(device: torch.device) -> Tracer:
+    """The tracer that `orch profile` talks to; one that nobody can ask outside of orch."""
+    path = read_environment(os.environ).progress_path
+    return Tracer(None if path is None else Path(path), device)

@@ -1,0 +1,408 @@
+"""The progress page: 16 KiB of shared memory through which a training process tells its rank actor how it goes.
+
+The rank process writes, the rank actor reads; the only thing that flows back is the request to stop. A report costs a
+few microseconds and one short system call, may come every millisecond, and the latest one wins. Standard library only.
+
+Must not: block training, allocate without bound, or ever show a half-written record (see progress_layout.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import threading
+import time
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestrator.train.script import progress_layout as layout
+from orchestrator.train.script.progress_layout import ProgressPageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CheckpointFacts", "ProgressPage", "ProgressPageError", "ProgressSnapshot"]
+
+STEP_SECONDS_WEIGHT = 0.1  # of the newest step in the running estimate: about the last twenty steps count
+_MAX_MESSAGE_CHARS = 400
+_MAX_QUARANTINED = 3
+_NONE = -1  # an optional count that was never reported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFacts:
+    """What the rank knows about its checkpoints on storage. Times are seconds since the epoch; None means not yet.
+
+    Under orch the rank only takes snapshots in memory, and its rank actor knows what became of them on storage.
+    """
+
+    saved_step: int | None = None
+    saved_at: float | None = None
+    saved_path: str = ""
+    saved_bytes: int = 0
+    failed_saves: int = 0
+    failure: str = ""
+    failed_at: float | None = None
+    resumed_step: int | None = None
+    resumed_path: str = ""
+    resumed_seconds: float = 0.0
+    quarantined: tuple[str, ...] = ()
+    interval_steps: int | None = None
+    interval_reason: str = ""
+    snapshot_bytes: int = 0  # of memory, for all slots of the rank
+    snapshots_off: str = ""  # why the newest save went to storage directly
+    waits: int = 0  # saves that waited for storage to take an earlier one
+    waited_seconds: float = 0.0
+    left_out: int = 0  # saves that should have reached storage and were given up because it failed
+    left_out_step: int | None = None  # the newest of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSnapshot:
+    """One consistent reading of a progress page.
+
+    Wall times (``*_at``, ``*_since``) are seconds since the epoch, None until the thing has happened. ``step`` is the
+    step reported last, ``max_step`` the highest one. ``new_step`` and ``new_step_at`` tell of the first reported step
+    above the one given as ORCH_PREVIOUS_STEP. ``step_seconds`` is a running mean; ``recent_step_seconds`` holds up to
+    32 durations, oldest first. ``busy_seconds`` is a running mean, too: what of a step the thread that reports it used a
+    processor for. ``saving_since`` is set while a save to storage stalls the training loop.
+    ``snapshot_step`` is the newest one in shared memory; ``save_seconds`` is how long the last save, of either kind,
+    stalled the loop; ``saves`` counts both. ``unusable`` names the values that were on the page and are left out, because
+    they have the wrong type, are not finite, or are out of range.
+    """
+
+    writer_pid: int | None = None
+    step: int | None = None
+    max_step: int | None = None
+    total_steps: int | None = None
+    epoch: float | None = None
+    phase: str = ""
+    phase_since: float | None = None
+    samples: int | None = None
+    tokens: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics_dropped: int = 0
+    first_step_at: float | None = None
+    new_step: int | None = None
+    new_step_at: float | None = None
+    last_step_at: float | None = None
+    last_report_at: float | None = None
+    steps_reported: int = 0
+    step_seconds: float | None = None
+    busy_seconds: float | None = None
+    recent_step_seconds: tuple[float, ...] = ()
+    saving_since: float | None = None
+    snapshot_step: int | None = None
+    snapshot_at: float | None = None
+    save_seconds: float | None = None
+    saves: int = 0
+    checkpoint: CheckpointFacts = CheckpointFacts()
+    stop_requested: bool = False
+    stop_seen: bool = False
+    unusable: tuple[str, ...] = ()
+
+
+def create_page(target: Path) -> int:
+    """Make a blank page at ``target``, replacing what is there; mode 0600. Its descriptor, which the caller closes."""
+    blank = bytearray(layout.PAGE_BYTES)
+    layout.HEADER.pack_into(blank, 0, layout.MAGIC, layout.LAYOUT_VERSION, layout.PAGE_BYTES)
+    draft = target.with_name(f"{target.name}.{os.getpid()}.new")
+    draft.unlink(missing_ok=True)
+    handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(handle, blank)
+        draft.replace(target)  # a reader sees the old page or a whole new one
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+class ProgressPage:
+    """A mapped progress page, for the rank. Its actor reads and asks for a stop through ``progress_reading.PageReader``.
+
+    Only one process may write at a time: see ``claim``. Writes are serialised among threads.
+    """
+
+    def __init__(self, path: Path, page: mmap.mmap, previous_step: int = _NONE) -> None:
+        self.path = path
+        self._page = page
+        self._lock = threading.Lock()
+        self._previous_step = previous_step
+        self._hot_counter = layout.HOT.last_counter(page)
+        self._facts_counter = layout.FACTS.last_counter(page)
+        self._counts = [_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, 0, 0, 0, _NONE, 0]
+        self._epoch = self._step_seconds = self._save_seconds = self._busy_seconds = math.nan
+        self._first_at = self._new_at = self._last_at = self._phase_since = self._saving_since = self._snapshot_at = 0.0
+        self._phase = b""
+        self._recent = array("d", bytes(8 * layout.RECENT_STEPS))
+        self._index: dict[str, int] = {}
+        self._values = array("d")
+        self._names = b""
+        self._last_clock: float | None = None
+        self._last_busy = (0, 0.0)
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> Self:
+        """Make a blank page at ``path`` (normally under /dev/shm), replacing one that is there; mode 0600."""
+        target = Path(path)
+        os.close(create_page(target))
+        return cls.open(target)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, previous_step: int | None = None) -> Self:
+        """Map an existing page. ``previous_step`` is the last step of the attempt before, for ``new_step``.
+
+        Raises ProgressPageError when the file is missing, short, or of another version.
+        """
+        target = Path(path)
+        try:
+            handle = os.open(target, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise ProgressPageError(f"{target}: {error.strerror}; the rank actor creates this file first") from error
+        try:
+            if os.fstat(handle).st_size != layout.PAGE_BYTES:
+                raise ProgressPageError(f"{target} is not a progress page: {layout.PAGE_BYTES} bytes expected")
+            page = mmap.mmap(handle, layout.PAGE_BYTES)
+        finally:
+            os.close(handle)
+        if layout.HEADER.unpack_from(page) != (layout.MAGIC, layout.LAYOUT_VERSION, layout.PAGE_BYTES):
+            page.close()
+            raise ProgressPageError(f"{target} is not a progress page of version {layout.LAYOUT_VERSION}")
+        return cls(target, page, _NONE if previous_step is None else previous_step)
+
+    def close(self) -> None:
+        """Unmap; the file stays. Using the page afterwards raises ValueError."""
+        self._page.close()
+
+    def claim(self) -> bool:
+        """Make this process the writer; False when another live process is (a data-loader worker must not report)."""
+        holder = layout.WRITER_PID.unpack_from(self._page, layout.WRITER_PID_AT)[0]
+        if holder not in (0, os.getpid()) and _alive(holder):
+            return False
+        layout.WRITER_PID.pack_into(self._page, layout.WRITER_PID_AT, os.getpid())
+        return True
+
+    # What the rank writes
+
+    def write(
+        self,
+        *,
+        step: int | None = None,
+        total_steps: int | None = None,
+        epoch: float | None = None,
+        phase: str | None = None,
+        samples: int | None = None,
+        tokens: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record a report. What is left out keeps its last value; metrics are merged by name.
+
+        A step below the highest one so far (a restarted counter, an evaluation loop) is shown as ``step``, but counts
+        neither as an advance nor for the step time. More than 64 metrics, or names longer than 64 bytes, are
+        dropped and counted.
+        """
+        with self._lock:
+            now = time.time()
+            changed_phase = phase is not None and self._enter(phase, now)
+            if step is not None:
+                self._advance(step, now, timed=not changed_phase)
+            counts = self._counts
+            if total_steps is not None:
+                counts[2] = total_steps
+            if samples is not None:
+                counts[3] = samples
+            if tokens is not None:
+                counts[4] = tokens
+            if epoch is not None:
+                self._epoch = epoch
+            if metrics:
+                self._merge(metrics)
+            self._publish(now)
+
+    def write_saving(self) -> None:
+        """Say that a save to storage stalls the loop from now on."""
+        with self._lock:
+            now = time.time()
+            self._saving_since = now
+            self._publish(now)
+
+    def write_saved(self, seconds: float, *, snapshot_step: int | None = None, counts: bool = True) -> None:
+        """Say that a save is over, that stalled the loop for ``seconds``; a snapshot of ``snapshot_step``, if given.
+
+        A save that failed does not count.
+        """
+        with self._lock:
+            now = time.time()
+            self._saving_since = 0.0
+            self._save_seconds = seconds
+            if self._last_clock is not None:
+                self._last_clock += seconds  # a step's duration does not include the save in it
+            # A snapshot is a copy in memory, which uses a processor for as long as it takes.
+            self._last_busy = (self._last_busy[0], self._last_busy[1] + seconds)
+            if snapshot_step is not None:
+                self._counts[9], self._snapshot_at = snapshot_step, now
+            self._counts[10] += counts
+            self._publish(now)
+
+    def write_snapshot(self, step: int) -> None:
+        """Say that a snapshot of ``step`` counts whose saving ended before."""
+        with self._lock:
+            now = time.time()
+            self._counts[9], self._snapshot_at = step, now
+            self._counts[10] += 1
+            self._publish(now)
+
+    def write_waited(self, seconds: float) -> None:
+        """Say that the loop waited so long for the rest of its last save."""
+        with self._lock:
+            self._save_seconds += seconds
+            if self._last_clock is not None:
+                self._last_clock += seconds
+            self._publish(time.time())
+
+    def write_facts(self, facts: CheckpointFacts) -> None:
+        """Publish what is known about checkpoints; long texts are cut to fit the page."""
+        body = _facts_body(facts)
+        payload = json.dumps(body, separators=(",", ":")).encode()
+        if len(payload) > layout.FACTS.capacity:  # only texts full of escapes get here
+            for name in ("saved_path", "resumed_path", "failure", "interval_reason", "snapshots_off"):
+                body[name] = body[name][:100]
+            payload = json.dumps({**body, "quarantined": []}, separators=(",", ":")).encode()
+        with self._lock:
+            self._facts_counter += 1
+            layout.FACTS.publish(self._page, self._facts_counter, payload)
+
+    def mark_stop_seen(self) -> None:
+        """The training loop has been told to stop. The first time counts: the rank's keeper reads it when the rank has ended."""
+        if self._page[layout.STOP_SEEN_AT] == 0:
+            layout.STOP_SEEN_TIME.pack_into(self._page, layout.STOP_SEEN_TIME_AT, time.time())
+            self._page[layout.STOP_SEEN_AT] = 1
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the actor asked for a stop; about 50 ns."""
+        return self._page[layout.STOP_REQUESTED_AT] != 0
+
+    # What the actor does
+
+    def request_stop(self) -> None:
+        """Ask the training loop to save and end; ``should_stop()`` is true from now on. Cannot be taken back."""
+        self._page[layout.STOP_REQUESTED_AT] = 1
+
+    def read(self) -> ProgressSnapshot:
+        """The newest complete report; a blank snapshot before the first one. Raises ProgressPageError for a damaged page.
+
+        The rank actor reads through ``progress_reading.PageReader``, which a page that the rank has truncated cannot end.
+        """
+        from orchestrator.train.script.progress_reading import snapshot_of  # the process that writes has no use for it
+
+        return snapshot_of(lambda: self._page[:])
+
+    # Inside a write, under the lock
+
+    def _enter(self, phase: str, now: float) -> bool:
+        raw = phase.encode()[: layout.MAX_PHASE_BYTES]
+        if raw == self._phase:
+            return False
+        self._phase, self._phase_since = raw, now
+        return True
+
+    def _advance(self, step: int, now: float, *, timed: bool) -> None:
+        counts = self._counts
+        counts[0] = step
+        highest = counts[1]
+        clock = time.perf_counter()
+        if step <= highest:
+            return
+        if timed and self._last_clock is not None:
+            self._sample((clock - self._last_clock) / (step - highest))
+            self._sample_busy(step - highest)
+        self._last_clock = clock
+        self._last_busy = (threading.get_ident(), time.thread_time())
+        counts[1] = step
+        counts[6] += 1
+        self._last_at = now
+        if self._first_at == 0.0:
+            self._first_at = now
+        if self._new_at == 0.0 and step > self._previous_step:
+            self._new_at, counts[5] = now, step
+
+    def _sample(self, seconds: float) -> None:
+        recorded = self._counts[7]
+        self._recent[recorded % layout.RECENT_STEPS] = seconds
+        self._counts[7] = recorded + 1
+        old = self._step_seconds
+        self._step_seconds = seconds if recorded == 0 else old + STEP_SECONDS_WEIGHT * (seconds - old)
+
+    def _sample_busy(self, steps: int) -> None:
+        """Called before the clocks are set anew. A script that changes the thread it trains in is not measured then."""
+        thread, since = self._last_busy
+        if thread != threading.get_ident():
+            return
+        seconds = max(0.0, time.thread_time() - since) / steps
+        old = self._busy_seconds
+        self._busy_seconds = seconds if math.isnan(old) else old + STEP_SECONDS_WEIGHT * (seconds - old)
+
+    def _merge(self, metrics: Mapping[str, float]) -> None:
+        index, values = self._index, self._values
+        for name, value in metrics.items():
+            at = index.get(name)
+            if at is None:
+                self._add_metric(name, value)
+            else:
+                values[at] = value
+
+    def _add_metric(self, name: str, value: float) -> None:
+        raw = name.encode(errors="replace")
+        room = layout.METRICS_CAPACITY - len(self._names) - 8 * len(self._values)
+        if len(self._index) >= layout.MAX_METRICS or len(raw) > layout.MAX_METRIC_NAME_BYTES or len(raw) + 9 > room:
+            self._counts[8] += 1
+            return
+        self._index[name] = len(self._values)
+        self._values.append(value)
+        self._names += bytes((len(raw),)) + raw
+
+    def _publish(self, now: float) -> None:
+        fixed = layout.HOT_FIXED.pack(
+            *self._counts,
+            self._epoch,
+            self._first_at,
+            self._new_at,
+            self._last_at,
+            now,
+            self._step_seconds,
+            self._phase_since,
+            self._saving_since,
+            self._snapshot_at,
+            self._save_seconds,
+            self._busy_seconds,
+            len(self._phase),
+            len(self._values),
+        )
+        payload = b"".join((fixed, self._recent, self._phase, self._values, self._names))
+        self._hot_counter += 1
+        layout.HOT.publish(self._page, self._hot_counter, payload)
+
+
+def _facts_body(facts: CheckpointFacts) -> dict[str, Any]:
+    body = {name: getattr(facts, name) for name in CheckpointFacts.__dataclass_fields__}
+    for name in ("failure", "interval_reason", "snapshots_off"):
+        body[name] = body[name][:_MAX_MESSAGE_CHARS]
+    body["saved_path"], body["resumed_path"] = facts.saved_path[:800], facts.resumed_path[:800]
+    body["quarantined"] = [text[:_MAX_MESSAGE_CHARS] for text in facts.quarantined[-_MAX_QUARANTINED:]]
+    return body
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

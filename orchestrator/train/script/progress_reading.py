@@ -1,0 +1,289 @@
+"""Reads a progress page from beside the process that writes it. What is on the page is not to be trusted.
+
+A script can write any bytes into its page, replace the file, or truncate it. So the page is read with ``pread`` and never
+mapped (a mapping of a truncated file kills its reader with SIGBUS), every value is checked for type, range and
+finiteness, and one that fails is left out and named in ``ProgressSnapshot.unusable``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import threading
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from orchestrator.core.conformance import is_count, is_finite, is_text, is_time
+from orchestrator.train.script import progress_layout as layout
+from orchestrator.train.script.progress import CheckpointFacts, ProgressPageError, ProgressSnapshot, create_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Check = Callable[[Any], bool]
+
+UNREADABLE: Final = "page"
+"""What ``unusable`` says of a page that is cut short or damaged as a whole."""
+MAX_SECONDS: Final = 1e9
+MAX_PATH: Final = 1000
+MAX_REASON: Final = 500
+MAX_QUARANTINED: Final = 3
+_NONE: Final = -1
+_CLOSED: Final = -1
+
+
+class PageReader:
+    """The rank actor's end of a page: creates the file, reads it, asks for a stop."""
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self.path = path
+        self._handle = handle
+        self._lock = threading.Lock()  # a number that was closed may come to mean another file
+        self._last = ProgressSnapshot()
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> Self:
+        """Make a blank page at ``path`` (normally under /dev/shm), replacing one that is there; mode 0600."""
+        target = Path(path)
+        return cls(target, create_page(target))
+
+    def close(self) -> None:
+        """Let go; the file stays. ``read`` gives what was read last from now on."""
+        with self._lock:
+            if self._handle != _CLOSED:
+                os.close(self._handle)
+            self._handle = _CLOSED
+
+    def request_stop(self) -> None:
+        """Ask the training loop to save and end; ``should_stop()`` is true from now on. Cannot be taken back."""
+        with self._lock:
+            if self._handle != _CLOSED:
+                os.pwrite(self._handle, b"\1", layout.STOP_REQUESTED_AT)
+
+    def read(self) -> ProgressSnapshot:
+        """The newest report; of a page that is damaged, the one read before, marked ``unusable``. Never raises."""
+        with self._lock:
+            if self._handle != _CLOSED:
+                try:
+                    self._last = snapshot_of(lambda: os.pread(self._handle, layout.PAGE_BYTES, 0))
+                except (ProgressPageError, OSError):
+                    self._last = replace(self._last, unusable=(UNREADABLE,))
+            return self._last
+
+
+def snapshot_of(take: Callable[[], bytes]) -> ProgressSnapshot:
+    """What the page says that ``take`` reads. Raises ProgressPageError for one that is cut short or damaged as a whole."""
+    page = take()
+    if len(page) != layout.PAGE_BYTES:
+        raise ProgressPageError(f"the progress page has {len(page)} bytes, and not {layout.PAGE_BYTES}")
+    pid = layout.WRITER_PID.unpack_from(page, layout.WRITER_PID_AT)[0]
+    hot, hot_unusable = _hot(layout.HOT.newest(_whole(take)))
+    facts, facts_unusable = _facts(layout.FACTS.newest(_whole(take)))
+    return ProgressSnapshot(
+        writer_pid=pid if 0 < pid < 2**31 else None,
+        checkpoint=facts,
+        stop_requested=page[layout.STOP_REQUESTED_AT] != 0,
+        stop_seen=page[layout.STOP_SEEN_AT] != 0,
+        unusable=(*hot_unusable, *facts_unusable),
+        **hot,
+    )
+
+
+def _whole(take: Callable[[], bytes]) -> Callable[[], bytes]:
+    """A page that is truncated while it is read counts as damaged."""
+
+    def padded() -> bytes:
+        return take().ljust(layout.PAGE_BYTES, b"\0")
+
+    return padded
+
+
+# -- the report of a step
+
+
+def _is_optional_count(value: int) -> bool:
+    return value == _NONE or is_count(value)
+
+
+def _is_moment(value: float) -> bool:
+    return is_time(value)  # 0 stands for a time that has not come
+
+
+def _is_duration(value: float) -> bool:
+    return math.isnan(value) or is_finite(value, 0, MAX_SECONDS)
+
+
+def _is_epoch(value: float) -> bool:
+    return math.isnan(value) or is_finite(value)
+
+
+def _count(value: int) -> int | None:
+    return None if value == _NONE else value
+
+
+def _moment(value: float) -> float | None:
+    return value or None
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _same(value: int) -> int:
+    return value
+
+
+# In the order of HOT_FIXED: the name, what a value must be, what it means. The last three are not part of a snapshot.
+_HOT_FIELDS: Final[tuple[tuple[str, Check, Callable[[Any], Any]], ...]] = (
+    ("step", _is_optional_count, _count),
+    ("max_step", _is_optional_count, _count),
+    ("total_steps", _is_optional_count, _count),
+    ("samples", _is_optional_count, _count),
+    ("tokens", _is_optional_count, _count),
+    ("new_step", _is_optional_count, _count),
+    ("steps_reported", is_count, _same),
+    ("recorded", is_count, _same),
+    ("metrics_dropped", is_count, _same),
+    ("snapshot_step", _is_optional_count, _count),
+    ("saves", is_count, _same),
+    ("epoch", _is_epoch, _number),
+    ("first_step_at", _is_moment, _moment),
+    ("new_step_at", _is_moment, _moment),
+    ("last_step_at", _is_moment, _moment),
+    ("last_report_at", _is_moment, _moment),
+    ("step_seconds", _is_duration, _number),
+    ("phase_since", _is_moment, _moment),
+    ("saving_since", _is_moment, _moment),
+    ("snapshot_at", _is_moment, _moment),
+    ("save_seconds", _is_duration, _number),
+    ("busy_seconds", _is_duration, _number),
+)
+
+
+def _hot(raw: bytes | None) -> tuple[dict[str, Any], list[str]]:
+    if raw is None:
+        return {}, []
+    try:
+        packed = layout.HOT_FIXED.unpack_from(raw)
+        ring = layout.RECENT.unpack_from(raw, layout.HOT_FIXED.size)
+    except struct.error:
+        return {}, [UNREADABLE]
+    values, unusable = {}, []
+    for (name, check, meaning), value in zip(_HOT_FIELDS, packed, strict=False):
+        if check(value):
+            values[name] = meaning(value)
+        else:
+            unusable.append(name)
+    recent = _ring(ring, values.pop("recorded", 0))
+    if not all(is_finite(seconds, 0, MAX_SECONDS) for seconds in recent):
+        unusable.append("recent_step_seconds")
+        recent = ()
+    phase_bytes, count = packed[-2:]
+    tail = raw[layout.HOT_FIXED.size + layout.RECENT.size :]
+    phase, metrics, wrong = _words(tail, phase_bytes, count)
+    return {**values, "recent_step_seconds": recent, "phase": phase, "metrics": metrics}, unusable + wrong
+
+
+def _ring(values: tuple[float, ...], recorded: int) -> tuple[float, ...]:
+    if recorded <= len(values):
+        return values[:recorded]
+    split = recorded % len(values)
+    return values[split:] + values[:split]
+
+
+def _words(tail: bytes, phase_bytes: int, count: int) -> tuple[str, dict[str, float], list[str]]:
+    """The phase and the metrics, which may be NaN: a diverged loss is."""
+    unusable: list[str] = []
+    if phase_bytes > layout.MAX_PHASE_BYTES or count > layout.MAX_METRICS or phase_bytes + 9 * count > len(tail):
+        return "", {}, ["phase", "metrics"]
+    values_at = phase_bytes
+    names_at = values_at + 8 * count
+    names = _names(tail[names_at:], count)
+    metrics = dict(zip(names, array("d", tail[values_at:names_at]), strict=True)) if names is not None else {}
+    usable = {name: value for name, value in metrics.items() if name.isprintable() and name}
+    if names is None or len(usable) != len(names):
+        unusable.append("metrics")
+    return tail[:phase_bytes].decode(errors="replace"), usable, unusable
+
+
+def _names(raw: bytes, count: int) -> tuple[str, ...] | None:
+    """The names of the metrics, each behind a byte with its length; None where they are not what a page holds."""
+    names, at = [], 0
+    for _ in range(count):
+        length = raw[at] if at < len(raw) else layout.MAX_METRIC_NAME_BYTES + 1
+        name = raw[at + 1 : at + 1 + length]
+        if length > layout.MAX_METRIC_NAME_BYTES or len(name) != length:
+            return None
+        names.append(name.decode(errors="replace"))
+        at += 1 + length
+    return tuple(names)
+
+
+# -- what is known of checkpoints
+
+
+def _optional(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _is_path(value: object) -> bool:
+    return is_text(value, MAX_PATH)
+
+
+def _is_reason(value: object) -> bool:
+    return is_text(value, MAX_REASON)
+
+
+def _are_reasons(value: object) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_QUARANTINED and all(map(_is_reason, value))
+
+
+def _is_length(value: object) -> bool:
+    return is_finite(value, 0, MAX_SECONDS)
+
+
+_FACTS: Final[dict[str, Check]] = {
+    "saved_step": _optional(is_count),
+    "saved_at": _optional(is_time),
+    "saved_path": _is_path,
+    "saved_bytes": is_count,
+    "failed_saves": is_count,
+    "failure": _is_reason,
+    "failed_at": _optional(is_time),
+    "resumed_step": _optional(is_count),
+    "resumed_path": _is_path,
+    "resumed_seconds": _is_length,
+    "quarantined": _are_reasons,
+    "interval_steps": _optional(is_count),
+    "interval_reason": _is_reason,
+    "snapshot_bytes": is_count,
+    "snapshots_off": _is_reason,
+    "waits": is_count,
+    "waited_seconds": _is_length,
+    "left_out": is_count,
+    "left_out_step": _optional(is_count),
+}
+
+
+def _facts(raw: bytes | None) -> tuple[CheckpointFacts, list[str]]:
+    """Keys that this version does not know are left alone: a newer one may write them."""
+    if raw is None:
+        return CheckpointFacts(), []
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        return CheckpointFacts(), ["checkpoint"]
+    known = {name: body[name] for name in _FACTS if name in body}
+    unusable = [name for name, value in known.items() if not _FACTS[name](value)]
+    usable = {name: _frozen(value) for name, value in known.items() if name not in unusable}
+    return CheckpointFacts(**usable), [f"checkpoint.{name}" for name in unusable]
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

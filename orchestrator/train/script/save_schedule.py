@@ -1,0 +1,152 @@
+"""When to save: what ``context().should_save(step)`` answers. The same on every rank of a node.
+
+The setting is ``auto``, a number of steps (``100``), or a time (``30s``). With ``auto`` the time between saves is
+chosen anew after each save from what it cost (orchestrator/checkpoint/repository/interval.py). Times are kept by the clock, not
+by a number of steps foretold: steps may become slower or faster.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.checkpoint.repository.interval import IntervalChoice, choose_interval
+
+if TYPE_CHECKING:
+    from orchestrator.train.script.shm_agreement import Board
+
+_SETTING = re.compile(r"(\d+)|(\d+(?:\.\d+)?)s")
+_STEP_WEIGHT = 0.2  # of the newest measurement in the running estimates
+_COST_WEIGHT = 0.5
+
+
+class IntervalSettingError(ValueError):
+    """The interval is none of ``auto``, a number of steps (``100``) and a time (``30s``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalSetting:
+    """Either a number of steps, or a time in seconds, or neither: automatic."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+AUTO = IntervalSetting()
+
+
+def parse_interval(text: str) -> IntervalSetting:
+    """Read ``auto``, ``100`` or ``30s``. Raises IntervalSettingError."""
+    if text in ("", "auto"):
+        return AUTO
+    match = _SETTING.fullmatch(text)
+    if match is None or float(match[1] or match[2]) == 0:
+        raise IntervalSettingError(
+            f"interval {text!r}: use 'auto', a number of steps such as 100, or a time such as 30s"
+        )
+    return IntervalSetting(steps=int(match[1])) if match[1] else IntervalSetting(seconds=float(match[2]))
+
+
+class SaveSchedule:
+    """Decides for one rank. ``board`` None: for itself alone; else rank 0 decides, one step ahead, and all follow."""
+
+    def __init__(
+        self,
+        setting: IntervalSetting,
+        *,
+        rank: int,
+        board: Board | None,
+        recovery_seconds: float,
+        failure_seconds: float,
+    ) -> None:
+        self._setting, self._rank, self._board = setting, rank, board
+        self._recovery, self._failure = recovery_seconds, failure_seconds
+        self._answered = -1  # the last step that was answered with yes
+        self._began: float | None = None  # when that was
+        self._due_at: int | None = None  # the step at which the next save is due, once that is known
+        self._last: tuple[int, float] | None = None
+        self._lost = False
+        self._stalled = 0.0  # seconds spent in saves since the last call
+        self._step_seconds: float | None = None
+        self._cost: float | None = None
+        self.choice: IntervalChoice | None = None
+
+    def saved(self, *, stall_seconds: float, cost_seconds: float) -> None:
+        """A save has stalled the loop for so long; and costs so much when it is not the first of its kind."""
+        old = self._cost
+        self._cost = cost_seconds if old is None else old + _COST_WEIGHT * (cost_seconds - old)
+        self._stalled += stall_seconds
+
+    def waited(self, *, stall_seconds: float, cost_seconds: float) -> None:
+        """The loop waited so long for the rest of a save; and that cost so much more, as it will the next time."""
+        self._stalled += stall_seconds
+        if self._cost is not None:
+            self._cost += _COST_WEIGHT * cost_seconds
+
+    def lost(self) -> None:
+        """The last save does not count after all: the next one is due at once. May be called by any thread."""
+        self._lost = True
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save at ``step``. Ask once per step, on every rank."""
+        now = time.perf_counter()
+        self._measure(step, now)
+        if step <= self._answered:
+            return False
+        board = None if self._rank == 0 else self._board
+        due = self._decide(step, now) if board is None else board.saves_at(step)
+        if due:
+            self._answered = step
+        return due
+
+    def _decide(self, step: int, now: float) -> bool:
+        ahead = 0 if self._board is None else 1  # other ranks may have asked about this step already
+        if self._lost and (self._due_at is None or self._due_at > step + ahead):
+            self._began = self._due_at = None
+        self._lost = False
+        if self._due_at is None and self._is_time(now, ahead):
+            self._due_at = step + ahead
+            if self._board is not None:
+                self._board.publish_save(last=self._answered, upcoming=self._due_at)
+        if self._due_at is None or step < self._due_at:
+            return False
+        self._began = now
+        self._due_at = self._next_step(step)
+        if self._board is not None:
+            self._board.publish_save(last=step, upcoming=self._due_at)
+        return True
+
+    def _is_time(self, now: float, ahead: int) -> bool:
+        if self._began is None:
+            return True  # a first save tells what saving costs
+        seconds = self._interval()
+        # The save falls `ahead` steps from now; half a step earlier or later is as near as whole steps come.
+        return seconds is not None and now - self._began + (ahead + 0.5) * (self._step_seconds or 0.0) >= seconds
+
+    def _next_step(self, step: int) -> int | None:
+        """The step of the next save where it is known already: that lets all ranks save at every step."""
+        if self._setting.steps is not None:
+            return step + self._setting.steps
+        seconds = self._interval()
+        every_step = seconds is not None and self._step_seconds is not None and seconds < 1.5 * self._step_seconds
+        return step + 1 if every_step else None
+
+    def _interval(self) -> float | None:
+        if self._setting.seconds is not None or self._cost is None:
+            return self._setting.seconds
+        self.choice = choose_interval(
+            save_seconds=self._cost,
+            step_seconds=self._step_seconds or 0.0,
+            recovery_seconds=self._recovery,
+            failure_seconds=self._failure,
+        )
+        return self.choice.seconds
+
+    def _measure(self, step: int, now: float) -> None:
+        if self._last is not None and step > self._last[0]:
+            seconds = max(0.0, (now - self._last[1] - self._stalled) / (step - self._last[0]))
+            old = self._step_seconds
+            self._step_seconds = seconds if old is None else old + _STEP_WEIGHT * (seconds - old)
+        self._last, self._stalled = (step, now), 0.0

@@ -1,0 +1,329 @@
+"""Saves and loads for the context: into shared memory under orch, to storage otherwise; tells the progress page."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
+from orchestrator.checkpoint.format.sharded import parts_of
+from orchestrator.checkpoint.repository.repository import CheckpointStore
+from orchestrator.checkpoint.snapshots.async_copy import OptimizerGuard, Trust, Window
+from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotUnavailableError, identity
+from orchestrator.checkpoint.snapshots.reader import SnapshotReader
+from orchestrator.checkpoint.snapshots.tensor_copy import copy_threads
+from orchestrator.checkpoint.snapshots.top_scores import TopScores
+from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
+from orchestrator.train.script.progress import CheckpointFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from concurrent.futures import Executor, Future
+
+    from orchestrator.checkpoint.snapshots.writer import LateCopy
+    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.storage.reader import Checkpoint
+    from orchestrator.train.script.environment import RankEnvironment
+    from orchestrator.train.script.progress import ProgressPage
+    from orchestrator.train.script.save_schedule import SaveSchedule
+
+
+_STORE_ALONE_SECONDS = 30.0  # the rank actor stores this slowly: it may get the newest snapshot there itself
+_STORE_ALONE_POLL_SECONDS = 0.01
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be saved, or not in the quick way; training goes on, and the next save tries again."""
+
+
+class Saver:
+    """One rank's saves and loads. Not thread-safe; the context serialises."""
+
+    def __init__(
+        self, environment: RankEnvironment, page: ProgressPage | None, late_copies: Executor | None = None
+    ) -> None:
+        """Copy what may be copied while training goes on with ``late_copies``; None: with a thread of its own."""
+        self._environment = environment
+        self._late_copies = late_copies
+        self.page = page
+        self.stall_seconds = 0.0  # of the last save
+        self.cost_seconds = 0.0  # of a save like the last one, when nothing has to be allocated
+        self._store: CheckpointStore | None = None
+        self._writer: SnapshotWriter | None = None
+        self.schedule: SaveSchedule | None = None
+        """Is told what becomes of a save after it has returned."""
+        self._guard: OptimizerGuard | None = None
+        self._trust = Trust()
+        self._awaited: Future[LateCopy] | None = None
+        self._facts = CheckpointFacts()
+        self._telling = threading.Lock()  # the thread that copies the rest of a snapshot tells, too
+        self._warned: set[str] = set()
+
+    def save(
+        self,
+        state: Any,
+        *,
+        step: int,
+        rank_state: Any,
+        metrics: Mapping[str, float],
+        overlap: bool | None = None,
+        durable: bool = False,
+        leaving: bool = False,
+    ) -> bool:
+        """See Context.save. ``durable``: the save has to reach storage, rather than a newer one.
+
+        ``leaving``: it is on storage before this returns, whatever becomes of the rank actor.
+        """
+        clock = time.perf_counter()
+        parts, gang = parts_of(state, rank_state, self._environment.rank)
+        if not parts:
+            return True
+        try:
+            # To storage first: a snapshot may wait for a rank actor that is gone already.
+            stored = leaving and self._store_alone(parts, step, metrics, gang=gang)
+            if self._snapshot(parts, step, metrics, gang=gang, overlap=overlap, durable=durable and not stored):
+                return True
+            return stored or self._store_now(parts, step, metrics, gang=gang)
+        finally:
+            self.stall_seconds = time.perf_counter() - clock
+
+    def load(self, into: Any = None) -> Checkpoint | None:
+        """See Context.load."""
+        clock = time.perf_counter()
+        self._await_rest()
+        if self._writer is not None:
+            self._writer.rehearsed = None  # what is loaded may go to where the state lies
+        store = self._checkpoints()
+        try:
+            loaded = store.load_latest(into)
+        finally:
+            self.tell(quarantined=store.quarantined)
+        if loaded is None and self._environment.resume_from is not None:
+            loaded = store.load_path(self._environment.resume_from, into)
+        if loaded is not None:
+            self.tell(resumed_step=loaded.step, resumed_path=loaded.path, resumed_seconds=time.perf_counter() - clock)
+        return loaded
+
+    def tell(self, **changes: Any) -> None:
+        """Change facts on the page."""
+        with self._telling:
+            self._facts = dataclasses.replace(self._facts, **changes)
+            if self.page is not None:
+                self.page.write_facts(self._facts)
+
+    def leave(self) -> None:
+        """In a forked child, which is not the rank: tell nobody, and wait for no thread of the parent's."""
+        self.page = None
+        if self._guard is not None:
+            self._guard.close()
+
+    def warn(self, topic: str, message: str) -> None:
+        """Warn once per topic until it has gone well again; never raises, whatever filters say."""
+        if topic in self._warned:
+            return
+        self._warned.add(topic)
+        try:
+            warnings.warn(message, CheckpointWarning, stacklevel=5)
+        except CheckpointWarning:
+            return  # filters that turn warnings into errors must not let a full disk end the training
+
+    def _snapshot(
+        self,
+        parts: Mapping[str, Any],
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        gang: bool,
+        overlap: bool | None,
+        durable: bool,
+    ) -> bool:
+        """Save into shared memory, where the rank actor takes over; False when that is not possible."""
+        here = self._environment
+        if here.snapshot_dir is None or (gang and not here.on_one_node):
+            return False  # ranks of several nodes see each other's parts on shared storage only
+        clock = time.perf_counter()
+        try:
+            writer = self._snapshots(here.snapshot_dir)
+            window = self._window(asked=overlap, gang=gang)
+            on_wait = None if self.page is None else self.page.write_saving
+            if writer.save(
+                parts, step=step, gang=gang, metrics=metrics, window=window, wanted=durable, on_wait=on_wait
+            ):
+                self.cost_seconds = writer.copy_seconds
+        except SnapshotUnavailableError as error:
+            why = f"{error}; checkpoints go to storage directly, which takes longer"
+            self.warn("snapshot", why)
+            if self._facts.snapshots_off != why:
+                self.tell(snapshots_off=why)
+            return False
+        self._warned.discard("snapshot")
+        if self._facts.snapshot_bytes != writer.memory_bytes or self._facts.snapshots_off:
+            self.tell(snapshot_bytes=writer.memory_bytes, snapshots_off="")
+        self._tell_backlog(writer)
+        whole = writer.rest is None
+        if self.page is not None:
+            self.page.write_saved(time.perf_counter() - clock, snapshot_step=step if whole else None, counts=whole)
+        if writer.rest is not None:
+            writer.rest.add_done_callback(lambda rest: self._rest_copied(step, rest.result()))
+        return True
+
+    def _tell_backlog(self, writer: SnapshotWriter) -> None:
+        """Say that this save waited for storage, or that storage failed and earlier ones were given up."""
+        left_out, writer.left_out = writer.left_out, []
+        if not (writer.waited_seconds or left_out):
+            return
+        facts = self._facts
+        self.tell(
+            waits=facts.waits + bool(writer.waited_seconds),
+            waited_seconds=facts.waited_seconds + writer.waited_seconds,
+            left_out=facts.left_out + len(left_out),
+            left_out_step=left_out[-1] if left_out else facts.left_out_step,
+        )
+
+    def _best(self) -> TopScores | None:
+        """What tells the best saves, beginning with those on storage; None where there is no score."""
+        attribute, count = self._environment.score_attribute, self._checkpoints().retention.best_count
+        if attribute is None or count is None or self._environment.rank != 0:
+            return None
+        best = TopScores(attribute, order=self._environment.score_order, keep=count)
+        try:
+            infos = self._checkpoints().list()
+        except OSError as error:
+            self.warn("best", f"scores of earlier checkpoints are unknown: {error}")
+            return best
+        best.learn((identity(info.version), info.metrics.get(attribute)) for info in infos if info.is_complete)
+        return best
+
+    def _window(self, *, asked: bool | None, gang: bool) -> Window | None:
+        # A part that comes late may cost a gang that dies meanwhile a step more: others may have given up the one before.
+        several = gang and self._environment.world_size > 1
+        if asked is False or (asked is None and several) or "torch" not in sys.modules:
+            return None
+        if self._guard is None:
+            self._guard = OptimizerGuard(self._before_step)
+        return self._trust.window(self._guard.addresses, asked=asked is True)
+
+    def _before_step(self) -> None:
+        """An optimizer is about to step."""
+        self._await_rest()
+        rehearsed = None if self._writer is None else self._writer.rehearsed
+        if self._writer is not None and rehearsed is not None:
+            clock = time.perf_counter()
+            self._writer.rehearsed = None
+            self._trust.rehearsed(well=rehearsed.would_be_the_same())
+            self._waited(time.perf_counter() - clock, cost_seconds=0.0)
+
+    def _await_rest(self) -> None:
+        rest = None if self._writer is None else self._writer.rest
+        if rest is None or rest is self._awaited:
+            return
+        clock = time.perf_counter()
+        copied = rest.result()
+        self._awaited = rest
+        self._waited(time.perf_counter() - clock, cost_seconds=copied.seconds)
+
+    def _waited(self, seconds: float, *, cost_seconds: float) -> None:
+        if self.schedule is not None:
+            self.schedule.waited(stall_seconds=seconds, cost_seconds=cost_seconds)
+        if self.page is not None:
+            self.page.write_waited(seconds)
+
+    def _rest_copied(self, step: int, copied: LateCopy) -> None:
+        if copied.failure:
+            self._trust.end()
+            self._save_failed(step, RuntimeError(f"{copied.failure}; saves no longer overlap with training"))
+            if self.schedule is not None:
+                self.schedule.lost()
+        elif self.page is not None:
+            self.page.write_snapshot(step)
+
+    def _store_now(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> bool:
+        """Save to storage while training waits; whether that went well."""
+        clock, done = time.perf_counter(), False
+        if self.page is not None:
+            self.page.write_saving()
+        try:
+            info = self._checkpoints().save_states(parts, step=step, gang=gang, metrics=metrics)
+            done = True
+        except (StaleAttemptError, UnsupportedStateError):
+            raise
+        except (CheckpointError, OSError) as error:
+            self._save_failed(step, error)
+            return False
+        finally:
+            self.cost_seconds = time.perf_counter() - clock
+            if self.page is not None:
+                self.page.write_saved(self.cost_seconds, counts=done)
+        if info is not None:
+            self._saved(info)
+        return True
+
+    def _store_alone(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> bool:
+        """Save to storage once a write of the rank actor's that is under way has ended; whether that went well."""
+        if self._environment.snapshot_dir is None:
+            return self._store_now(parts, step, metrics, gang=gang)
+        directory = SnapshotDirectory(self._environment.snapshot_dir)
+        deadline = time.monotonic() + _STORE_ALONE_SECONDS
+        while time.monotonic() < deadline:
+            with directory.storing(self._environment.rank) as alone:
+                if alone:
+                    return self._store_now(parts, step, metrics, gang=gang)
+            time.sleep(_STORE_ALONE_POLL_SECONDS)
+        return False
+
+    def _snapshots(self, path: str) -> SnapshotWriter:
+        if self._writer is None:
+            here = self._environment
+            self._writer = SnapshotWriter(
+                path,
+                rank=here.rank,
+                world_size=here.world_size,
+                attempt=self._checkpoints().attempt if here.attempt is None else here.attempt,
+                job_id=here.job_id,
+                token=here.token or "",
+                threads=copy_threads(here.local_world_size),
+                later=self._late_copies,
+                best=self._best(),
+            )
+        return self._writer
+
+    def _checkpoints(self) -> CheckpointStore:
+        if self._store is None:
+            here = self._environment
+            snapshots = None
+            if here.snapshot_dir is not None and here.on_one_node:
+                snapshots = SnapshotReader(here.snapshot_dir, job_id=here.job_id)
+            self._store = CheckpointStore(
+                here.checkpoint_dir,
+                attempt=here.attempt,
+                rank=here.rank,
+                world_size=here.world_size,
+                keep=here.keep,
+                keep_best=here.keep_best,
+                score_attribute=here.score_attribute,
+                score_order=here.score_order,
+                job_id=here.job_id,
+                token=here.token,
+                snapshots=snapshots,
+            )
+        return self._store
+
+    def _saved(self, info: CheckpointInfo) -> None:
+        self._warned.discard("save")
+        self.tell(
+            saved_step=info.step,
+            saved_at=time.time(),
+            saved_path=info.path,
+            saved_bytes=info.bytes,
+            failure="",
+            failed_at=None,
+        )
+
+    def _save_failed(self, step: int, error: Exception) -> None:
+        message = f"checkpoint of step {step} not saved: {error}"
+        self.tell(failure=message, failed_at=time.time(), failed_saves=self._facts.failed_saves + 1)
+        self.warn("save", f"{message}; training goes on and the next save tries again")

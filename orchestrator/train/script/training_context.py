@@ -1,0 +1,357 @@
+"""The training script's side of orch: who am I, how far am I, save, load, shall I stop.
+
+Works the same under orch, torchrun and plain ``python``; only what there is to talk to differs. Owns no policy and no
+file format: those are in orchestrator.checkpoint. Must not import torch before a device is asked for, nor Ray ever.
+
+(The module is not called ``context``: importing it would replace the function ``orchestrator.train.context``.)
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, cast
+
+from orchestrator.train.script.elastic import BatchShare, must_ask, share_out
+from orchestrator.train.script.environment import RankEnvironment, read_environment
+from orchestrator.train.script.progress import ProgressPage, ProgressPageError
+from orchestrator.train.script.run_metadata import RunMetadata
+from orchestrator.train.script.save_schedule import AUTO, SaveSchedule
+from orchestrator.train.script.saving import CheckpointWarning, Saver
+from orchestrator.train.script.shm_agreement import Board
+from orchestrator.train.script.stopping import StopAgreement, StopSignal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from orchestrator.checkpoint.storage.reader import Checkpoint
+
+__all__ = ["CheckpointWarning", "Context", "current_context"]
+
+_LARGEST_COUNT = 2**63 - 1
+
+
+class Context:
+    """One rank's view of its job. Get it with ``orchestrator.train.context()``."""
+
+    def __init__(self, environment: RankEnvironment, page: ProgressPage | None = None) -> None:
+        self._environment = environment
+        self._page = page
+        path = environment.metadata_path
+        self._metadata = RunMetadata(path) if path is not None and environment.rank == 0 else None
+        self._saver = Saver(environment, page)
+        self._stop = StopSignal()
+        self._agreement: StopAgreement | None = None
+        self._stopping = False
+        self._schedule: SaveSchedule | None = None
+        self._board: Board | None = None
+        self._lock = threading.Lock()  # of saves and loads
+        self._device: torch.device | None = None
+        self._asked = environment.elastic is None  # for its share of the batch, where there is a need to
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among all ranks, from 0."""
+        return self._environment.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._environment.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this process among the ranks of its node."""
+        return self._environment.local_rank
+
+    @property
+    def local_world_size(self) -> int:
+        """The number of ranks on this node."""
+        return self._environment.local_world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self._environment.rank == 0
+
+    @property
+    def job_id(self) -> str:
+        """The job's id; empty outside of orch."""
+        return self._environment.job_id
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1; 1 outside of orch."""
+        return 1 if self._environment.attempt is None else self._environment.attempt
+
+    @property
+    def elastic(self) -> tuple[int, int] | None:
+        """The fewest and the most ranks that this job may get; None when their number is fixed."""
+        return self._environment.elastic
+
+    def batch_share(self, global_batch: SupportsIndex, *, per_pass: SupportsIndex | None = None) -> BatchShare:
+        """Tell this rank's samples of each optimizer step of ``global_batch`` samples, whatever the number of ranks.
+
+        ``per_pass`` is the most samples of one forward pass: what fits this rank's memory. Elastic jobs must ask before
+        their first step; with a fixed number of ranks it is of use, too. Raises ValueError for a batch of fewer samples
+        than ranks.
+        """
+        share = share_out(global_batch, rank=self.rank, world_size=self.world_size, per_pass=per_pass)
+        self._asked = True
+        return share
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank: ``cuda:LOCAL_RANK`` where CUDA is usable, else the CPU. Imports torch."""
+        if self._device is None:
+            self._device = _choose_device(self._environment)
+        return self._device
+
+    def report(
+        self,
+        *,
+        step: int | None = None,
+        total_steps: int | None = None,
+        epoch: float | None = None,
+        phase: str | None = None,
+        samples: int | None = None,
+        tokens: int | None = None,
+        **metrics: SupportsFloat,
+    ) -> None:
+        """Tell how far training is; call it after every optimizer step. Takes microseconds; the latest report wins.
+
+        ``samples`` and ``tokens`` are totals so far. What is left out keeps its last value. Metrics are numbers, or
+        anything that ``float()`` takes (a CUDA tensor makes the call wait for the device). A step below one already
+        reported is shown but counts as no progress. Raises TypeError or ValueError for what is no number, and
+        NotElasticError in an elastic job that has not asked for its ``batch_share``.
+        """
+        if step is not None:
+            self._check_asked()
+        known = {name: _metric(name, value) for name, value in metrics.items()} if metrics else None
+        counts = {
+            name: _whole(name, value)
+            for name, value in (("step", step), ("total_steps", total_steps), ("samples", samples), ("tokens", tokens))
+            if value is not None
+        }
+        if epoch is not None and type(epoch) is not int:
+            epoch = _metric("epoch", epoch)
+        if phase is not None and not isinstance(phase, str):
+            raise TypeError(f"report(phase={phase!r}): a phase is a short text such as 'train' or 'evaluate'")
+        if self._page is not None:
+            self._page.write(epoch=epoch, phase=phase, metrics=known, **counts)
+        if self._metadata is not None:
+            self._metadata.note(epoch=epoch, step=counts.get("step"), phase=phase)
+
+    def save(
+        self,
+        state: Any,
+        *,
+        step: int,
+        rank_state: Any = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
+        overlap: bool | None = None,
+        durable: bool | None = None,
+    ) -> bool:
+        """Save a checkpoint of ``step``. True when this rank's part is safe, False when saving failed.
+
+        ``state`` is what all ranks share (model, optimizer, ...): rank 0 stores it, elsewhere it is ignored, so that
+        every rank may call this. Of its DTensors (FSDP2) every rank stores its own pieces, so there every rank must. ``rank_state`` is this rank's own (random states, data position): use it on every
+        rank or on none; the checkpoint then counts when every rank's part is in. Both may nest dictionaries, lists,
+        tuples, plain values, numpy and torch; nothing is pickled. A step already saved by this attempt is left as is.
+
+        Under orch large parameters and optimizer states on the CPU are copied while the next forward and backward passes run, and
+        the next ``step`` of a torch optimizer waits for the rest: once three saves have shown that nothing else changes them
+        in between, where one rank stores all; and from the start with ``overlap=True``. True then means that the rest is on
+        its way. A change is noticed (one through ``.data``, where it changes many numbers), and told as a failed save; the
+        checkpoint before stays, the next save is due at once, and whole. ``overlap=False`` copies everything at once, as every save does after
+        ``should_stop`` was true; use it for a last save before ``os._exit``.
+
+        Under orch a save is in memory when this returns, and on its way to storage. With ``durable=True``, where
+        ``checkpoint.interval`` is a number of steps or a time, and where its score is one of the ``keep_best`` best, this very save
+        is written there, after those before it; ``save`` waits when two of them are not written yet. Any other one may be
+        passed over for a newer one.
+
+        A full disk or a failing one never raises: it warns once, is shown in ``orch status``, and the next save tries
+        again. Raises UnsupportedStateError for a state that cannot be stored, ValueError for a bad step, NotElasticError
+        as ``report`` does, and StaleAttemptError when a newer attempt has taken over and this process is a leftover. May be called from any
+        thread, one save at a time.
+        """
+        number = _whole("step", step, "save")
+        self._check_asked()
+        scores = {name: _metric(name, value, "save") for name, value in (metrics or {}).items()}
+        with self._lock:
+            late = False if self._stopping else overlap  # nothing may come after it
+            sure = self._environment.interval != AUTO if durable is None else durable
+            # Where orch has not asked for the stop, what has may end the rank actor too, before it has stored a snapshot.
+            leaving = self._stopping and not (self._page is not None and self._page.stop_requested)
+            done = self._saver.save(
+                state,
+                step=number,
+                rank_state=rank_state,
+                metrics=scores,
+                overlap=late,
+                durable=sure,
+                leaving=leaving,
+            )
+            if self._schedule is not None:
+                self._schedule.saved(stall_seconds=self._saver.stall_seconds, cost_seconds=self._saver.cost_seconds)
+            return done
+
+    def should_save(self, step: int) -> bool:
+        """Whether it is time for a checkpoint, after ``step``. Ask once per step, on every rank.
+
+        The interval is the job's ``checkpoint.interval``: by default it is chosen, again after each save, so that
+        saving and repeating lost steps together cost the least. All ranks of a node get the same answer. You may
+        also save without asking.
+        """
+        number = _whole("step", step, "should_save")
+        if self._schedule is None:
+            self._schedule = self._saver.schedule = self._make_schedule()
+        before = self._schedule.choice
+        due = self._schedule.is_due(number)
+        choice = self._schedule.choice
+        if choice is not None and (before is None or choice.steps != before.steps):
+            self._saver.tell(interval_steps=choice.steps, interval_reason=choice.reason)
+        return due
+
+    def load(self, into: Any = None) -> Checkpoint | None:
+        """The newest good checkpoint, or None when there is none to start from. Damaged ones are set aside.
+
+        Sharded tensors come back whole and on the CPU, on any number of ranks; with ``into``, a state of the same
+        structure, its DTensors are filled in place instead, and stand in ``state``.
+
+        Without a checkpoint of its own, a job started with ``--resume-from`` gets the one named there. Raises
+        CheckpointError when that one is damaged, or when ranks cannot agree; OSError when storage is out of reach.
+        """
+        with self._lock:
+            return self._saver.load(into)
+
+    def should_stop(self) -> bool:
+        """Whether the job is to end now: save, then leave the loop. Ask once per step.
+
+        The ranks of a node all get the answer yes after the same step, so that none is left alone in a collective.
+        The first call installs a handler for SIGTERM, if nobody else has one and it is made by the main thread: from
+        then on SIGTERM no longer ends the process by itself.
+        """
+        if self._agreement is None:
+            self._agreement = StopAgreement(self._open_board())
+        self._stop.watch()
+        requested = self._stop.received or (self._page is not None and self._page.stop_requested)
+        if not self._agreement.is_now(requested=requested):
+            return False
+        self.confirm_stop()
+        return True
+
+    def confirm_stop(self) -> None:
+        """Say that this rank leaves now, because ranks have agreed on it: one of them was asked to, maybe not this one.
+
+        Needed only after an agreement of your own: `should_stop` does it where its answer is yes.
+        """
+        if self._page is not None:
+            self._page.mark_stop_seen()
+        self._stopping = True
+
+    def _check_asked(self) -> None:
+        if not self._asked and self._environment.elastic is not None:
+            raise must_ask(*self._environment.elastic)
+
+    def leave_page(self) -> None:
+        """Report to nobody from now on."""
+        self._page = self._metadata = None
+        self._saver.leave()
+
+    def _make_schedule(self) -> SaveSchedule:
+        here = self._environment
+        return SaveSchedule(
+            here.interval,
+            rank=here.rank,
+            board=self._open_board(),
+            recovery_seconds=here.recovery_seconds,
+            failure_seconds=here.failure_seconds,
+        )
+
+    def _open_board(self) -> Board | None:
+        """What the ranks of this node agree through; None where there is nothing to agree on, or no way to."""
+        here = self._environment
+        if here.world_size == 1 or not here.on_one_node or here.snapshot_dir is None or here.token is None:
+            return None
+        if self._board is None:
+            try:
+                self._board = Board(here.snapshot_dir, here.token)
+            except OSError as error:
+                self._saver.warn("board", f"each rank decides for itself when to save and stop: {error}")
+        return self._board
+
+
+def _choose_device(environment: RankEnvironment) -> torch.device:
+    import torch
+
+    if environment.device is not None:
+        return torch.device(environment.device)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    # Ranks that share a device (gpu: 0.5) are more than the devices they see.
+    return torch.device("cuda", environment.local_rank % count) if count else torch.device("cpu")
+
+
+def _whole(name: str, value: Any, call: str = "report") -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{call}({name}={value}): a whole number is needed")
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{call}({name}={value!r}): a whole number is needed; use int()") from error
+    if not 0 <= number <= _LARGEST_COUNT:
+        raise ValueError(f"{call}({name}={number}): must be between 0 and 2**63 - 1")
+    return number
+
+
+def _metric(name: str, value: Any, call: str = "report") -> float:
+    if type(value) is float:
+        return value
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError(f"{type(value).__name__} is text")  # noqa: TRY301  (float() would parse it)
+        return float(cast("SupportsFloat", value))
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise TypeError(f"{call}({name}={value!r}): a number is needed ({error})") from error
+
+
+_current: Context | None = None
+
+
+def current_context() -> Context:
+    """The one Context of this process, made from its environment on first use."""
+    global _current  # noqa: PLW0603  (one per process is the point)
+    if _current is None:
+        environment = read_environment(os.environ)
+        _current = Context(environment, _open_page(environment))
+    return _current
+
+
+def _open_page(environment: RankEnvironment) -> ProgressPage | None:
+    if environment.progress_path is None:
+        return None
+    try:
+        page = ProgressPage.open(environment.progress_path, previous_step=environment.previous_step)
+    except ProgressPageError as error:
+        warnings.warn(f"progress will not be shown: {error}", RuntimeWarning, stacklevel=3)
+        return None
+    if not page.claim():  # a child of the rank that imports its parent's script
+        page.close()
+        return None
+    return page
+
+
+def _forget_after_fork() -> None:
+    """A forked child is not the rank: what it inherits, and a context of its own, leave the parent's page alone."""
+    global _current  # noqa: PLW0603 - one of each process
+    if _current is not None:
+        _current.leave_page()
+    _current = None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

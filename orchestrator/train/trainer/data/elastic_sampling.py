@@ -1,0 +1,79 @@
+"""The order of samples when the number of ranks may change, and the settings of such a run.
+
+A step takes the next ``global_batch`` samples of the epoch's order, whoever computes them. A position in the epoch is
+thus the same on any number of ranks, and so are the steps: the same samples in each, every one once per epoch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.train.errors import ConfigError, DataError
+from orchestrator.train.trainer.data.sampling import GlobalBatchSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestrator.train.script.elastic import BatchShare
+    from orchestrator.train.script.training_context import Context
+    from orchestrator.train.trainer.config.config import MultiGPUConfig
+
+
+class ShareSampler(GlobalBatchSampler):
+    """Gives a rank the pieces of its share, one after another, step by step.
+
+    What is left after the last whole step is dropped; another order brings it back in the next epoch.
+    """
+
+    def __init__(self, samples: int, share: BatchShare, *, shuffle: bool, seed: int, draws: bool = False) -> None:
+        super().__init__(
+            samples,
+            batch_size=share.samples,
+            rank=share.rank,
+            world_size=share.world_size,
+            shuffle=shuffle,
+            seed=seed,
+            draws=draws,
+        )
+        self._share = share
+
+    def __len__(self) -> int:
+        """The batches of this rank in a whole epoch."""
+        return self.samples // self._share.global_batch * self._share.accumulation
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        epoch, position = self.epoch, self.position
+        order, step = self._order(epoch), self._share.global_batch
+        while position + step <= self.samples:
+            for piece in self._share.pieces:
+                mine = order[position + piece.start : position + piece.stop]
+                yield [(epoch, index) for index in mine] if self._draws else mine
+            position += step
+
+
+def elastic_share(config: MultiGPUConfig, ctx: Context) -> BatchShare | None:
+    """Tell this rank's share of each step of an elastic job; None when the number of ranks is fixed.
+
+    Without ``global_batch_size`` a step has as many samples as it would have on the most ranks that the job may get.
+    Raises ConfigError when ranks would have to meet in passes that only some of them have.
+    """
+    if ctx.elastic is None:
+        return None
+    _, most = ctx.elastic
+    whole = config.global_batch_size or config.batch_size * config.gradient_accumulation_steps * most
+    share = ctx.batch_share(whole, per_pass=config.batch_size)
+    if not share.same_passes and (config.training_mode == "fully_sharded" or config.sync_bn):
+        which = "sync_bn" if config.sync_bn else "fully_sharded"
+        raise ConfigError(
+            f"on {share.world_size} ranks some have fewer than {config.batch_size} samples for each pass of the others, and "
+            f"{which} needs all of them in every pass: raise batch_size or global_batch_size ({whole})"
+        )
+    return share
+
+
+def refuse_loader(dataset: Any) -> None:
+    """Raise DataError: nobody can deal out anew what a loader of the user's own, or a stream, has dealt out already."""
+    raise DataError(
+        f"an elastic job deals out the samples itself, and a {type(dataset).__name__} does so already: pass a dataset with "
+        "__getitem__ and __len__, or write a fixed num_workers"
+    )

@@ -1,0 +1,213 @@
+"""Data loaders for a rank: built from datasets, or taken as the user made them, and put back in the middle of an epoch.
+
+A `Feed` is one loader with what is needed to start it at a place. Owns no position of its own: the training loop counts
+what it has used, since workers load ahead.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sized
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from orchestrator.train.errors import DataError
+from orchestrator.train.trainer.data.elastic_sampling import ShareSampler, refuse_loader
+from orchestrator.train.trainer.data.sampling import GlobalBatchSampler, SeededSamples
+
+if TYPE_CHECKING:
+    from orchestrator.train.script.elastic import BatchShare
+    from orchestrator.train.trainer.config.config import MultiGPUConfig
+    from orchestrator.train.trainer.process_group import Place
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Something that can say where it is, and be put back there."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go there."""
+
+
+class Feed:
+    """A loader, and how to start it: by position (`sampler`), by its own state, or by skipping batches."""
+
+    def __init__(
+        self, loader: Iterable[Any], sampler: GlobalBatchSampler | None = None, *, stateful: bool = False
+    ) -> None:
+        self.loader = loader
+        self.sampler = sampler
+        self.stateful = stateful
+        """The loader's own state says more than a position: its dataset has a state, or its length is unknown."""
+
+    @property
+    def batches(self) -> int | None:
+        """The batches of this rank in a whole epoch; None when nobody knows."""
+        try:
+            return len(cast("Sized", self.loader))
+        except TypeError:
+            return None
+
+    def start(
+        self, epoch: int, *, position: int = 0, used: int = 0, state: dict[str, Any] | None = None
+    ) -> Iterator[Any]:
+        """Iterate over the batches of this rank in `epoch`, from the place where training stopped.
+
+        `position` is counted in samples of all ranks, `used` in batches of this one, `state` is the loader's own.
+        """
+        self._set_epoch(epoch)
+        if self.stateful and state is not None:
+            cast("Stateful", self.loader).load_state_dict(state)
+            return iter(self.loader)
+        if self.sampler is not None and (state is None or not self.stateful):
+            self.sampler.seek(epoch, position)
+            return iter(self.loader)
+        batches = iter(self.loader)
+        for _ in range(used):
+            next(batches, None)
+        return batches
+
+    def state(self) -> dict[str, Any] | None:
+        """The loader's own state, where that is what `start` wants."""
+        return cast("Stateful", self.loader).state_dict() if self.stateful else None
+
+    def _set_epoch(self, epoch: int) -> None:
+        if self.sampler is not None:
+            self.sampler.seek(epoch)
+            return
+        for holder in ("sampler", "batch_sampler", "dataset"):
+            set_epoch = getattr(getattr(self.loader, holder, None), "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
+
+
+def build_feed(
+    dataset: Any,
+    config: MultiGPUConfig,
+    place: Place,
+    *,
+    training: bool,
+    accumulate: int = 1,
+    share: BatchShare | None = None,
+) -> Feed:
+    """A loader for `dataset`; a loader passed in its place is taken as it is, unless there is a `share` to deal out.
+
+    Raises DataError for a dataset that is empty or has not one optimizer step's worth of samples.
+    """
+    streams = isinstance(dataset, IterableDataset | DataLoader) or not hasattr(dataset, "__getitem__")
+    if share is not None and streams:
+        refuse_loader(dataset)
+    if isinstance(dataset, IterableDataset):
+        return Feed(_stateful_loader(dataset, config, place, batch_size=config.batch_size), stateful=True)
+    if streams:
+        if not isinstance(dataset, Iterable):
+            raise DataError(
+                f"a {type(dataset).__name__} is no dataset: it needs __getitem__ and __len__, or __iter__ (or pass a loader)"
+            )
+        return Feed(dataset, stateful=isinstance(dataset, Stateful))
+    samples = _length(dataset)
+    _check_size(samples, config, place, training=training, accumulate=accumulate, share=share)
+    stateful = isinstance(dataset, Stateful)
+    whole = type(dataset) is TensorDataset  # draws no random numbers, and can be asked for a batch at once
+    seeded = config.num_workers > 0 and not stateful and not whole
+    shuffle = config.shuffle and training
+    sampler = (
+        GlobalBatchSampler(
+            samples,
+            batch_size=config.batch_size,
+            rank=place.rank,
+            world_size=place.world_size,
+            shuffle=shuffle,
+            seed=config.seed,
+            drop_last=training,
+            accumulate=accumulate if training else 1,
+            draws=seeded,
+        )
+        if share is None
+        else ShareSampler(samples, share, shuffle=shuffle, seed=config.seed, draws=seeded)
+    )
+    options: dict[str, Any] = {"batch_sampler": sampler}
+    if whole:
+        options["collate_fn"] = _as_it_is
+    source = SeededSamples(dataset, config.seed) if seeded else _WholeBatches(dataset) if whole else dataset
+    loader = _stateful_loader(source, config, place, **options)
+    return Feed(loader, sampler, stateful=stateful)
+
+
+class _WholeBatches(Dataset[list[Tensor]]):
+    """A TensorDataset that is asked for a batch at a time: the same rows, without stacking them one by one."""
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self._tensors = dataset.tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors[0])
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        rows = torch.tensor(indices)
+        return [tensor.index_select(0, rows) for tensor in self._tensors]
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise DataError(
+            f"the dataset ({type(dataset).__name__}) has no length: give it __len__, or make it an IterableDataset"
+        ) from error
+
+
+def _check_size(
+    samples: int,
+    config: MultiGPUConfig,
+    place: Place,
+    *,
+    training: bool,
+    accumulate: int,
+    share: BatchShare | None,
+) -> None:
+    needed = config.batch_size * place.world_size * accumulate if training else 1
+    if share is not None:
+        needed = share.global_batch
+    if samples >= needed:
+        return
+    if samples == 0:
+        raise DataError("the dataset is empty: check the path or the filter that it is made from")
+    if share is not None:
+        raise DataError(
+            f"the dataset has {samples} samples, and one optimizer step takes {needed}: lower global_batch_size"
+        )
+    raise DataError(
+        f"the dataset has {samples} samples, and one optimizer step takes {needed} (batch_size {config.batch_size} x "
+        f"{place.world_size} ranks x {accumulate} accumulated): lower batch_size or gradient_accumulation_steps"
+    )
+
+
+def _stateful_loader(dataset: Any, config: MultiGPUConfig, place: Place, **batching: Any) -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    workers: dict[str, Any] = {}
+    if config.num_workers:
+        workers = {
+            "num_workers": config.num_workers,
+            "prefetch_factor": config.prefetch_factor or 2,
+            "persistent_workers": config.persistent_workers is not False,
+        }
+    pinned = config.pin_memory is not False and place.device.type == "cuda"
+    # A generator of its own: making an iterator would else draw from the global one, which belongs to the model.
+    generator = torch.Generator().manual_seed(config.seed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=".*set_vital", category=UserWarning
+        )  # torchdata calls what torch gave up
+        return StatefulDataLoader(dataset, pin_memory=pinned, generator=generator, **batching, **workers)

@@ -1,0 +1,78 @@
+"""What a configuration does to the model itself, before ranks are added: device, batch norm, recomputation, 8 bits.
+
+Each option keeps the parameters the same objects under the same names, so that optimizers made before and checkpoints
+made without the option still fit.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from orchestrator.train.errors import ConfigError
+from orchestrator.train.trainer.engine.float8 import use_float8
+from orchestrator.train.trainer.engine.sync_batch_norm import synchronise
+
+if TYPE_CHECKING:
+    from orchestrator.train.trainer.config.config import MultiGPUConfig
+    from orchestrator.train.trainer.process_group import Place
+
+
+def prepare_model(model: nn.Module, config: MultiGPUConfig, place: Place, *, float8: bool) -> nn.Module:
+    """Put `model` on the rank's device and apply the options. Raises ConfigError for one that the model cannot take."""
+    model = model.to(place.device)
+    if config.sync_bn and place.distributed:
+        model = synchronise(model, place.device)
+    if config.use_gradient_checkpointing:
+        recompute_activations(model)
+    if float8 and use_float8(model) == 0:
+        raise ConfigError(
+            "precision fp8 found no nn.Linear whose sizes are multiples of 16: it would change nothing; use bf16"
+        )
+    return model
+
+
+def recompute_activations(model: nn.Module) -> int:
+    """Let `model` keep only what enters its blocks, and compute the rest again in the backward pass; how many blocks.
+
+    Hugging Face models have a switch of their own, which is used. Raises ConfigError where no blocks can be found.
+    """
+    switch = getattr(model, "gradient_checkpointing_enable", None)
+    if callable(switch):
+        switch(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return 1
+    blocks = find_blocks(model)
+    if not blocks:
+        raise ConfigError(
+            "use_gradient_checkpointing found no blocks: the model has neither an nn.ModuleList nor an nn.Sequential "
+            "with parts that have parameters; call torch.utils.checkpoint.checkpoint in its forward, and turn this off"
+        )
+    for block in blocks:
+        block.forward = functools.partial(_recomputed, block.forward)
+    return len(blocks)
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated parts of a model: the outermost nn.ModuleLists' elements, else those of the outermost nn.Sequentials."""
+    for kind in (nn.ModuleList, nn.Sequential):
+        found = [part for group in _outermost(model, kind) for part in group.children() if _learns(part)]
+        if found:
+            return found
+    return []
+
+
+def _outermost(module: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
+    if isinstance(module, kind):
+        return [module]
+    return [found for child in module.children() for found in _outermost(child, kind)]
+
+
+def _learns(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -1,0 +1,426 @@
+"""One training step, whatever the ranks do with its gradients.
+
+`MultiGPUTrainer` owns model, optimizer, precision and the order of things within a step; its subclasses say how a model
+is spread over ranks. It knows nothing of epochs, files or logs, and it is usable alone:
+
+    trainer = DistributedDataParallelTrainer(config, take_place(config))
+    trainer.prepare(model, loss_fn=loss_fn, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    for batch in loader:
+        result = trainer.train_step(batch)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+from orchestrator.train.errors import ConfigError, OutOfMemoryError
+from orchestrator.train.trainer.data.batches import (
+    LossFunction,
+    compute_loss,
+    count,
+    split,
+    targets_of,
+    to_device,
+)
+from orchestrator.train.trainer.engine.finite import FiniteGuard
+from orchestrator.train.trainer.engine.memory import describe_shortage, free_unused, is_out_of_memory, keep_freed_memory
+from orchestrator.train.trainer.engine.model_options import prepare_model
+from orchestrator.train.trainer.engine.precision import MixedPrecision
+from orchestrator.train.trainer.engine.step_clock import Part, make_clock
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from orchestrator.train.script.elastic import BatchShare
+    from orchestrator.train.trainer.config.config import MultiGPUConfig
+    from orchestrator.train.trainer.process_group import Place
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], "Optimizer"]
+SchedulerFactory = Callable[["Optimizer"], "LRScheduler"]
+MetricFunction = Callable[[Any, Any], Tensor]
+
+_SCALE_SEARCH = 16  # fp16: overflows in a row that only mean that the scale is still being found
+
+
+class StepResult(NamedTuple):
+    """What one call did. `loss` is this rank's mean, detached, on the device; counts are this rank's.
+
+    `value` is the loss as a number, where that is known without waiting.
+
+    `updated`: an optimizer step was due (the last of the accumulated batches). `skipped`: it was due, but left out because
+    something was not finite; False where only the device knows. `grad_norm` is known when it was needed.
+
+    `whole` is the same of the whole optimizer step, in the result of the call that ends it; None: this call was all of it.
+    """
+
+    loss: Tensor
+    samples: int
+    tokens: int
+    updated: bool
+    skipped: bool
+    grad_norm: Tensor | None
+    value: float | None = None
+    whole: StepResult | None = None
+
+    @property
+    def step(self) -> StepResult:
+        """The optimizer step that this call has ended, with the batches that earlier calls accumulated."""
+        return self.whole or self
+
+
+class MultiGPUTrainer(ABC):
+    """Runs training steps on one rank. Call `prepare` once, then `train_step` for each batch."""
+
+    shards_parameters = False
+    """Whether a rank holds only a part of each parameter."""
+
+    def __init__(self, config: MultiGPUConfig, place: Place, share: BatchShare | None = None) -> None:
+        self.config = config
+        self.place = place
+        self.share = share
+        """This rank's part of each step, where ranks may have different ones: in an elastic job."""
+        self.precision = MixedPrecision(config, place.device)
+        self.clock = make_clock(place.device)
+        self.accumulate = accumulation(config, place.world_size) if share is None else share.accumulation
+        """Batches per optimizer step."""
+        self.pieces = 1
+        """Parts that a batch is cut into because memory ran out; 1 until it does."""
+        self.measure_norm = False
+        """Set to have the next step compute its gradient's norm, if it does not anyway."""
+        self._passes = 0  # of the optimizer step that has begun
+        self._accumulated: list[StepResult] = []  # what they gave
+        self._exchanging = False  # ranks wait for each other: a pass cannot be taken back any more
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of one optimizer step, of all ranks together."""
+        if self.share is not None:
+            return self.share.global_batch
+        return self.config.batch_size * self.place.world_size * self.accumulate
+
+    @property
+    def ranks_worth(self) -> float:
+        """How many times this rank's samples all ranks' samples are: the number of ranks, where they have equally many."""
+        if self.share is None:
+            return float(self.place.world_size)
+        return self.share.global_batch / self.share.samples
+
+    # Set-up
+
+    def prepare(
+        self,
+        model: nn.Module,
+        *,
+        loss_fn: LossFunction | None = None,
+        optimizer: Optimizer | OptimizerFactory | None = None,
+        scheduler: LRScheduler | SchedulerFactory | None = None,
+    ) -> nn.Module:
+        """Spread `model` over the ranks and make its optimizer; the wrapped model.
+
+        Without a `loss_fn` the model returns its own loss. Without an `optimizer` it is AdamW with lr 1e-3. Raises
+        ConfigError for what does not go with the model.
+        """
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
+        if self.place.device.type == "cpu":
+            keep_freed_memory()
+        self.loss_fn = loss_fn
+        self.module = prepare_model(model, self.config, self.place, float8=self.precision.name == "fp8")
+        self.model = self.wrap(self.module)
+        if self.config.compile:
+            self.model.compile(
+                backend=self.config.compile_backend or "inductor",
+                **({} if self.config.compile_mode is None else {"mode": self.config.compile_mode}),
+            )
+        self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self.optimizer = self._make_optimizer(optimizer)
+        self.scheduler = self._make_scheduler(scheduler)
+        self._skips_on_device = bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+        self.guard = FiniteGuard(
+            self.module,
+            self.place,
+            limit=self.config.max_nonfinite_steps + (0 if self.precision.scaler is None else _SCALE_SEARCH),
+            sharded=self.shards_parameters,
+            may_poison=not (self.config.find_unused_parameters or self.config.static_graph),
+        )
+        self.model.train()
+        return self.model
+
+    @abstractmethod
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """The model that forward passes go through; `module` is on its device, with all options applied."""
+
+    @abstractmethod
+    def alone(self) -> AbstractContextManager[Any]:
+        """Within this, backward passes add up gradients without sending them to other ranks."""
+
+    def first_of_static_graph(self) -> bool:
+        """Whether this backward pass has to reduce gradients, wherever in the step it is. Asked before each, once."""
+        return False
+
+    def communication_share(self) -> float | None:
+        """The share of the backward pass that is spent waiting for other ranks; None when nobody measures it."""
+        return None
+
+    def _make_optimizer(self, given: Optimizer | OptimizerFactory | None) -> Optimizer:
+        if given is None:
+            return torch.optim.AdamW(self.parameters, lr=1e-3, fused=self.place.device.type == "cuda")
+        if not isinstance(given, torch.optim.Optimizer):
+            return given(self.parameters)
+        if self.shards_parameters:
+            raise ConfigError(
+                "fully_sharded replaces the parameters, which an optimizer made before still holds: pass a function, "
+                "optimizer=lambda parameters: AdamW(parameters, lr=...)"
+            )
+        known = {id(parameter) for parameter in self.module.parameters()}
+        if not all(id(parameter) in known for group in given.param_groups for parameter in group["params"]):
+            raise ConfigError("the optimizer holds parameters that are not the model's: make it from this model's")
+        return given
+
+    def _make_scheduler(self, given: LRScheduler | SchedulerFactory | None) -> LRScheduler | None:
+        if given is None or isinstance(given, torch.optim.lr_scheduler.LRScheduler):
+            if given is not None and given.optimizer is not self.optimizer:
+                raise ConfigError("the scheduler belongs to another optimizer: make it from the one that is passed")
+            return given
+        return given(self.optimizer)
+
+    # Steps
+
+    def train_step(self, batch: Any) -> StepResult:
+        """One forward and backward pass; on the last of the accumulated batches the weights are updated, too.
+
+        Raises DataError, ModelOutputError, OutOfMemoryError (all naming the remedy), and whatever the model raises.
+        """
+        if self._passes == 0:
+            self.clock.begin()
+            self._accumulated = []
+            self.guard.begin()
+        last = self._passes + 1 == self.accumulate
+        try:
+            loss = self._pass(batch, self._weight(batch, 1.0 / self.accumulate), last=last)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise self.shortage(error) from error
+            raise
+        self._passes = 0 if last else self._passes + 1
+        good, norm = self._update() if last else (True, None)
+        samples, tokens = count(batch)
+        result = StepResult(loss, samples, tokens, last, not good, norm)
+        if not last:
+            self._accumulated.append(result)
+            return result
+        self.clock.end()
+        return result._replace(whole=_together([*self._accumulated, result])) if self._accumulated else result
+
+    def update(self, batches: Sequence[Any]) -> StepResult:
+        """One optimizer step over `batches`, each weighed by its samples. Call `clock.begin` before fetching them.
+
+        With oom_retry, runs out of memory only when a single sample does. Raises as `train_step` does.
+        """
+        while True:
+            try:
+                return self._attempt(batches)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                shortage, cause = self.shortage(error), error.with_traceback(None)
+            if not self.halve(batches):
+                raise shortage from cause
+
+    def _attempt(self, batches: Sequence[Any]) -> StepResult:
+        self.guard.begin()
+        if len(batches) == 1:
+            samples, tokens = count(batches[0])
+            loss = self._pass(batches[0], self._weight(batches[0], 1.0), last=True)
+            value = self.guard.value if self.pieces == 1 else None
+        else:
+            counts = [count(batch) for batch in batches]
+            samples, tokens = sum(size for size, _ in counts), sum(more for _, more in counts)
+            parts = [
+                self._pass(batch, self._weight(batch, size / samples), last=number == len(batches)) * (size / samples)
+                for number, (batch, (size, _)) in enumerate(zip(batches, counts, strict=True), start=1)
+            ]
+            loss, value = torch.stack(parts).sum(), None
+        good, norm = self._update()
+        self.clock.end()
+        return StepResult(loss, samples, tokens, True, not good, norm, value)
+
+    def _weight(self, batch: Any, of_rank: float) -> float:
+        """What the mean loss of `batch` counts in the mean over ranks; `of_rank` is its part of what this rank does."""
+        if self.share is None:
+            return of_rank
+        return count(batch)[0] * self.place.world_size / self.share.global_batch
+
+    def _pass(self, batch: Any, weight: float, *, last: bool) -> Tensor:
+        """Forward and backward over one batch, in as many parts as memory needs; its mean loss."""
+        if self.pieces == 1:
+            return self._part(batch, weight, last=last)
+        parts = split(batch, self.pieces)
+        losses = [
+            self._part(part, weight / self.pieces, last=last and number == self.pieces)
+            for number, part in enumerate(parts, start=1)
+        ]
+        return torch.stack(losses).mean()
+
+    def _part(self, batch: Any, weight: float, *, last: bool) -> Tensor:
+        if self.first_of_static_graph() or last:
+            return self._forward_backward(batch, weight, exchange=self.place.distributed)
+        with self.alone():
+            return self._forward_backward(batch, weight, exchange=False)
+
+    def _forward_backward(self, batch: Any, weight: float, *, exchange: bool) -> Tensor:
+        clock = self.clock
+        batch = to_device(batch, self.place.device)
+        clock.mark(Part.DATA)
+        with self.precision.autocast():
+            loss, _ = compute_loss(self.model, batch, self.loss_fn)
+        clock.mark(Part.FORWARD)
+        start = self.guard.look(loss)
+        if start is not None:
+            if weight != 1.0:
+                start = start * weight
+            if self.precision.scaler is not None:
+                start = self.precision.scaler.scale(start)
+            self._exchanging = exchange
+            start.backward()
+            self._exchanging = False
+        clock.mark(Part.BACKWARD)
+        return loss.detach()
+
+    def _update(self) -> tuple[bool, Tensor | None]:
+        """Clip, step and clear; whether the step was taken, and the gradient's norm where it is known."""
+        scaler, limit = self.precision.scaler, self.config.max_grad_norm
+        norm: Tensor | None = None
+        if scaler is not None and (limit is not None or self.measure_norm):
+            scaler.unscale_(self.optimizer)
+        decides = limit is not None or self.guard.needs_norm  # alike on all ranks, which `measure_norm` is not
+        if limit is not None:
+            norm = _whole(clip_grad_norm_(self.parameters, limit))
+        elif self.measure_norm or (scaler is None and decides):
+            norm = _whole(get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+        self.measure_norm = False
+        good = self._step(norm if decides else None) if scaler is None else self._scaled_step(scaler)
+        self.optimizer.zero_grad(set_to_none=True)
+        if good and self.scheduler is not None:
+            self.scheduler.step()
+        self.clock.mark(Part.OPTIMIZER)
+        return good, norm
+
+    def _step(self, norm: Tensor | None) -> bool:
+        verdict = self.guard.allows(norm)
+        if isinstance(verdict, Tensor):
+            if self._skips_on_device:
+                self._step_unless(verdict)
+                return True
+            verdict = not bool(verdict)  # waits for the device
+        if verdict:
+            self.optimizer.step()
+        self.guard.count(good=verdict)
+        return verdict
+
+    def _step_unless(self, bad: Tensor) -> None:
+        """Let the device skip the step by itself: the protocol between GradScaler and fused optimizers."""
+        optimizer = cast("Any", self.optimizer)
+        optimizer.grad_scale, optimizer.found_inf = None, bad
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
+        self.guard.count_on_device(bad)
+
+    def _scaled_step(self, scaler: torch.amp.GradScaler) -> bool:
+        before = scaler.get_scale()
+        scaler.step(self.optimizer)
+        scaler.update()
+        good = scaler.get_scale() >= before
+        self.guard.count(good=good)
+        return good
+
+    # Out of memory
+
+    def shortage(self, error: BaseException) -> OutOfMemoryError:
+        """What ran out, with the sizes and the remedies."""
+        return OutOfMemoryError(
+            describe_shortage(
+                error,
+                self.config,
+                self.place.device,
+                accumulate=self.accumulate * self.pieces,
+                parameters=sum(parameter.numel() for parameter in self.parameters),
+            )
+        )
+
+    def halve(self, batches: Sequence[Any]) -> bool:
+        """Cut batches into twice as many parts from now on, where that is wanted and possible; forget this step so far.
+
+        Not possible once ranks have begun to exchange gradients: the others cannot take that back.
+        """
+        parts = self.pieces * 2
+        if not self.config.oom_retry or self._exchanging or any(count(batch)[0] % parts for batch in batches):
+            return False
+        self.pieces = parts
+        self._passes = 0
+        self.optimizer.zero_grad(set_to_none=True)
+        free_unused(self.place.device)
+        return True
+
+    # Evaluation
+
+    @torch.no_grad()
+    def eval_step(self, batch: Any, metrics: Mapping[str, MetricFunction]) -> dict[str, Tensor]:
+        """The loss of `batch`, and each metric (a mean over its samples), as tensors on the device. No gradient."""
+        batch = to_device(batch, self.place.device)
+        with self.precision.autocast():
+            loss, outputs = compute_loss(self.evaluated, batch, self.loss_fn)
+        targets = targets_of(batch)
+        values = {name: torch.as_tensor(metric(outputs, targets)) for name, metric in metrics.items()}
+        return {"loss": loss, **values}
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model to evaluate with: without what waits for other ranks, which may have no batch left."""
+        return self.module
+
+    # State
+
+    def model_state(self) -> dict[str, Any]:
+        """The model's state dictionary, whole, on rank 0; other ranks take part and get what they have."""
+        return self.module.state_dict()
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's state dictionary, whole, on rank 0."""
+        return self.optimizer.state_dict()
+
+    def load_states(self, model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
+        """Take over what `model_state` and `optimizer_state` gave, in a run of any number of ranks."""
+        self.module.load_state_dict(model)
+        self.optimizer.load_state_dict(cast("dict[str, Any]", optimizer))
+
+
+def accumulation(config: MultiGPUConfig, world_size: int) -> int:
+    """Batches per optimizer step: as configured, or as many as make up the global batch."""
+    if config.global_batch_size is None:
+        return config.gradient_accumulation_steps
+    return config.global_batch_size // (config.batch_size * world_size)
+
+
+def _together(parts: Sequence[StepResult]) -> StepResult:
+    """The optimizer step of which `parts` are the accumulated batches; its loss is the mean over its samples."""
+    samples = sum(part.samples for part in parts)
+    weighed = [part.loss * (part.samples / samples) for part in parts]
+    return parts[-1]._replace(
+        loss=torch.stack(weighed).sum(), samples=samples, tokens=sum(part.tokens for part in parts)
+    )
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """A norm over parts of parameters, put together."""
+    together = getattr(norm, "full_tensor", None)
+    return norm if together is None else cast("Tensor", together())

@@ -1,0 +1,104 @@
+"""What ranks tell each other outside of gradients: to stop together, and whose error it was.
+
+Stopping: a signal reaches ranks at different steps, but they must leave after the same one, or those that go on wait for
+ever. They ask each other now and then: so rarely that it costs nothing, and at steps that all of them know, because
+the next question is timed by what the last one told.
+
+Errors: a rank that finds something wrong leaves a note in the store; rank 0 finds it when its collective breaks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from datetime import timedelta
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from orchestrator.train import errors
+from orchestrator.train.errors import TrainError, only_on_main, quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.train.trainer.process_group import Place
+
+ASK_EVERY_SECONDS = 0.25
+MAX_STEPS_BETWEEN = 256
+
+_NOTE = "error/note"
+_NOTE_WAIT = timedelta(seconds=1)
+_COLLECTIVE = re.compile(
+    r"gloo|nccl|connection (?:closed|reset)|broken pipe|process ?group|socket timeout|recv(?:bytes)?\b|collective",
+    re.IGNORECASE,
+)
+
+
+class StopAgreement:
+    """Whether all ranks leave after this step. Call it after every step, on every rank."""
+
+    def __init__(self, place: Place, wanted: Callable[[], bool]) -> None:
+        self._wanted = wanted
+        self._distributed = place.distributed
+        self._shared = torch.zeros(2, dtype=torch.float64, device=place.control_device) if place.distributed else None
+        self._countdown = 1
+        self._steps_between = 1
+        self._asked_at = perf_counter()
+
+    def reached(self) -> bool:
+        """Whether to stop here. True on all ranks after the same step."""
+        if not self._distributed:
+            return self._wanted()
+        wanted = self._wanted()  # also where nothing is asked: the first call starts to listen for SIGTERM
+        self._countdown -= 1
+        if self._countdown > 0:
+            return False
+        return self._ask(wanted=wanted)
+
+    def _ask(self, *, wanted: bool) -> bool:
+        assert self._shared is not None
+        now = perf_counter()
+        self._shared[0] = float(wanted)
+        self._shared[1] = (now - self._asked_at) / self._steps_between
+        dist.all_reduce(self._shared, op=dist.ReduceOp.MAX)
+        stop, slowest = self._shared.tolist()
+        self._asked_at = now
+        self._steps_between = min(MAX_STEPS_BETWEEN, max(1, math.floor(ASK_EVERY_SECONDS / max(slowest, 1e-6))))
+        self._countdown = self._steps_between
+        return bool(stop)
+
+
+def share_error(error: TrainError, place: Place, *, under_orch: bool) -> TrainError:
+    """The exception for this rank to raise, after the others have been told what went wrong here.
+
+    Rank 0's own error is raised as it is. Another rank's goes to rank 0, which finds it when this rank is gone and its
+    collective breaks at once, as over gloo. Over NCCL that can take longer than a launcher waits: there this rank says it.
+    """
+    if place.store is None:
+        return error
+    shown = place.is_main or place.device.type != "cpu"
+    kind = type(error).__mro__[1] if isinstance(error, SystemExit) else type(error)
+    note = {"type": kind.__name__, "text": f"rank {place.rank}: {error}", "shown": shown}
+    try:
+        place.store.set(_NOTE, json.dumps(note))
+    except RuntimeError:  # rank 0, and with it the store, is gone: nobody is left to tell
+        return error
+    return error if shown else only_on_main(error, rank=place.rank, under_orch=under_orch)
+
+
+def explain_broken_collective(failure: Exception, place: Place, *, under_orch: bool) -> TrainError | None:
+    """The error behind a collective that failed because another rank had left; None when nobody left a note."""
+    store = place.store
+    if store is None or not _COLLECTIVE.search(f"{type(failure).__name__} {failure}"):
+        return None
+    try:
+        store.wait([_NOTE], _NOTE_WAIT)
+        note = json.loads(store.get(_NOTE))
+    except (RuntimeError, ValueError):
+        return None
+    error: TrainError = getattr(errors, str(note["type"]), TrainError)(note["text"])
+    return quiet(error) if note["shown"] else only_on_main(error, rank=place.rank, under_orch=under_orch)

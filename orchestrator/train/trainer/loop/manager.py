@@ -1,0 +1,409 @@
+"""Training from beginning to end: set-up, epochs, validation, checkpoints, metrics.
+
+    with MultiGPUTrainingManager(config) as manager:
+        manager.setup_training(model, dataset, val_dataset, loss_fn=loss_fn)
+        manager.fit(epochs=10)
+
+Owns the order of things; what happens in a step is trainer.py's, what about trouble faults.py's. The same script runs as
+`python`, under torchrun and under orch, and goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestrator.train import context
+from orchestrator.train.errors import StopTraining, TrainError
+from orchestrator.train.script.profiling import tracer_of_this_rank
+from orchestrator.train.trainer.config.config import MultiGPUConfig
+from orchestrator.train.trainer.data.elastic_sampling import elastic_share
+from orchestrator.train.trainer.data.loading import Feed, build_feed
+from orchestrator.train.trainer.engine.trainers import make_trainer
+from orchestrator.train.trainer.loop.agreement import explain_broken_collective, share_error
+from orchestrator.train.trainer.loop.epochs import Collector, check_equal_lengths, evaluate, mean_over_ranks
+from orchestrator.train.trainer.loop.recovery import FaultToleranceManager
+from orchestrator.train.trainer.loop.reporting import Reporter
+from orchestrator.train.trainer.loop.training_state import Progress, random_state, restore_random_state, seed_everything
+from orchestrator.train.trainer.measure import run_comparison as comparison
+from orchestrator.train.trainer.measure.energy import open_meter
+from orchestrator.train.trainer.measure.metrics import MetricsCollector
+from orchestrator.train.trainer.measure.statistics import mean_interval
+from orchestrator.train.trainer.process_group import leave, take_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from orchestrator.train.script.training_context import Context
+    from orchestrator.train.trainer.data.batches import LossFunction
+    from orchestrator.train.trainer.engine.trainer import MetricFunction, OptimizerFactory, SchedulerFactory, StepResult
+    from orchestrator.train.trainer.measure.energy import EnergyMeter
+
+NOTHING_LEFT = (
+    "an earlier start has done all of it: train for more epochs or steps, or save to another ORCH_CHECKPOINT_DIR"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """What `fit` did. `history` has one entry per epoch (also those of earlier starts), `summary` the whole run's figures."""
+
+    history: tuple[Mapping[str, float], ...]
+    summary: Mapping[str, float]
+
+
+class MultiGPUTrainingManager:
+    """Everything that one rank needs for training. Make one per process."""
+
+    def __init__(self, config: MultiGPUConfig | None = None, *, ctx: Context | None = None) -> None:
+        """Find the rank's place and join the others. Raises ConfigError for what does not fit here.
+
+        job.yaml's `trainer:` goes over `config`, unless `from_args` or `from_job` has put it there already.
+
+        `ctx` stands in for `orchestrator.train.context()`, which is right everywhere but in tests.
+        """
+        self.config = (config or MultiGPUConfig()).with_job()
+        self.place = take_place(self.config, ctx)
+        self._ctx = context() if ctx is None else ctx
+        seed_everything(self.config.seed, self.place.rank)
+        with self._one_voice():
+            share = elastic_share(self.config, self._ctx)
+        self.trainer = make_trainer(self.config, self.place, share)
+        self.fault_tolerance = FaultToleranceManager(self._ctx, self.config, self.place)
+        self.progress = Progress()
+        self.metrics: MetricsCollector | None = None
+        self._reporter: Reporter | None = None
+        self._energy: EnergyMeter | None = None
+        self._tracer = tracer_of_this_rank(self.place.device)
+        self._feeds: dict[int, Feed] = {}
+        self._functions: dict[str, MetricFunction] = {}
+        self._rank_state: Mapping[str, Any] | None = None  # of the checkpoint, until its epoch goes on
+        self._replayed: Mapping[str, float] | None = None  # what the epoch just asked for gave in an earlier start
+        self._validation: dict[str, float] = {}
+        self._epoch_random = random_state(self.place.device)  # as this epoch began
+        self._max_steps: int | None = None
+        self._used = 0  # batches of this epoch that this rank has used
+
+    # Set-up
+
+    def setup_training(
+        self,
+        model: nn.Module,
+        dataset: Any,
+        val_dataset: Any = None,
+        *,
+        loss_fn: LossFunction | None = None,
+        optimizer: Optimizer | OptimizerFactory | None = None,
+        scheduler: LRScheduler | SchedulerFactory | None = None,
+        metrics: Mapping[str, MetricFunction] | None = None,
+    ) -> tuple[nn.Module, Iterable[Any], Iterable[Any] | None]:
+        """Prepare everything and go back to the last checkpoint; the wrapped model and the two loaders.
+
+        `dataset` may be a loader of your own. `loss_fn(outputs, targets)` is left out when the model returns its loss.
+        `optimizer` and `scheduler` may be functions that make them (of the parameters, of the optimizer). `metrics` are
+        functions of (outputs, targets) that give a mean over a batch. Raises ConfigError and DataError, on rank 0 only.
+        """
+        with self._one_voice():
+            wrapped = self.trainer.prepare(model, loss_fn=loss_fn, optimizer=optimizer, scheduler=scheduler)
+            self._functions = dict(metrics or {})
+            trainer = self.trainer
+            train = build_feed(
+                dataset, self.config, self.place, training=True, accumulate=trainer.accumulate, share=trainer.share
+            )
+            validate = None if val_dataset is None else build_feed(val_dataset, self.config, self.place, training=False)
+            self._feeds = {id(feed.loader): feed for feed in (train, validate) if feed is not None}
+            self._energy = self._energy or open_meter(self.place.device)
+            self.metrics = MetricsCollector(self.trainer, energy=self._energy)
+            self._reporter = Reporter(self._ctx, self.config, self.place, self.metrics)
+            self.fault_tolerance.attach(self.trainer)
+            self.progress, self._rank_state = self.fault_tolerance.resume()
+        self._announce(wrapped)
+        return wrapped, train.loader, None if validate is None else validate.loader
+
+    def _announce(self, model: nn.Module) -> None:
+        assert self._reporter is not None
+        self._reporter.event(
+            "train.setup",
+            mode=str(self.config.training_mode),
+            ranks=self.place.world_size,
+            device=str(self.place.device),
+            precision=self.trainer.precision.name,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            batch_size=self.config.batch_size,
+            accumulate=self.trainer.accumulate,
+            samples_per_step=self.trainer.samples_per_step,
+            resumed_step=self.progress.step or None,
+        )
+
+    # Training
+
+    def fit(self, epochs: int | None = None, *, max_steps: int | None = None) -> FitResult:
+        """Train up to `epochs` epochs or `max_steps` optimizer steps, counted from the very first start, whichever is first.
+
+        Validates after each epoch, where there is data for it; saves at the end. Told to stop, it saves and ends the process
+        (StopTraining). Raises TrainError on rank 0 only, ValueError when neither limit is given.
+        """
+        reporter, _ = self._ready()
+        if epochs is None and max_steps is None:
+            raise ValueError("fit() would never end: give it epochs, max_steps, or both")
+        train, *validate = self._feeds.values()
+        limits = [max_steps]
+        if epochs is not None and train.batches is not None:
+            limits.append(epochs * -(-train.batches // self.trainer.accumulate))
+        reporter.total_steps = min((limit for limit in limits if limit is not None), default=None)
+        self._max_steps = max_steps
+        epoch, first_step = 0, self.progress.step
+        while (epochs is None or epoch < epochs) and not (self._at_limit() and epoch >= self.progress.epoch):
+            self.train_epoch(train.loader, epoch)
+            for feed in validate:
+                self.validate_epoch(feed.loader)
+            epoch += 1
+        self._traced(self._tracer.finish())
+        if first_step and self.progress.step == first_step:
+            reporter.event("train.nothing_left", step=first_step, advice=NOTHING_LEFT)
+        with self._one_voice():
+            self._save()
+        return FitResult(history=tuple(self.progress.history), summary=self.summary())
+
+    def _at_limit(self) -> bool:
+        return self._max_steps is not None and self.progress.step >= self._max_steps
+
+    def train_epoch(self, train_loader: Iterable[Any], epoch: int) -> dict[str, float]:
+        """Train one epoch; its mean loss over all ranks, and how fast it went. What an earlier start has done is not repeated.
+
+        Told to stop, it saves and raises StopTraining, which ends the process. Raises TrainError on rank 0 only.
+        """
+        progress, self._replayed = self.progress, None
+        if epoch < progress.epoch:
+            done = progress.history[epoch] if epoch < len(progress.history) else {}
+            self._replayed = done
+            return {name: value for name, value in done.items() if not name.startswith("val_")}
+        if epoch > progress.epoch:
+            progress.epoch, progress.position = epoch, 0
+        feed = self._feeds.get(id(train_loader)) or Feed(train_loader)
+        with self._one_voice():
+            return self._run_epoch(feed)
+
+    def _run_epoch(self, feed: Feed) -> dict[str, float]:
+        reporter, metrics = self._ready()
+        progress, trainer, faults = self.progress, self.trainer, self.fault_tolerance
+        batches = self._start(feed)
+        agree = check_equal_lengths(feed, self.place, self._used)
+        collector = Collector(batches, trainer.accumulate, self.place, agree=agree)
+        metrics.pause()
+        trainer.measure_norm = not trainer.shards_parameters
+        first_step, clock = progress.step, trainer.clock
+        while not self._at_limit():
+            clock.begin()
+            group = collector.take(progress.epoch)
+            if not group:
+                break
+            result = trainer.update(group)
+            now = metrics.step_done(result)
+            self._advance(result, len(group))
+            if self._tracer.active:
+                self._traced(self._tracer.step_done())
+            if reporter.after_step(now, progress):
+                self._between_steps(group)
+            elif trainer.guard.streak:
+                faults.check(progress, group, 0)
+            stop = faults.should_stop()
+            if stop or faults.due(progress.step):
+                self._save(feed)
+                metrics.pause()
+            if stop:
+                reporter.report(progress)
+                reporter.event("train.stop", step=progress.step, saved=faults.saved_step == progress.step)
+                reporter.close()
+                raise StopTraining(progress.step)
+        return self._finish_epoch(first_step)
+
+    def _start(self, feed: Feed) -> Iterator[Any]:
+        """Begin the epoch, or go on in its middle, with the random numbers that come next."""
+        assert self.metrics is not None
+        own, self._rank_state = self._rank_state, None
+        progress = self.progress
+        self.trainer.model.train()
+        if own is None:
+            self._epoch_random = random_state(self.place.device)
+            # What is used up are whole steps, also when they were those of another number of ranks.
+            self._used = progress.position * self.trainer.accumulate // self.trainer.samples_per_step
+            self.metrics.start_epoch()
+            return feed.start(progress.epoch, position=progress.position, used=self._used)
+        self._epoch_random = own["epoch_random"]
+        self._used = int(own["used"])
+        self.metrics.start_epoch(own["loss_sum"], own["loss_samples"])
+        # A loader that somebody else made draws its order from the global generators when it is started.
+        restore_random_state(self._epoch_random, self.place.device)
+        batches = feed.start(progress.epoch, position=progress.position, used=self._used, state=own["loader"])
+        self.fault_tolerance.restore_rank(own)
+        return batches
+
+    def _advance(self, result: StepResult, batches: int) -> None:
+        progress, trainer, result = self.progress, self.trainer, result.step
+        self._used += batches
+        progress.step += 1
+        progress.position += batches * trainer.samples_per_step // trainer.accumulate
+        progress.samples += round(result.samples * trainer.ranks_worth)
+        progress.tokens += round(result.tokens * trainer.ranks_worth)
+
+    def _between_steps(self, group: list[Any]) -> None:
+        """What is done as often as training reports: a few times a second, not in every step."""
+        reporter, metrics = self._ready()
+        metrics.learn_flops(group[0])
+        if reporter.measures_next and not self.trainer.shards_parameters:
+            self.trainer.measure_norm = True
+        self._tracer.look()
+        self.fault_tolerance.check(self.progress, group, metrics.late_streak())
+
+    def _traced(self, path: Path | None) -> None:
+        """Say that a trace is there, if one is; writing it took time that is no step's."""
+        if path is not None:
+            reporter, metrics = self._ready()
+            reporter.event("train.trace", step=self.progress.step, megabytes=path.stat().st_size / 1e6)
+            metrics.pause()
+
+    def _finish_epoch(self, first_step: int) -> dict[str, float]:
+        reporter, metrics = self._ready()
+        progress = self.progress
+        loss_sum, samples = metrics.epoch_sums()
+        (loss,) = mean_over_ranks([(loss_sum, samples)], self.place)
+        values = {"epoch": float(progress.epoch), "steps": float(progress.step - first_step), "loss": loss}
+        if metrics.last is not None and progress.step > first_step:
+            reporter.report(progress, measure=True)
+            values |= {name: value for name, value in reporter.measured.items() if name not in ("loss", "eta_seconds")}
+        reporter.event("train.epoch", **values)
+        progress.history.append(values)
+        progress.epoch, progress.position, self._used = progress.epoch + 1, 0, 0
+        return values
+
+    def train_step(self, batch: Any) -> StepResult:
+        """One step of a loop of your own: as MultiGPUTrainer.train_step, counted and reported."""
+        reporter, metrics = self._ready()
+        result = self.trainer.train_step(batch)
+        if result.updated:
+            now = metrics.step_done(result)
+            self._advance(result, self.trainer.accumulate)
+            if self._tracer.active:
+                self._traced(self._tracer.step_done())
+            if reporter.after_step(now, self.progress):
+                self._between_steps([batch])
+            elif self.trainer.guard.streak:
+                self.fault_tolerance.check(self.progress, [batch], 0)
+        return result
+
+    def validate_epoch(self, val_loader: Iterable[Any]) -> dict[str, float]:
+        """The mean loss over all ranks' samples, and the mean of each metric. Random numbers of training stay untouched."""
+        if self._replayed is not None:
+            return {name.removeprefix("val_"): v for name, v in self._replayed.items() if name.startswith("val_")}
+        reporter, metrics = self._ready()
+        feed = self._feeds.get(id(val_loader)) or Feed(val_loader)
+        reporter.report(self.progress, phase="validate")  # a pause between steps is no hang while it validates
+        with self._one_voice():
+            values = evaluate(self.trainer, feed, self._functions)
+        named = {f"val_{name}": value for name, value in values.items()}
+        self._validation = named
+        if self.progress.history:
+            self.progress.history[-1].update(named)
+        reporter.report(self.progress, phase="validate", measured=named)
+        reporter.event("train.validate", epoch=self.progress.epoch - 1, **values)
+        metrics.pause()
+        return values
+
+    # Checkpoints
+
+    def _save(self, feed: Feed | None = None) -> None:
+        _, metrics = self._ready()
+        loss_sum, samples = metrics.epoch_sums()
+        own = {
+            "used": self._used,
+            "loader": None if feed is None else feed.state(),
+            "epoch_random": self._epoch_random,
+            "loss_sum": loss_sum,
+            "loss_samples": samples,
+        }
+        scores = dict(self._validation)
+        if samples:
+            scores["loss"] = loss_sum / samples
+        self.fault_tolerance.save(self.progress, own, scores)
+
+    # Results
+
+    def summary(self) -> dict[str, float]:
+        """The run's figures so far: throughput with its 95 % confidence interval, step time and its parts, memory, MFU."""
+        reporter, metrics = self._ready()
+        values = {
+            name: value for name, value in reporter.measured.items() if name not in ("lr", "grad_norm", "eta_seconds")
+        }
+        seconds = list(metrics.step_seconds_list)
+        if seconds:
+            mean, rate = sum(seconds) / len(seconds), metrics.samples * self.trainer.ranks_worth / metrics.steps
+            values |= {"step_seconds": mean, "samples_per_second": rate / mean}
+            interval = mean_interval(seconds)
+            if interval is not None:
+                values |= {
+                    "samples_per_second_low": rate / interval[1],
+                    "samples_per_second_high": rate / interval[0],
+                }
+        last = self.progress.history[-1] if self.progress.history else {}
+        return {
+            **{name: value for name, value in last.items() if name not in ("epoch", "lr", "grad_norm")},
+            **values,
+            "ranks": float(self.place.world_size),
+            "steps": float(self.progress.step),
+        }
+
+    def comparison_report(self, results: Mapping[str, FitResult | Mapping[str, float]]) -> str:
+        """A Markdown table of several runs, the first one being what the others are compared with, and what it means."""
+        return comparison.comparison_report(
+            {name: run.summary if isinstance(run, FitResult) else run for name, run in results.items()}
+        )
+
+    # End
+
+    def close(self) -> None:
+        """Let go of everything and leave the other ranks. A second call does nothing."""
+        self._tracer.close()
+        if self._reporter is not None:
+            self._reporter.close()
+        if self._energy is not None:
+            self._energy.close()
+            self._energy = None
+        leave(self.place)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or issubclass(kind, StopTraining):  # all ranks come here
+            self.close()
+        elif self._reporter is not None:  # after an error the others may be gone: leaving politely could wait for ever
+            self._reporter.close()
+
+    @contextmanager
+    def _one_voice(self) -> Iterator[None]:
+        """Whatever goes wrong on any rank, all ranks end, and one of them says why."""
+        under_orch = bool(self._ctx.job_id)
+        try:
+            yield
+        except TrainError as error:
+            raise share_error(error, self.place, under_orch=under_orch) from error.__cause__
+        except (RuntimeError, OSError) as error:
+            explained = explain_broken_collective(error, self.place, under_orch=under_orch)
+            if explained is None:
+                raise
+            raise explained from None
+
+    def _ready(self) -> tuple[Reporter, MetricsCollector]:
+        if self._reporter is None or self.metrics is None:
+            raise RuntimeError("call setup_training(model, dataset) first")
+        return self._reporter, self.metrics

@@ -1,0 +1,200 @@
+"""What a training run does about trouble: checkpoints, resuming, stop signals, bad numbers, lack of memory.
+
+Decides when to save and what an error means; the files are orchestrator.checkpoint's, the state is snapshot.py's.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.train.errors import NonFiniteLossError, TrainError
+from orchestrator.train.trainer.engine.finite import describe_batches
+from orchestrator.train.trainer.engine.memory import is_out_of_memory
+from orchestrator.train.trainer.loop.agreement import StopAgreement, explain_broken_collective, share_error
+from orchestrator.train.trainer.loop.training_state import (
+    Progress,
+    random_state,
+    restore_random_state,
+    restore_shared_state,
+    shared_state,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.checkpoint.storage.reader import Checkpoint
+    from orchestrator.train.script.training_context import Context
+    from orchestrator.train.trainer.config.config import MultiGPUConfig
+    from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer
+    from orchestrator.train.trainer.process_group import Place
+
+DEFAULT_FREQUENCY = 1000
+_REPORT_WAIT = timedelta(seconds=5)
+
+
+class Recovery(enum.StrEnum):
+    """What a loop of the user's own does after `handle_error`."""
+
+    RETRY = "retry"
+    """Begin this optimizer step anew, with the same batches: it will take less memory now."""
+
+
+class FaultToleranceManager:
+    """One rank's fault tolerance. With `enable_fault_tolerance: false` it saves nothing and listens to no signal."""
+
+    def __init__(self, ctx: Context, config: MultiGPUConfig, place: Place) -> None:
+        self._ctx = ctx
+        self._config = config
+        self._place = place
+        self._enabled = config.enable_fault_tolerance
+        self._stop = StopAgreement(place, ctx.should_stop)
+        self._leaving = False
+        self._trainer: MultiGPUTrainer | None = None
+        self.saved_step: int | None = None
+        """The step of the newest checkpoint of this process, or of the one it began from."""
+        on_one_node = bool(ctx.job_id) and ctx.local_world_size == ctx.world_size
+        self._asks_context = config.checkpoint_frequency is None and (ctx.world_size == 1 or on_one_node)
+        self._frequency = config.checkpoint_frequency or DEFAULT_FREQUENCY
+        # What the user has asked for is on storage; None: as the job's interval says.
+        self._durable = True if config.checkpoint_frequency is not None else None
+
+    def attach(self, trainer: MultiGPUTrainer) -> None:
+        """Look after `trainer`, which has been prepared."""
+        self._trainer = trainer
+
+    # Checkpoints
+
+    def resume(self) -> tuple[Progress, Mapping[str, Any] | None]:
+        """Go back to the newest good checkpoint: its progress, and this rank's own state (None where it does not fit).
+
+        Random states are restored by `restore_rank`, after the loader has started. Raises ConfigError for a
+        checkpoint of something else, RecoveryTimeoutError when the other ranks do not come.
+        """
+        if not self._enabled:
+            return Progress(), None
+        self._place.wait_for_all("resume", self._config.recovery_timeout)
+        checkpoint: Checkpoint | None = self._ctx.load()
+        if checkpoint is None:
+            return Progress(), None
+        progress = restore_shared_state(checkpoint.state, self._required())
+        self.saved_step = progress.step
+        return progress, checkpoint.rank_state
+
+    def restore_rank(self, rank_state: Mapping[str, Any]) -> None:
+        """Let the random number generators of this rank go on from the checkpoint."""
+        restore_random_state(rank_state["random"], self._place.device)
+
+    def due(self, step: int) -> bool:
+        """Whether to save after `step`; the same on all ranks. Ask after every step."""
+        if not self._enabled:
+            return False
+        if self._asks_context:
+            return self._ctx.should_save(step)
+        return step % self._frequency == 0
+
+    def save(
+        self,
+        progress: Progress,
+        rank_state: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> bool:
+        """Save a checkpoint of `progress`; every rank calls it. False when it could not be stored; training goes on.
+
+        `rank_state` is what this rank keeps beside its random numbers. A step that is saved already is saved again only
+        before a stop: the first save may be in memory alone.
+        """
+        if not self._enabled or (self.saved_step == progress.step and not self._leaving):
+            return True
+        trainer = self._required()
+        shared = shared_state(trainer, progress) if self._place.is_main or trainer.shards_parameters else None
+        own = {**(rank_state or {}), "random": random_state(self._place.device)}
+        finite = {name: value for name, value in (metrics or {}).items() if math.isfinite(value)}
+        saved = self._ctx.save(shared, step=progress.step, rank_state=own, metrics=finite, durable=self._durable)
+        if saved:
+            self.saved_step = progress.step
+        return saved
+
+    # Signals
+
+    def should_stop(self) -> bool:
+        """Whether all ranks save and leave now. Ask after every step, on every rank."""
+        if not (self._enabled and self._stop.reached()):
+            return False
+        self._leaving = True
+        self._ctx.confirm_stop()
+        return True
+
+    # Errors
+
+    def check(self, progress: Progress, batches: Sequence[Any], streak: int) -> None:
+        """Raise NonFiniteLossError when too many updates in a row were skipped; `batches` are the last ones."""
+        guard = self._required().guard
+        guard.streak = max(guard.streak, streak)
+        if guard.exhausted:
+            raise NonFiniteLossError(self._describe(progress, batches, guard.streak))
+
+    def _describe(self, progress: Progress, batches: Sequence[Any], streak: int) -> str:
+        trainer = self._required()
+        here = describe_batches(batches) or ("its own loss was not finite" if trainer.guard.bad_here else "")
+        told = self._gather(f"rank {self._place.rank}: {here}" if here else "")
+        rate = trainer.optimizer.param_groups[0]["lr"]
+        headline = (
+            f"the loss was NaN or infinite in {streak} steps in a row, up to step {progress.step} (epoch {progress.epoch}, "
+            f"lr {rate:g}, {trainer.precision.name}); these updates were skipped, the weights are those from before"
+        )
+        lines = [
+            headline,
+            *(f"- {line}" for line in told if line),
+            "lower the learning rate, set max_grad_norm, "
+            + ("try precision: fp32, " if trainer.precision.name != "fp32" else "")
+            + "or clean the data; "
+            + ("the same command goes on from the last checkpoint" if self.saved_step else "nothing was saved yet"),
+        ]
+        return "\n".join(lines)
+
+    def _gather(self, line: str) -> list[str]:
+        """What all ranks have to say; only what has arrived after a few seconds."""
+        store = self._place.store
+        if store is None:
+            return [line]
+        keys = [f"nonfinite/{rank}" for rank in range(self._place.world_size)]
+        store.set(keys[self._place.rank], line)
+        told = []
+        for key in keys:
+            try:
+                store.wait([key], _REPORT_WAIT)
+                told.append(store.get(key).decode())
+            except RuntimeError:
+                continue
+        return told
+
+    def handle_error(self, error: Exception) -> Recovery:
+        """What to do about `error`, for training loops of the user's own; raises it when nothing can be done.
+
+            try:
+                manager.train_step(batch)
+            except Exception as error:
+                manager.fault_tolerance.handle_error(error)  # returns when the step is worth another try
+
+        Out of memory with `oom_retry`: batches are cut in half from now on, and RETRY comes back. Anything else ends
+        training: rank 0 shows the error, the others end quietly.
+        """
+        trainer = self._required()
+        if is_out_of_memory(error) and trainer.halve(()):
+            return Recovery.RETRY
+        if isinstance(error, TrainError):
+            raise share_error(error, self._place, under_orch=bool(self._ctx.job_id)) from error.__cause__
+        explained = explain_broken_collective(error, self._place, under_orch=bool(self._ctx.job_id))
+        if explained is not None:
+            raise explained from None
+        if self.saved_step is not None:
+            error.add_note(f"step {self.saved_step} is saved: the same command goes on from there")
+        raise error
+
+    def _required(self) -> MultiGPUTrainer:
+        if self._trainer is None:
+            raise RuntimeError("there is no trainer yet: call setup_training, or attach(trainer)")
+        return self._trainer

@@ -1,0 +1,122 @@
+"""The state of a training run: what to save so that the next step is the one that would have come anyway.
+
+Shared state is the same on all ranks and fits any number of them; a rank's own state (random numbers, its loader, its part
+of running sums) only fits the same number. Owns the names in a checkpoint, not its files.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from orchestrator.train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer
+
+FORMAT = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far training is. Counts are of all ranks together; `position` is the samples of this epoch that were used."""
+
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    samples: int = 0
+    tokens: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    """One entry for each finished epoch."""
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of every random number generator that a training script draws from."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        state["numpy"] = numpy.random.get_state()
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Let every generator go on from where `random_state` saw it."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy as np
+
+        np.random.set_state(state["numpy"])  # noqa: NPY002  (it is the global generator that is restored)
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def seed_everything(seed: int, rank: int) -> None:
+    """Give each rank random numbers of its own, the same in every run of the same seed."""
+    mixed = seed * 1_000_003 + rank
+    random.seed(mixed)
+    torch.manual_seed(mixed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(mixed & 0xFFFFFFFF)
+
+
+def shared_state(trainer: MultiGPUTrainer, progress: Progress) -> dict[str, Any]:
+    """What all ranks have in common. With sharded parameters every rank must call this."""
+    scaler = trainer.precision.scaler
+    return {
+        "format": FORMAT,
+        "training_mode": str(trainer.config.training_mode),
+        "model_state_dict": trainer.model_state(),
+        "optimizer_state_dict": trainer.optimizer_state(),
+        "scheduler_state_dict": None if trainer.scheduler is None else trainer.scheduler.state_dict(),
+        "scaler_state_dict": None if scaler is None else scaler.state_dict(),
+        "epoch": progress.epoch,
+        "step": progress.step,
+        "position": progress.position,
+        "samples": progress.samples,
+        "tokens": progress.tokens,
+        "metrics": list(progress.history),
+    }
+
+
+def restore_shared_state(state: Any, trainer: MultiGPUTrainer) -> Progress:
+    """Put trainer and progress back. Raises ConfigError for a checkpoint that this run cannot go on from."""
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ConfigError(
+            "the checkpoint was not written by this training system: start with an empty checkpoint directory, or load "
+            "it with orchestrator.train.context().load() in a loop of your own"
+        )
+    was_sharded = state["training_mode"] == "fully_sharded"
+    if was_sharded != trainer.shards_parameters:
+        raise ConfigError(
+            f"the checkpoint was saved with training_mode {state['training_mode']}, and its optimizer state does not fit "
+            f"{trainer.config.training_mode}: go on with that mode, or start with an empty checkpoint directory"
+        )
+    try:
+        trainer.load_states(state["model_state_dict"], state["optimizer_state_dict"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"the checkpoint does not fit this model and optimizer: go back to those that it was saved with, or start with "
+            f"an empty checkpoint directory ({str(error).strip()[:500]})"
+        ) from error
+    if trainer.scheduler is not None and state["scheduler_state_dict"] is not None:
+        trainer.scheduler.load_state_dict(state["scheduler_state_dict"])
+    if trainer.precision.scaler is not None and state["scaler_state_dict"]:
+        trainer.precision.scaler.load_state_dict(state["scaler_state_dict"])
+    return Progress(
+        step=state["step"],
+        epoch=state["epoch"],
+        position=state["position"],
+        samples=state["samples"],
+        tokens=state["tokens"],
+        history=list(state["metrics"]),
+    )

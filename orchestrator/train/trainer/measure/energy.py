@@ -1,0 +1,81 @@
+"""Joules that a rank's GPU has used, read now and then by a thread of its own: some drivers take milliseconds to tell."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+from orchestrator.gpu.reader import GpuReadError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.gpu.reader import GpuReader
+
+READ_EVERY_SECONDS = 2.0
+
+
+class EnergyMeter:
+    """Follows the energy counter of one GPU. `close` ends its thread."""
+
+    def __init__(self, reader: GpuReader, every_seconds: float = READ_EVERY_SECONDS) -> None:
+        self._reader = reader
+        self._every_seconds = every_seconds
+        self._first: float | None = None
+        self._newest: float | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="energy meter", daemon=True)
+        self._thread.start()
+
+    @property
+    def joules(self) -> float | None:
+        """Used since the meter was made, up to its newest reading; None until there are two, or without a counter."""
+        if self._first is None or self._newest is None or self._newest <= self._first:
+            return None
+        return self._newest - self._first
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._closed.set()
+        self._thread.join()
+        self._reader.close()
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                energy = self._reader.read().energy_joules
+            except GpuReadError:
+                return
+            if energy is None:
+                return
+            if self._first is None:
+                self._first = energy
+            self._newest = energy
+            if self._closed.wait(self._every_seconds):
+                return
+
+
+def open_meter(device: torch.device) -> EnergyMeter | None:
+    """A meter for the GPU that torch calls `device`; None for CPUs and where no driver has a counter."""
+    if device.type != "cuda":
+        return None
+    from orchestrator.gpu.drivers.nvidia.nvml import open_nvidia
+
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    try:
+        readers = open_nvidia()
+    except GpuReadError:
+        return None
+    return _choose(readers, uuid)
+
+
+def _choose(readers: Sequence[GpuReader], uuid: str) -> EnergyMeter | None:
+    chosen = None
+    for reader in readers:
+        if uuid and reader.info.uuid.removeprefix("GPU-").lower() == uuid.removeprefix("GPU-").lower():
+            chosen = reader
+        else:
+            reader.close()
+    return None if chosen is None else EnergyMeter(chosen)

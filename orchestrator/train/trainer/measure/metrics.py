@@ -1,0 +1,184 @@
+"""What a training run measures of itself: throughput, where the time goes, memory, MFU, joules per sample.
+
+`MetricsCollector.step_done` is on the hot path and only adds numbers up. Everything that costs time is in `take`, which
+is called about once a second. What nobody knows is left out: a GPU without a documented peak has no MFU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from orchestrator.train.trainer.data.batches import compute_loss, count
+from orchestrator.train.trainer.engine.memory import peak_memory_bytes
+from orchestrator.train.trainer.engine.step_clock import Part
+from orchestrator.train.trainer.measure.flops import count_flops, device_peak
+
+if TYPE_CHECKING:
+    from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer, StepResult
+    from orchestrator.train.trainer.measure.energy import EnergyMeter
+
+KEPT_STEPS = 10_000
+"""Durations kept for `step_seconds_list`; older ones are forgotten."""
+
+
+class LateNumber:
+    """Reads numbers off a device without waiting for it: each call gives the newest that has arrived."""
+
+    def __init__(self) -> None:
+        self._value: float | None = None
+        self._host: Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
+
+    def read(self, number: Tensor) -> float | None:
+        """On the CPU the number itself, else the latest one asked for before that has arrived; None before the first."""
+        if number.device.type != "cuda":
+            return number.item()
+        if self._arrived is not None and self._arrived.query():
+            assert self._host is not None
+            self._value, self._arrived = self._host.item(), None
+        if self._arrived is None:
+            self._host = torch.empty((), dtype=torch.float32, pin_memory=True)
+            self._host.copy_(number.detach().reshape(()), non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        return self._value
+
+
+class MetricsCollector:
+    """Adds up the steps of one rank. Values are of this rank, except rates, which are of all ranks together."""
+
+    def __init__(self, trainer: MultiGPUTrainer, *, energy: EnergyMeter | None = None) -> None:
+        self._trainer = trainer
+        self._energy = energy
+        place, config = trainer.place, trainer.config
+        self._ranks = trainer.ranks_worth
+        self._peak = config.peak_flops or device_peak(place.device, trainer.precision.name)
+        self._flops_per_sample = config.flops_per_sample
+        self._counted = config.flops_per_sample is not None
+        self._on_cpu = place.device.type != "cuda"
+        self.steps = self.samples = self.tokens = self.skipped = 0
+        self.last: StepResult | None = None
+        self.step_seconds_list: deque[float] = deque(maxlen=KEPT_STEPS)
+        """Seconds from the end of one step to the end of the next, without what came between epochs."""
+        self._loss_sum: float | Tensor = 0.0 if self._on_cpu else torch.zeros((), device=place.device)
+        self._loss_samples = 0
+        self._ended_at: float | None = None
+        self._window = (perf_counter(), 0, 0, 0)
+        self._late_loss, self._late_norm, self._late_streak = LateNumber(), LateNumber(), LateNumber()
+
+    # Hot path
+
+    def step_done(self, result: StepResult) -> float:
+        """Count an optimizer step, by the result of the call that ended it; the time it ended (of perf_counter)."""
+        result = result.step
+        self.steps += 1
+        self.samples += result.samples
+        self.tokens += result.tokens
+        self.last = result
+        if self._on_cpu:
+            loss = result.loss.item() if result.value is None else result.value
+            if math.isfinite(loss):
+                self._loss_sum += loss * result.samples
+                self._loss_samples += result.samples
+        else:
+            assert isinstance(self._loss_sum, Tensor)
+            self._loss_sum.add_(result.loss.nan_to_num(0.0, 0.0, 0.0), alpha=result.samples)
+            self._loss_samples += result.samples
+        now = perf_counter()
+        if self._ended_at is not None:
+            self.step_seconds_list.append(now - self._ended_at)
+        self._ended_at = now
+        return now
+
+    # Off the hot path
+
+    def pause(self) -> None:
+        """What follows until the next step (validation, saving) is no part of a step."""
+        self._ended_at = None
+        self._window = (perf_counter(), self.steps, self.samples, self.tokens)
+        self._trainer.clock.take()
+
+    def learn_flops(self, batch: Any) -> None:
+        """Count what one sample computes, once, if MFU can be told at all."""
+        if self._counted or self._peak is None:
+            return
+        self._counted = True
+        trainer = self._trainer
+        if trainer.shards_parameters:
+            return
+
+        def loss(model: torch.nn.Module, inputs: Any) -> Tensor:
+            return compute_loss(model, inputs, trainer.loss_fn)[0]
+
+        flops = count_flops(trainer.module, batch, loss)
+        self._flops_per_sample = None if flops is None else flops / count(batch)[0]
+
+    def current(self) -> dict[str, float]:
+        """What is known of the last step: loss, learning rate, gradient norm."""
+        if self.last is None:
+            return {}
+        values: dict[str, float | None] = {
+            "loss": self._late_loss.read(self.last.loss),
+            "lr": float(self._trainer.optimizer.param_groups[0]["lr"]),
+        }
+        if self.last.grad_norm is not None:
+            values["grad_norm"] = self._late_norm.read(self.last.grad_norm)
+        return {name: value for name, value in values.items() if value is not None}
+
+    def take(self) -> dict[str, float]:
+        """The metrics since the last call: rates, the parts of a step, peak memory, MFU, joules per sample."""
+        now = perf_counter()
+        since, steps, samples, tokens = self._window
+        self._window = (now, self.steps, self.samples, self.tokens)
+        seconds, steps, samples, tokens = now - since, self.steps - steps, self.samples - samples, self.tokens - tokens
+        if steps == 0 or seconds <= 0:
+            return {}
+        rate = samples / seconds
+        values = {"step_seconds": seconds / steps, "samples_per_second": rate * self._ranks}
+        if tokens:
+            values["tokens_per_second"] = tokens / seconds * self._ranks
+        values |= self._parts()
+        values["peak_memory_bytes"] = float(peak_memory_bytes(self._trainer.place.device))
+        if self._peak and self._flops_per_sample:
+            values["mfu"] = rate * self._flops_per_sample / self._peak
+        joules = None if self._energy is None else self._energy.joules
+        if joules is not None and self.samples:
+            values["joules_per_sample"] = joules / self.samples
+        if self._trainer.guard.skipped:
+            values["skipped_steps"] = float(self._trainer.guard.skipped)
+        return values
+
+    def _parts(self) -> dict[str, float]:
+        parts = self._trainer.clock.take()
+        if not parts:
+            return {}
+        named = {f"{part.name.lower()}_seconds": seconds for part, seconds in parts.items()}
+        share = self._trainer.communication_share()
+        if share is not None:
+            waited = parts[Part.BACKWARD] * share
+            named["backward_seconds"] -= waited
+            named["communication_seconds"] = waited
+        return named
+
+    def late_streak(self) -> int:
+        """Updates skipped in a row, where only the device counts them."""
+        streak = self._trainer.guard.streak_on_device
+        return 0 if streak is None else int(self._late_streak.read(streak) or 0)
+
+    def epoch_sums(self) -> tuple[float, int]:
+        """Sum of losses over samples, and the samples, of this rank since `start_epoch`. Waits for the device."""
+        return float(self._loss_sum), self._loss_samples
+
+    def start_epoch(self, loss_sum: float = 0.0, samples: int = 0) -> None:
+        """Begin an epoch's mean loss anew, or go on with that of a checkpoint."""
+        self._loss_samples = samples
+        if isinstance(self._loss_sum, Tensor):
+            self._loss_sum.fill_(loss_sum)
+        else:
+            self._loss_sum = loss_sum

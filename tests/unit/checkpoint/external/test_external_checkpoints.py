@@ -1,0 +1,481 @@
+"""Checkpoints that scripts write by themselves: when they count, what is noticed, what is never deleted."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from orchestrator.checkpoint.external import file_copies
+from orchestrator.checkpoint.external.external_checkpoints import SETTLE_SECONDS, WatchedFiles, WatchSettings
+from orchestrator.checkpoint.external.watcher import FileWatcher
+from orchestrator.checkpoint.storage.info import CheckpointStatus
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    work = tmp_path / "work"
+    (work / "out").mkdir(parents=True)
+    return work
+
+
+def watch(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3, *, later: float = 0.0) -> WatchedFiles:
+    """What looks at the files ``later`` seconds from now."""
+    registry = str(job.parent / "registry")
+    settings = WatchSettings(pattern=pattern, directory=str(job), registry=registry, keep=keep)
+    return WatchedFiles(settings, clock=lambda: time.time() + later)
+
+
+def write(job: Path, step: int, *, age: float = 100.0, names: tuple[str, ...] = ("a.pt", "state.json")) -> Path:
+    """A checkpoint that was last touched ``age`` seconds ago."""
+    folder = job / "out" / f"ckpt-{step}"
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        if name.endswith("json"):
+            (folder / name).write_text(json.dumps({"step": step}))
+        elif name.endswith("safetensors"):
+            save_file({"w": torch.full((4,), step)}, folder / name)
+        else:
+            torch.save({"w": torch.full((4,), step)}, folder / name)
+    touch(folder, age)
+    return folder
+
+
+def touch(folder: Path, age: float) -> None:
+    then = time.time() - age
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (then, then), follow_symlinks=False)
+
+
+def registered(files: WatchedFiles, **how: object) -> list[int]:
+    files.scan(attempt=1)
+    return [info.step for info in files.scan(attempt=1)]
+
+
+def test_what_has_been_quiet_for_a_while_counts_and_what_was_just_written_does_not(job: Path) -> None:
+    write(job, 1, age=10)
+    write(job, 2, age=0)
+    files = watch(job)
+    assert files.scan(attempt=1) == []  # never at first sight
+    (info,) = files.scan(attempt=1)
+    assert (info.step, info.attempt, info.status) == (1, 1, CheckpointStatus.COMPLETE)
+    assert info.bytes > 0
+    assert files.newest_good(attempt=2) == str(job / "out" / "ckpt-1")
+
+
+def test_what_was_being_written_when_its_writer_was_killed_never_counts(job: Path) -> None:
+    write(job, 1, age=100)
+    write(job, 2, age=0.5)
+    files = watch(job)
+    assert [info.step for info in files.scan(attempt=1, writer_gone_at=time.time())] == [1]
+    touch(job / "out" / "ckpt-2", 0.5)
+    later = watch(job)  # the next attempt finds it quiet, and knows better
+    shutil.copystat(job / "out" / "ckpt-2", job / "out" / "ckpt-2")
+    assert later.newest_good(attempt=2) == str(job / "out" / "ckpt-1")
+
+
+def test_what_a_killed_writer_left_is_not_taken_up_by_the_next_attempt(job: Path) -> None:
+    write(job, 2, age=0.5)
+    assert watch(job).scan(attempt=1, writer_gone_at=time.time() - 0.4) == []
+    assert registered(watch(job, later=SETTLE_SECONDS)) == [], "though it has been quiet since"
+    write(job, 2, age=10, names=("b.pt",))  # written again: another thing
+    assert registered(watch(job)) == [2]
+
+
+def test_a_writer_that_ended_well_has_finished_what_it_wrote(job: Path) -> None:
+    write(job, 3, age=0)
+    assert [i.step for i in watch(job).scan(attempt=1, writer_gone_at=time.time(), ended_well=True)] == [3]
+
+
+@pytest.mark.parametrize("name", ["a.pt", "state.json", "w.safetensors"])
+def test_a_torn_file_of_a_known_format_never_counts(job: Path, name: str) -> None:
+    folder = write(job, 1, names=(name,))
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: len(whole) - 3])
+    touch(folder, 100)
+    assert registered(watch(job)) == []
+
+
+def test_one_that_lacks_files_of_the_one_before_may_still_grow(job: Path) -> None:
+    write(job, 1, names=("a.pt", "opt-1.pt", "state.json"))
+    files = watch(job)
+    assert registered(files) == [1]
+    write(job, 2, age=5, names=("a.pt",))
+    assert registered(files) == []
+    write(job, 2, age=5, names=("a.pt", "opt-2.pt", "state.json"))
+    assert registered(files) == [2]
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_damage_is_noticed_and_the_one_before_taken(job: Path, damage: str) -> None:
+    write(job, 1, age=200)
+    folder = write(job, 2, age=100)
+    files = watch(job)
+    assert registered(files) == [1, 2]
+    victim, before = folder / "a.pt", (folder / "a.pt").stat()
+    content = bytearray(victim.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+        victim.write_bytes(content)
+        os.utime(victim, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif damage == "truncate":
+        victim.write_bytes(content[:-1])
+    else:
+        victim.unlink()
+    assert files.verify(files.infos()[0]).status is CheckpointStatus.BROKEN
+    assert files.newest_good(attempt=2) == str(job / "out" / "ckpt-1")
+    assert [str(folder) in problem for problem in files.problems] == [True]
+    assert [info.status for info in files.infos()] == [CheckpointStatus.BROKEN, CheckpointStatus.COMPLETE]
+
+
+def test_the_choice_of_an_attempt_stays(job: Path) -> None:
+    write(job, 1, age=200)
+    files = watch(job)
+    registered(files)
+    assert files.newest_good(attempt=2) == str(job / "out" / "ckpt-1")
+    write(job, 2)
+    assert registered(files) == [2]
+    assert watch(job).newest_good(attempt=2) == str(job / "out" / "ckpt-1")
+    assert watch(job).newest_good(attempt=3) == str(job / "out" / "ckpt-2")
+
+
+def test_the_newest_are_kept_and_the_last_good_one_always(job: Path) -> None:
+    for step in range(1, 6):
+        write(job, step, age=100 - step)
+    files = watch(job, keep=2)
+    assert registered(files) == [1, 2, 3, 4, 5]
+    (job / "out" / "ckpt-5" / "a.pt").write_bytes(b"PK torn")
+    assert files.retain() == []  # the newest is broken: nothing goes
+    write(job, 6, age=50)
+    assert registered(files) == [6]
+    files.retain()
+    assert sorted(path.name for path in (job / "out").iterdir()) == ["ckpt-4", "ckpt-5", "ckpt-6"]
+    assert watch(job, keep=None).retain() == []
+
+
+def test_links_are_neither_followed_nor_deleted(job: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("keep me")
+    (job / "out" / "ckpt-0").symlink_to(precious)
+    (job / "elsewhere").symlink_to(tmp_path)
+    for step in (1, 2, 3):
+        folder = write(job, step, age=100 - step)
+        (folder / "link").symlink_to(precious)
+        touch(folder, 100 - step)
+    files = watch(job, keep=1)
+    assert registered(files) == [1, 2, 3]
+    files.retain()
+    assert sorted(path.name for path in (job / "out").iterdir()) == ["ckpt-0", "ckpt-3"]
+    outside = watch(job, pattern="elsewhere/*", keep=1)
+    assert registered(outside) == []
+    assert (precious / "data").read_text() == "keep me"
+
+
+def test_what_was_there_before_the_job_is_not_its_own(job: Path) -> None:
+    write(job, 1)
+    files = watch(job)
+    files.adopt_none()
+    assert registered(files) == []
+    assert files.newest_good(attempt=2) is None
+    assert (job / "out" / "ckpt-1").exists()
+
+
+def test_a_deletion_that_was_interrupted_is_finished_and_its_rest_is_no_checkpoint(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        write(job, step, age=100 - step)
+    files = watch(job, keep=1)
+    registered(files)
+    real, calls = shutil.rmtree, []
+
+    def die_in_the_middle(path: str) -> None:
+        calls.append(path)
+        (Path(path) / "a.pt").unlink()
+        raise OSError("killed")
+
+    monkeypatch.setattr(shutil, "rmtree", die_in_the_middle)
+    files.retain()
+    assert (job / "out" / "ckpt-1").exists()
+    monkeypatch.setattr(shutil, "rmtree", real)
+    touch(job / "out" / "ckpt-1", 100)
+    assert registered(watch(job, keep=1)) == []
+    watch(job, keep=1).retain()
+    assert calls
+    assert not (job / "out" / "ckpt-1").exists()
+
+
+def test_a_single_file_is_a_checkpoint_too(job: Path) -> None:
+    path = job / "out" / "ckpt-7.pt"
+    torch.save({"w": 1}, path)
+    os.utime(path, (1e9, 1e9))
+    files = watch(job)
+    assert registered(files) == [7]
+    assert files.newest_good(attempt=2) == str(path)
+
+
+def test_the_watcher_registers_retains_and_tells(job: Path) -> None:
+    settings = WatchSettings(pattern="out/ckpt-*", directory=str(job), registry=str(job.parent / "registry"), keep=1)
+    watcher = FileWatcher(settings)
+    for step in (1, 2):
+        write(job, step, age=100 - step)
+    watcher.look()
+    watcher.look()
+    assert (watcher.status.step, watcher.status.persisted, watcher.status.watched) == (2, 2, True)
+    assert watcher.status.path == str(job / "out" / "ckpt-2")
+    assert [path.name for path in (job / "out").iterdir()] == ["ckpt-2"]
+    write(job, 3, age=0)
+    watcher.ended(time.time(), well=False)
+    watcher.look()
+    assert watcher.status.step == 2
+    write(job, 4, age=0)
+    watcher.ended(time.time(), well=True)
+    watcher.look()
+    assert watcher.status.step == 4
+    watcher.close()
+
+
+def test_a_registry_that_cannot_be_written_is_told_and_deletes_nothing(job: Path) -> None:
+    (job.parent / "registry").write_text("a file, where a directory should be")
+    settings = WatchSettings(pattern="out/ckpt-*", directory=str(job), registry=str(job.parent / "registry"), keep=1)
+    for step in (1, 2):
+        write(job, step, age=100 - step)
+    watcher = FileWatcher(settings)
+    watcher.look()
+    watcher.look()
+    assert watcher.status.failures
+    assert "could not be looked after" in watcher.status.failure
+    assert len(list((job / "out").iterdir())) == 2
+
+
+def overwrite(path: Path, step: int, *, age: float = 1.0) -> None:
+    """Save as torch.save and nanoGPT do: into the same file."""
+    torch.save({"step": step, "w": torch.full((5000,), float(step))}, path)
+    then = time.time() - age
+    os.utime(path, (then, then))
+
+
+def tear(path: Path) -> None:
+    """What a writer leaves that is killed while it overwrites the file."""
+    with path.open("wb") as file:
+        file.write(b"PK\x03\x04" + bytes(500))
+
+
+def replace(path: Path, step: int) -> None:
+    draft = path.with_suffix(".tmp")
+    torch.save({"step": step, "w": torch.full((5000,), float(step))}, draft)
+    then = time.time() - 100 + step
+    os.utime(draft, (then, then))
+    draft.replace(path)
+
+
+def step_in(path: str | Path | None) -> int:
+    assert path is not None
+    return int(torch.load(path)["step"])
+
+
+@pytest.mark.parametrize("name", ["ckpt.pt", "last.ckpt", "snapshot.pt", "gpt2.pt"])
+def test_a_whole_file_of_a_dead_writer_counts_at_once(job: Path, name: str) -> None:
+    overwrite(job / "out" / name, 7, age=0.5)
+    files = watch(job, pattern=f"out/{name}")
+    (info,) = files.scan(attempt=1, writer_gone_at=time.time(), step_at=lambda at: 7)
+    assert (info.step, files.newest_good(attempt=2), files.notes) == (7, str(job / "out" / name), [])
+
+
+def test_a_torn_file_of_a_dead_writer_gives_way_to_the_copy_of_the_one_before(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    files = watch(job, pattern="out/ckpt.pt")
+    for step in (1, 2):
+        overwrite(path, step, age=10 - step)
+        (info,) = files.scan(attempt=1, step_at=lambda at, step=step: step * 100)
+        assert info.step == step * 100
+    tear(path)
+    assert files.scan(attempt=1) == []
+    assert files.is_waiting
+    later = watch(job, pattern="out/ckpt.pt")
+    assert later.scan(attempt=1, writer_gone_at=time.time()) == []
+    assert later.newest_good(attempt=2) == str(path)
+    assert step_in(path) == 2
+    assert [note.code for note in later.notes] == ["checkpoint_restored"]
+    assert [(info.step, info.status) for info in later.infos()] == [(200, CheckpointStatus.COMPLETE)]
+    assert later.scan(attempt=2) == [], "it is the one that is known"
+
+
+def test_nothing_overwritten_in_place_changes_the_copy(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    files = watch(job, pattern="out/ckpt.pt")
+    overwrite(path, 1)
+    files.scan(attempt=1)
+    with path.open("r+b") as file:
+        file.write(b"x" * 200)
+    (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
+    assert step_in(copy) == 1
+    assert copy.stat().st_ino != path.stat().st_ino
+
+
+def test_a_script_that_always_puts_a_new_file_in_place_costs_no_copies(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    files = watch(job, pattern="out/ckpt.pt")
+    links = []
+    for step in range(1, 6):
+        replace(path, step)
+        assert len(files.scan(attempt=1)) == 1
+        (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
+        links.append(copy.stat().st_ino == path.stat().st_ino)
+    assert links == [False, False, True, True, True]
+    replace(path, 6)
+    assert step_in(copy) == 5, "the link holds what the script has replaced"
+    files.scan(attempt=1)
+    overwrite(path, 7)  # it takes to another way, in place
+    files.scan(attempt=1)
+    (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
+    assert copy.stat().st_ino != path.stat().st_ino
+
+
+def test_a_file_that_was_put_back_says_nothing_of_how_the_script_writes(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    for step in range(1, 6):
+        files = watch(job, pattern="out/ckpt.pt")
+        overwrite(path, step, age=20 - step)
+        files.scan(attempt=step)
+        (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
+        assert copy.stat().st_ino != path.stat().st_ino
+        tear(path)
+        files.scan(attempt=step, writer_gone_at=time.time())
+        assert files.newest_good(attempt=step + 1) == str(path)
+        assert step_in(path) == step
+
+
+def test_the_old_copy_stays_until_the_next_is_whole(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = job / "out" / "ckpt.pt"
+    files = watch(job, pattern="out/ckpt.pt")
+    overwrite(path, 1)
+    files.scan(attempt=1)
+    overwrite(path, 2)
+    real = file_copies.take
+
+    def take(source: str, target: Path, *, link: bool) -> None:
+        real(source, target, link=link)
+        tear(path)  # the script saves again while the copy is made
+
+    monkeypatch.setattr(file_copies, "take", take)
+    assert files.scan(attempt=1) == []
+    assert files.newest_good(attempt=2) == str(path)
+    assert step_in(path) == 1
+
+
+def test_a_file_that_cannot_tell_is_not_replaced_by_its_copy(job: Path) -> None:
+    path = job / "out" / "state.dat"
+    path.write_bytes(b"one")
+    os.utime(path, (1e9, 1e9))
+    files = watch(job, pattern="out/state.dat")
+    assert registered(files) == [0]
+    path.write_bytes(b"two, perhaps whole")
+    files.scan(attempt=1, writer_gone_at=time.time())
+    found = files.newest_good(attempt=2)
+    assert found is not None
+    assert found != str(path)
+    assert Path(found).read_bytes() == b"one"
+    assert path.read_bytes() == b"two, perhaps whole"
+    assert [note.code for note in files.notes] == ["checkpoint_copy_used"]
+
+
+def test_that_no_own_file_is_used_is_told(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    overwrite(path, 1)
+    files = watch(job, pattern="out/*.pt")
+    files.adopt_none()
+    assert files.newest_good(attempt=2) is None
+    assert files.notes == [], "it was there before the job"
+    tear(path)
+    files.scan(attempt=2, writer_gone_at=time.time())
+    assert files.newest_good(attempt=3) is None
+    (note,) = files.notes
+    assert note.code == "checkpoint_unused"
+    assert str(path) in note.message
+
+
+def test_a_full_disk_leaves_the_file_itself_and_says_that_it_has_no_copy(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: str, target: Path, *, link: bool) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(file_copies, "take", full)
+    overwrite(job / "out" / "ckpt.pt", 1)
+    settings = WatchSettings(pattern="out/ckpt.pt", directory=str(job), registry=str(job.parent / "registry"))
+    watcher = FileWatcher(settings)
+    watcher.look()
+    assert "No space left" in watcher.status.failure
+    assert watcher.status.digest
+    assert watch(job, pattern="out/ckpt.pt").newest_good(attempt=2) == str(job / "out" / "ckpt.pt")
+
+
+def test_the_step_of_a_file_is_the_one_that_was_reported_when_it_was_saved(job: Path) -> None:
+    path, now = job / "out" / "ckpt.pt", time.time()
+    reported = iter([(now - 20, 100), (now - 10, 200), (now - 1, 290)])
+    settings = WatchSettings(pattern="out/ckpt.pt", directory=str(job), registry=str(job.parent / "registry"))
+    watcher = FileWatcher(settings, reported=lambda: next(reported))
+    watcher.look()
+    watcher.look()
+    overwrite(path, 1, age=15)
+    watcher.look()
+    assert watcher.status.step in (149, 150)
+    watcher.close()
+
+
+def test_a_file_that_is_overwritten_many_times_a_second_always_has_a_good_one(job: Path) -> None:
+    path = job / "out" / "ckpt.pt"
+    settings = WatchSettings(pattern="out/ckpt.pt", directory=str(job), registry=str(job.parent / "registry"))
+    watcher = FileWatcher(settings)
+    watcher.start(1)
+    script = f"""
+import itertools, os, time, torch
+for step in itertools.count(1):
+    torch.save({{"step": step, "w": torch.zeros(200_000)}}, {str(path)!r})
+    time.sleep(0.05)
+"""
+    writer = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        deadline = time.monotonic() + 60
+        while watcher.status.persisted < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        writer.kill()
+        writer.wait()
+    gone = time.time()
+    assert watcher.status.persisted >= 3
+    tear(path)
+    watcher.ended(gone, well=False)
+    watcher.look()
+    watcher.close()
+    files = watch(job, pattern="out/ckpt.pt")
+    assert step_in(files.newest_good(attempt=2)) >= 3
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "link"])
+def test_what_is_no_regular_file_never_holds_anything_up(job: Path, kind: str) -> None:
+    path = job / "out" / "ckpt.pt"
+    overwrite(path, 1)
+    files = watch(job, pattern="out/ckpt.pt")
+    files.scan(attempt=1)
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.symlink_to(job.parent / "elsewhere")
+    files.scan(attempt=1)
+    assert files.scan(attempt=1, writer_gone_at=time.time()) == []
+    assert step_in(files.newest_good(attempt=2)) == 1

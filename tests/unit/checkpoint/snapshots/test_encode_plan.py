@@ -1,0 +1,156 @@
+"""A plan copies the next state of the same structure without thinking, and is never wrong about what is the same."""
+
+import copy
+import json
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.checkpoint.format import codec, tensorfile
+from orchestrator.checkpoint.format import foreign_values as foreign
+from orchestrator.checkpoint.snapshots.encode_plan import PartPlan
+
+
+def content(plan):
+    """What the plan would store now, as a loaded state."""
+    raw = bytearray(plan.header + b"".join(bytes(foreign.memory(source)) for source in plan.sources))
+    entries, data = tensorfile.parse(raw) if raw else ((), memoryview(b""))
+    return codec.decode(json.loads(plan.tree), entries, data)
+
+
+def reference(state):
+    """The same through the codec alone."""
+    encoded = codec.encode(state)
+    entries = tensorfile.plan([(leaf.name, leaf.dtype, leaf.shape) for leaf in encoded.leaves])
+    memory = {leaf.name: bytes(leaf.memory()) for leaf in encoded.leaves}
+    raw = bytearray(tensorfile.header(entries, {"format": "pt"}) + b"".join(memory[entry.name] for entry in entries))
+    return encoded.tree_bytes(), bytes(raw) if encoded.leaves else b""
+
+
+def stored(plan):
+    return plan.tree, plan.header + b"".join(bytes(foreign.memory(source)) for source in plan.sources)
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.floats(),
+    st.text(max_size=2),
+    st.binary(max_size=2),
+    st.binary(min_size=1030, max_size=1032),
+    st.lists(st.integers(-5, 5), min_size=63, max_size=66),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.int64]).map(lambda dtype: torch.ones(2, 3, dtype=dtype)),
+    st.integers(0, 3).map(torch.ones),
+    st.integers(1, 3).map(np.arange),
+    st.integers(0, 5).map(np.int16),
+    st.complex_numbers(),
+    st.just(torch.nn.Parameter(torch.zeros(2))),
+)
+STATES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.sampled_from(["a", "b", 0, 1, True, None, "$"]), inner, max_size=3),
+        st.dictionaries(st.sampled_from(["a", "b"]), inner, max_size=2).map(OrderedDict),
+        st.sets(st.integers(0, 3)),
+    ),
+    max_leaves=8,
+)
+
+
+@given(STATES, st.lists(STATES, max_size=3))
+def test_whatever_follows_is_stored_as_if_it_were_the_first(first, later):
+    plan = PartPlan(first)
+    assert stored(plan) == reference(first)
+    for state in [copy.deepcopy(first), *later, first]:
+        if not plan.update(state):
+            plan = PartPlan(state)
+        assert stored(plan) == reference(state)
+
+
+def training_state(step, model, optimizer):
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "step": step,
+        "lr": 0.1 / (step + 1),
+        "note": f'step "{step}" \\ ü',
+        "best": float("nan") if step % 2 else -0.0,
+        "seen": list(range(step, step + 100)),
+        "rng": torch.get_rng_state(),
+    }
+
+
+def test_a_training_run_is_planned_once_and_followed_from_then_on():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    plan = PartPlan(training_state(0, model, optimizer))
+    for step in range(1, 6):
+        optimizer.step()
+        model(torch.randn(5, 3))
+        state = training_state(step, model, optimizer)
+        assert plan.update(state)
+        assert stored(plan) == reference(state)
+        plan.forget()
+    assert content(PartPlan(state))["step"] == 5
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"a": torch.zeros(2)}, {"a": torch.zeros(3)}),
+        ({"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.float64)}),
+        ({"a": torch.zeros(2)}, {"a": torch.zeros(2, requires_grad=True)}),
+        ({"a": torch.zeros(2)}, {"b": torch.zeros(2)}),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({"a": 1}, {"a": True}),
+        ({1: "x"}, {True: "x"}),
+        ([1], (1,)),
+        ({"a": 1}, OrderedDict(a=1)),
+        (b"x" * 2000, b"x" * 2001),
+        ({"a": torch.zeros(2)}, {"a": np.zeros(2, np.float32)}),
+        ({"a": {1}}, {"a": {1}}),
+    ],
+)
+def test_another_structure_needs_another_plan(first, second):
+    assert not PartPlan(first).update(second)
+
+
+def test_weights_that_are_no_longer_tied_need_another_plan():
+    weight = torch.ones(3)
+    plan = PartPlan([weight, weight])
+    assert plan.update([weight, weight])
+    assert not plan.update([weight, torch.zeros(3)])
+
+
+def test_a_hidden_version_that_changes_needs_another_plan():
+    def state(version):
+        state = OrderedDict(w=torch.zeros(1))
+        state._metadata = {"version": version}
+        return state
+
+    plan = PartPlan(state(1))
+    assert plan.update(state(1))
+    assert not plan.update(state(2))
+
+
+def test_the_plan_keeps_no_state_alive():
+    import weakref
+
+    tensor = torch.zeros(3)
+    plan = PartPlan({"a": tensor})
+    plan.update({"a": tensor})
+    plan.forget()
+    gone = weakref.ref(tensor)
+    del tensor
+    assert gone() is None
+    assert plan.update({"a": torch.ones(3)})

@@ -1,0 +1,151 @@
+"""Copying on several threads: everything once, evenly, and the same bytes."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.checkpoint.snapshots import tensor_copy
+from orchestrator.checkpoint.snapshots.reader import SnapshotReader
+from orchestrator.checkpoint.snapshots.tensor_copy import (
+    MOST_THREADS,
+    SPLIT_BYTES,
+    Piece,
+    TensorCopy,
+    copy_threads,
+    shares,
+)
+from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
+
+ROW = 4096
+TENSOR = st.tuples(st.integers(0, 3000), st.sampled_from([4, ROW, 64 * ROW])).map(lambda t: (t[0] * t[1], t[0]))
+NUMBER = st.just((8, 0))  # a single number has no rows
+
+
+@given(sizes=st.lists(TENSOR | NUMBER, min_size=1, max_size=12), threads=st.integers(1, 5))
+def test_every_row_is_in_one_part_and_in_order(sizes: list[tuple[int, int]], threads: int) -> None:
+    parts = shares(sizes, threads)
+    assert 1 <= len(parts) <= threads
+    assert all(parts)
+    pieces = [piece for part in parts for piece in part]
+    assert [piece.index for piece in pieces] == sorted(piece.index for piece in pieces)
+    for index, (_, rows) in enumerate(sizes):
+        mine = [piece for piece in pieces if piece.index == index]
+        if len(mine) == 1:
+            assert mine == [Piece(index)]
+        else:
+            assert [piece.begin for piece in mine] == [0, *(piece.end for piece in mine[:-1])]
+            assert mine[-1].end == rows
+
+
+@given(
+    sizes=st.lists(st.integers(2, 300).map(lambda n: (n * 16 * ROW, n)), min_size=1, max_size=12),
+    threads=st.integers(2, 4),
+)
+def test_the_parts_are_about_even(sizes: list[tuple[int, int]], threads: int) -> None:
+    total = sum(size for size, _ in sizes)
+    for part in shares(sizes, threads):
+        taken = sum(
+            (sizes[p.index][1] if p.end is None else p.end - p.begin) * sizes[p.index][0] // sizes[p.index][1]
+            for p in part
+        )
+        assert taken <= total / threads + 2 * SPLIT_BYTES, "what is too small to be cut goes one way or the other"
+
+
+@pytest.fixture(autouse=True)
+def worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads are worth it for less than they really are, so that tests need not copy much."""
+    monkeypatch.setattr(tensor_copy, "WORTH_BYTES", 4 << 20)
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(2) as made:
+        yield made
+
+
+def some_tensors() -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    wide = torch.randn(700, 2000)
+    return [
+        torch.randn(900, 1500),
+        torch.tensor(3.0),
+        wide.t(),  # its rows are not one after the other in memory
+        torch.randint(0, 9, (50,)),
+        torch.nn.Parameter(torch.randn(1000, 400)),
+        torch.empty(0, 7),
+    ]
+
+
+def test_several_threads_copy_what_one_does(pool: ThreadPoolExecutor) -> None:
+    sources = some_tensors()
+    assert sum(source.numel() * source.element_size() for source in sources) > tensor_copy.WORTH_BYTES
+    targets = [
+        torch.zeros_like(source, requires_grad=False, memory_format=torch.contiguous_format) for source in sources
+    ]
+    copy = TensorCopy(targets, threads=3, pool=pool)
+    for change in range(3):
+        with torch.no_grad():
+            changed = [source + change for source in sources]
+        copy.copy(changed)
+        assert all(torch.equal(target, source) for target, source in zip(targets, changed, strict=True))
+    copy.copy(sources)
+    assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
+    assert not any(target.requires_grad for target in targets)
+
+
+def test_little_is_copied_by_the_caller_alone() -> None:
+    class Nobody(ThreadPoolExecutor):
+        def submit(self, *_: object, **__: object) -> None:
+            raise AssertionError("not worth a thread")
+
+    with Nobody(1) as pool:
+        target, source = torch.zeros(1000), torch.randn(1000)
+        TensorCopy([target], threads=2, pool=pool).copy([source])
+        assert torch.equal(target, source)
+        TensorCopy([], threads=2, pool=pool).copy([])
+
+
+def test_what_one_thread_cannot_copy_is_the_callers_error(pool: ThreadPoolExecutor) -> None:
+    targets = [torch.zeros(600, 1000), torch.zeros(600, 1000), torch.zeros(600, 1000)]
+    sources = [torch.ones(600, 1000), torch.ones(600, 1000), torch.ones(600, 999)]
+    with pytest.raises(RuntimeError, match="999"):
+        TensorCopy(targets, threads=3, pool=pool).copy(sources)
+    assert torch.equal(targets[0], sources[0]), "the others are done when the error comes"
+    assert torch.equal(targets[1], sources[1])
+
+
+def test_threads_that_take_no_more_work_leave_it_to_the_caller() -> None:
+    pool = ThreadPoolExecutor(2)
+    targets, sources = [torch.zeros(3000, 1000) for _ in range(3)], [torch.randn(3000, 1000) for _ in range(3)]
+    copy = TensorCopy(targets, threads=3, pool=pool)
+    pool.shutdown()  # as the interpreter does at its end, before the last copies are made
+    copy.copy(sources)
+    assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
+
+
+def test_a_snapshot_by_several_threads_is_read_back(tmp_path) -> None:
+    writer = SnapshotWriter(tmp_path, rank=0, world_size=1, attempt=1, job_id="j", token="t", threads=3)
+    try:
+        for step in (1, 2, 3, 4):
+            state = {"a": torch.full((800, 1000), float(step)), "b": torch.arange(700_000) + step, "step": step}
+            assert writer.save({"state": state}, step=step, gang=False) > tensor_copy.WORTH_BYTES
+            reader = SnapshotReader(tmp_path, job_id="j")
+            newest = reader.newest()
+            assert newest is not None
+            loaded = reader.load(newest, 0, 1)
+            assert loaded.step == step
+            assert torch.equal(loaded.state["a"], state["a"])
+            assert torch.equal(loaded.state["b"], state["b"])
+    finally:
+        writer.close()
+
+
+def test_ranks_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    assert [copy_threads(ranks) for ranks in (0, 1, 4, 8, 16, 64)] == [MOST_THREADS, MOST_THREADS, 4, 2, 1, 1]

@@ -1,0 +1,188 @@
+"""Durable files on a file system that every rank sees."""
+
+import errno
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from orchestrator.checkpoint.storage.storage import DRAFT_PREFIX, LocalStorage
+from tests.support.disks import fill, small_disk
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return LocalStorage(tmp_path / "root")
+
+
+def test_what_is_written_is_read_with_size_and_digest(storage):
+    record = storage.write("a/b", [b"one", memoryview(b"two"), b"", bytes(9_000_000)])
+    content = b"onetwo" + bytes(9_000_000)
+    assert storage.read("a/b") == content
+    assert (record.bytes, record.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    assert storage.digest("a/b") == record
+
+
+def test_a_file_is_durable_before_write_returns(storage, monkeypatch):
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (synced.append(os.readlink(f"/proc/self/fd/{handle}")), real(handle))
+    )
+    storage.write("a/b", [b"x"])
+    root = str(storage.root)
+    assert synced[-1] == f"{root}/a/b"
+    assert set(synced) == {os.path.dirname(root), f"{root}/a/b"}  # the rest with sync() and rename()
+    synced.clear()
+    storage.write("a/c", [b"x"], durable=False)
+    assert synced == []
+    storage.sync("a")
+    storage.rename("a", "z")
+    assert synced == [f"{root}/a", root]
+
+
+def test_create_succeeds_once(storage):
+    assert storage.create("note", b"first")
+    assert not storage.create("note", b"second")
+    assert storage.read("note") == b"first"
+    assert not [name for name in storage.names() if name.startswith(DRAFT_PREFIX)]
+
+
+def test_replace_replaces(storage):
+    storage.replace("fence", b"1")
+    storage.replace("fence", b"2")
+    assert (storage.names(), storage.read("fence")) == (["fence"], b"2")
+
+
+def test_names_of_what_does_not_exist_are_none(storage):
+    assert storage.names() == []
+    storage.write("file", [b""])
+    assert storage.names("file") == []
+    assert storage.names() == ["file"]
+
+
+def test_rename_never_replaces_a_directory_with_content(storage):
+    storage.write("a/x", [b"1"])
+    storage.write("b/y", [b"2"])
+    with pytest.raises(FileExistsError):
+        storage.rename("a", "b")
+    with pytest.raises(FileNotFoundError):
+        storage.rename("nothing", "c")
+
+
+def test_remove_takes_files_trees_and_nothing(storage):
+    storage.write("tree/deep/file", [b"1"])
+    storage.write("file", [b"1"])
+    for path in ("tree", "file", "nothing"):
+        storage.remove(path)
+    assert storage.names() == []
+
+
+def test_free_space_is_known_before_the_directory_exists(storage):
+    assert storage.free_bytes() > 0
+    assert not storage.root.exists()
+
+
+def test_the_lock_excludes_and_gives_up_in_time(storage):
+    other = LocalStorage(storage.root, lock_timeout_seconds=0.05)
+    with storage.lock() as mine:
+        assert mine
+        with other.lock() as theirs:
+            assert not theirs
+    with other.lock() as theirs:
+        assert theirs
+
+
+def test_a_file_system_without_locks_is_told(storage, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with storage.lock() as held:
+        assert not held
+
+
+def test_locations_are_for_people(storage):
+    assert storage.location("a/b") == f"{storage.root}/a/b"
+    assert storage.location() == str(storage.root)
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_small_files_have_their_room_on_a_full_disk_again_and_again(tmp_path, kind):
+    with small_disk(tmp_path, 8, kind=kind) as disk:
+        storage = LocalStorage(disk / "root")
+        storage.write("a", [b"x"])
+        storage.keep_spare()
+        fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            storage.write("b", [bytes(50_000)])
+        storage.remove("b")
+        for attempt in range(1, 41):
+            fill(disk)  # whatever was free for a moment is taken
+            storage.replace("fence", f"fence of {attempt}".encode())
+            fill(disk)
+            assert storage.create(f".resume-a{attempt}", f"note of {attempt}".encode())
+            assert not storage.create(f".resume-a{attempt}", b"other")
+            fill(disk)
+            assert bytes(storage.read("fence")).decode() == f"fence of {attempt}"
+            assert bytes(storage.read(f".resume-a{attempt}")).decode() == f"note of {attempt}"
+            storage.remove(f".resume-a{attempt - 1}")
+            assert not storage.names(f".resume-a{attempt - 1}")
+            assert not [name for name in storage.names() if name.startswith(DRAFT_PREFIX)]
+
+
+def test_ranks_that_agree_at_once_need_no_spare_each(tmp_path):
+    with small_disk(tmp_path, 8) as disk:
+        storage = LocalStorage(disk / "root")
+        storage.write("a", [b"x"])
+        storage.keep_spare()
+        fill(disk)
+        with ThreadPoolExecutor(16) as ranks:
+            made = list(ranks.map(lambda rank: storage.create("note", b"rank %d" % rank), range(16)))
+        assert sum(made) == 1
+        assert bytes(storage.read("note")) == b"rank %d" % made.index(True)
+
+
+def test_the_room_is_used_for_files_of_the_directory_alone(tmp_path):
+    with small_disk(tmp_path, 8) as disk:
+        storage = LocalStorage(disk / "root")
+        storage.write("staging/a", [b"x"])
+        storage.keep_spare()
+        fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            storage.replace("staging/done", b"1")
+
+
+def test_a_replacement_that_was_cut_short_leaves_no_second_name_of_a_file_in_use(storage):
+    storage.replace("fence", b"1")
+    storage.keep_spare()
+    spares = sorted((storage.root / ".spares").iterdir())
+    for spare in spares[1:]:
+        spare.unlink()
+    os.link(storage.root / "fence", storage.root / ".spares" / "0")  # then the process died
+    assert storage._spares.create(storage.root / "note", b"note")
+    assert (bytes(storage.read("fence")), bytes(storage.read("note"))) == (b"1", b"note")
+    assert not (storage.root / ".spares" / "0").exists()
+
+
+def test_the_room_of_an_earlier_version_is_made_anew(storage):
+    storage.write(".spare", [bytes(64 * 1024)])
+    storage.keep_spare()
+    assert not (storage.root / ".spare").exists()
+    assert [path.stat().st_size for path in (storage.root / ".spares").iterdir()] == [16 * 1024] * 4
+
+
+def test_room_comes_back_when_there_is_some(tmp_path):
+    with small_disk(tmp_path, 8) as disk:
+        storage = LocalStorage(disk / "root")
+        storage.write("a", [b"x"])
+        ballast = fill(disk)
+        storage.keep_spare()
+        with pytest.raises(OSError, match="No space left"):  # it began with a full disk
+            storage.replace("fence", b"1")
+        ballast.unlink()
+        storage.keep_spare()
+        fill(disk)
+        storage.replace("fence", b"1")
+        assert bytes(storage.read("fence")) == b"1"

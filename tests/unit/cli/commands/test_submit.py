@@ -1,0 +1,262 @@
+"""`submit` and `run`: what is sent, what is printed, and a daemon that is started when there is none."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.api.errors import RefusedError
+from orchestrator.api.launch import ServeOptions, UpReply
+from orchestrator.api.server.testing import serve_fake
+from orchestrator.cli.commands.submit import default_name, job_yaml
+from orchestrator.spec.entrypoint import parse_entrypoint
+from orchestrator.spec.job import parse_job
+from orchestrator.spec.problems import SpecError
+from tests.unit.cli.conftest import JOB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from orchestrator.api.server.testing import ServedFake
+    from tests.unit.cli.conftest import Outcome
+
+    Orch = Callable[..., Outcome]
+
+
+def test_the_id_is_all_that_is_printed(orch: Orch, served: ServedFake, job_file: Path) -> None:
+    done = orch("submit", str(job_file))
+    (job_id,) = served.do(lambda service: list(service._jobs))
+    assert done == (0, f"{job_id}\n", "")
+
+
+def test_json(orch: Orch, served: ServedFake, job_file: Path) -> None:
+    answer = orch("submit", str(job_file), "--json").json
+    assert (answer["created"], answer["state"]) == (True, "PENDING")
+    several = orch("submit", str(job_file), str(job_file), "--json").json
+    assert [item["created"] for item in several] == [True, True]
+    assert len({item["job_id"] for item in several} | {answer["job_id"]}) == 3
+
+
+def test_what_is_sent(orch: Orch, served: ServedFake, job_file: Path) -> None:
+    orch("submit", str(job_file), "--set", "priority=3", "--set=env.A=b=c", "--resume-from", "old@7")
+    (request,) = served.do(lambda service: service.requests)
+    assert request.overrides == ("priority=3", "env.A=b=c")
+    assert request.resume_from == "old@7"
+    assert request.cwd == str(job_file.parent)
+    assert request.source == str(job_file)
+
+
+def test_standard_input(orch: Orch, served: ServedFake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(JOB.encode())))
+    monkeypatch.chdir(tmp_path)
+    assert orch("submit", "-").code == 0
+    (request,) = served.do(lambda service: service.requests)
+    assert (request.yaml, request.source, request.cwd) == (JOB, "<stdin>", str(tmp_path))
+
+
+def test_errors_of_the_file_come_with_their_place(orch: Orch, served: ServedFake, home: Path) -> None:
+    (home / "bad.yaml").write_text("name: x\n")
+    done = orch("submit", str(home / "bad.yaml"))
+    assert (done.code, done.out) == (2, "")
+    assert f"{home}/bad.yaml:1:1: entrypoint: is missing (write it)" in done.err
+    problem = orch("submit", str(home / "bad.yaml"), "--json").problem
+    assert problem["problems"][0]["line"] == 1
+
+
+def test_all_files_are_read_before_the_first_is_sent(orch: Orch, served: ServedFake, job_file: Path) -> None:
+    done = orch("submit", str(job_file), "/no/such/job.yaml")
+    assert done.code == 2
+    assert "orch init" in done.err
+    assert served.do(lambda service: service.requests) == []
+
+
+def test_notes_of_the_daemon_are_told(orch: Orch, served: ServedFake, home: Path) -> None:
+    (home / "n.yaml").write_text(JOB + "notes: [the snapshot is large]\n")
+    assert orch("submit", str(home / "n.yaml")).err == "note: the snapshot is large\n"
+    assert orch("submit", str(home / "n.yaml"), "-q").err == ""
+
+
+def test_a_missing_secret_is_asked_for(
+    orch: Orch, served: ServedFake, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "s.yaml").write_text(JOB + "secrets: [WANDB_KEY]\n")
+    monkeypatch.delenv("WANDB_KEY", raising=False)
+    done = orch("submit", str(home / "s.yaml"))
+    assert done.code == 2
+    assert "export WANDB_KEY=..." in done.err
+    monkeypatch.setenv("WANDB_KEY", "hush")
+    assert orch("submit", str(home / "s.yaml")).code == 0
+    assert served.do(lambda service: service.requests[-1].secrets) == {"WANDB_KEY": "hush"}
+
+
+def test_a_dry_run(orch: Orch, served: ServedFake, job_file: Path) -> None:
+    done = orch("submit", str(job_file), "--dry-run")
+    assert "would start now" in done.out
+    assert orch("submit", str(job_file), "--dry-run", "--json").json["starts"] == "now"
+    assert len(orch("submit", str(job_file), str(job_file), "--dry-run", "--json").json) == 2
+    assert served.do(lambda service: service._jobs) == {}
+
+
+def test_follow_shows_one_log(orch: Orch, served: ServedFake, job_file: Path) -> None:
+    assert orch("submit", str(job_file), str(job_file), "--follow").code == 2
+    assert orch("submit", str(job_file), "--follow", "--json").code == 2
+    assert served.do(lambda service: service.requests) == []
+
+
+# -- a daemon that is not there
+
+
+@pytest.fixture
+def up(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ServeOptions]]:
+    """In the place of ``orch up``'s slow work: a fake daemon begins to listen."""
+    calls: list[ServeOptions] = []
+    running: list[Any] = []
+
+    def start(settings: Any, options: ServeOptions) -> UpReply:
+        calls.append(options)
+        assert settings.home == home
+        running.append(serve_fake(home / "run", owner_uid=os.getuid()))
+        running[-1].__enter__()
+        return UpReply(pid=1, started=True, seconds=0.1, address="")
+
+    monkeypatch.setitem(sys.modules, "orchestrator.daemon.process.up", module(up=start))
+    yield calls
+    for context in running:
+        context.__exit__(None, None, None)
+
+
+def module(**functions: object) -> types.ModuleType:
+    made = types.ModuleType("fake")
+    made.__dict__.update(functions)
+    return made
+
+
+def test_submit_starts_a_daemon_and_says_so(orch: Orch, up: list[ServeOptions], job_file: Path) -> None:
+    done = orch("submit", str(job_file))
+    assert done.code == 0
+    assert done.out.startswith("digits-")
+    assert done.err == "no daemon is running; starting one (`orch down` stops it)\n"
+    assert up == [ServeOptions()]
+    assert orch("submit", str(job_file)).err == ""
+    assert len(up) == 1
+
+
+def test_quietly_too(orch: Orch, up: list[ServeOptions], job_file: Path) -> None:
+    assert orch("submit", str(job_file), "-q").err == ""
+    assert len(up) == 1
+
+
+def test_and_for_a_dry_run(orch: Orch, up: list[ServeOptions], job_file: Path) -> None:
+    assert "would start now" in orch("submit", str(job_file), "--dry-run").out
+    assert len(up) == 1
+
+
+def test_a_daemon_that_does_not_start_is_told(
+    orch: Orch, home: Path, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> UpReply:
+        raise RefusedError("it did not start: port in use", hint="`orch doctor`")
+
+    monkeypatch.setitem(sys.modules, "orchestrator.daemon.process.up", module(up=start))
+    done = orch("submit", str(job_file))
+    assert done.code == 5
+    assert "port in use" in done.err
+
+
+def test_no_daemon_is_started_for_another_machine(
+    orch: Orch, up: list[ServeOptions], job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import socket
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("ORCH_ADDRESS", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert orch("submit", str(job_file)).code == 4
+    assert up == []
+
+
+# -- run
+
+
+def test_run_makes_the_job_it_means(
+    orch: Orch, served: ServedFake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = (
+        "run",
+        "-n",
+        "2",
+        "--gpu",
+        "0.5",
+        "--cpu",
+        "3",
+        "--set",
+        "priority=9",
+        "--",
+        "python",
+        "train.py",
+        "--lr",
+        "0.1",
+        "a b",
+    )
+    assert orch(*line).code == 0
+    (request,) = served.do(lambda service: service.requests)
+    spec = parse_job(request.yaml, overrides=request.overrides)
+    assert (spec.name, spec.entrypoint, spec.priority) == ("train", "python train.py --lr 0.1 'a b'", 9)
+    assert spec.resources.num_workers == 2
+    assert (spec.resources.resources_per_worker.gpu, spec.resources.resources_per_worker.cpu) == (0.5, 3)
+    assert request.cwd == str(tmp_path)
+
+
+def test_run_needs_no_dashes_and_leaves_the_command_s_own_alone(orch: Orch, served: ServedFake) -> None:
+    assert orch("run", "--name", "mine", "python", "train.py", "--json", "-q", "--wait").code == 0
+    (request,) = served.do(lambda service: service.requests)
+    assert json.loads(request.yaml)["entrypoint"] == "python train.py --json -q --wait"
+    assert json.loads(request.yaml)["name"] == "mine"
+
+
+def test_run_without_a_command(orch: Orch) -> None:
+    assert orch("run").code == 2
+    assert orch("run", "--", "").code == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "train.py"], "train"),
+        (["python", "-u", "src/Train_Big.py", "--name", "x.py"], "train-big"),
+        (["python", "-m", "pkg.sub.fit", "--x"], "fit"),
+        (["bash", "./run.sh"], "run"),
+        (["/opt/tool"], "tool"),
+        (["python", "2024.py"], "job-2024"),
+        (["./---"], "job"),
+        (["python", "n" * 80 + ".py"], "n" * 50),
+    ],
+)
+def test_default_names(command: list[str], name: str) -> None:
+    assert default_name(command) == name
+
+
+@given(st.lists(st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc")), min_size=1), min_size=1, max_size=4))
+def test_any_command_makes_a_name_that_is_allowed_and_says_the_same_words(command: list[str]) -> None:
+    text = job_yaml(command, num_workers=1, gpu=None, cpu=None, name=None)
+    try:
+        spec = parse_job(text)
+    except SpecError as error:
+        refused = {problem.path for problem in error.problems}
+    else:
+        refused = set()
+    assert refused <= {"entrypoint"}, "only the command itself may be one that orch refuses"
+    if refused:
+        return
+    assert spec.entrypoint == json.loads(text)["entrypoint"]
+    parse_entrypoint(spec.entrypoint)

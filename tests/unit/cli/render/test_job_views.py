@@ -1,0 +1,288 @@
+"""How jobs look: one line each, a few short ones on a narrow terminal, and one job in full."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from orchestrator.api.views import (
+    AttemptView,
+    CheckpointRef,
+    FailureView,
+    JobView,
+    PlanReply,
+    ProgressView,
+    RankView,
+    SeatPlan,
+    StragglerView,
+    TimingsView,
+)
+from orchestrator.cli.console import Console, display_width
+from orchestrator.cli.render.job_detail import detail_lines
+from orchestrator.cli.render.job_table import gpus_text, job_lines, progress_text
+from orchestrator.cli.render.plan_view import plan_lines
+
+NOW = 1_000_000.0
+
+
+def job(**fields: Any) -> JobView:
+    values: dict[str, Any] = {
+        "id": "digits-k3f9q2",
+        "name": "digits",
+        "user": "ada",
+        "uid": 1000,
+        "queue": "default",
+        "priority": 50,
+        "state": "RUNNING",
+        "reason": "every rank is up",
+        "submitted_at": NOW - 300,
+        "num_workers": 2,
+        "resources": {"num_workers": 2, "resources_per_worker": {"gpu": 1.0, "cpu": 2.0, "memory": None}},
+    }
+    return JobView(**{**values, **fields})
+
+
+PROGRESS = ProgressView(step=630, total_steps=1000, fraction=0.63, eta_seconds=80.0)
+
+
+def console(width: int = 120, **environ: str) -> Console:
+    return Console({"COLUMNS": str(width), **environ})
+
+
+def test_a_line_says_it_all() -> None:
+    head, line = job_lines(console(), [job(progress=PROGRESS, restarts=1)], NOW)
+    assert head.split() == ["JOB", "STATE", "PROGRESS", "RESTARTS", "GPUS", "AGE", "REASON"]
+    assert line.split() == [
+        "digits-k3f9q2",
+        "RUNNING",
+        "██████▎░░░",
+        "63%",
+        "1m20s",
+        "left",
+        "1",
+        "2",
+        "5m",
+        *["every", "rank", "is", "up"],
+    ]
+
+
+POOR = {
+    "gpus": 2,
+    "silent": [],
+    "band": "poor",
+    "quantities": {
+        "utilization": {"cv": 0.01, "min_per_median": 0.99, "mean": 1.0, "band": "excellent"},
+        "memory": {"cv": 0.02, "min_per_median": 0.98, "mean": 1e9, "band": "excellent"},
+        "power": {"cv": 0.35, "min_per_median": 0.65, "mean": 200.0, "band": "poor"},
+    },
+    "findings": [
+        {"text": "Rank 1 is slow.", "advice": "Look at it."},
+        {"text": "Rank 0 is hot.", "advice": "Cool it."},
+    ],
+}
+
+
+def test_a_badly_balanced_job_says_so_instead_of_that_it_runs() -> None:
+    _, line = job_lines(console(180), [job(balance=POOR)], NOW)
+    assert line.endswith("balance poor: utilization CV 1%, power CV 35% (min/median 0.65). Rank 1 is slow.")
+    fair = {**POOR, "band": "fair", "findings": []}
+    assert job_lines(console(180), [job(balance=fair)], NOW)[1].endswith("every rank is up")
+    assert job_lines(console(180), [job(balance=POOR, state="DRAINING")], NOW)[1].endswith("every rank is up")
+
+
+def test_a_job_in_full_shows_its_balance_and_why() -> None:
+    text = "\n".join(detail_lines(console(), job(balance=POOR), NOW))
+    assert "poor: utilization CV 1%, memory CV 2%, power CV 35% (min/median 0.65)" in text
+    assert text.index("Rank 1 is slow. Look at it.") < text.index("Rank 0 is hot. Cool it.")
+    assert "balance" not in "\n".join(detail_lines(console(), job(), NOW))
+
+
+def test_users_are_told_apart_only_when_there_are_several() -> None:
+    assert "USER" in job_lines(console(), [job(), job(user="bob")], NOW)[0]
+    assert "USER" not in job_lines(console(), [job(), job()], NOW)[0]
+
+
+def test_a_narrow_terminal_gets_short_lines() -> None:
+    lines = job_lines(
+        console(40), [job(progress=PROGRESS, restarts=2, reason="waits for two GPUs on one node, of which")], NOW
+    )
+    assert lines[0] == "digits-k3f9q2  RUNNING"
+    assert lines[1].startswith("  ██████▎░░░  63% 1m20s left · 2 GPUs")
+    assert lines[2].endswith("…")
+    assert all(display_width(line) <= 40 for line in lines)
+
+
+@pytest.mark.parametrize("width", [20, 30, 50, 71, 72, 90, 200])
+def test_every_width_works(width: int) -> None:
+    long = job(id="a-very-long-name-of-a-job-k3f9q2", progress=PROGRESS, restarts=3, reason="r" * 300)
+    lines = job_lines(console(width), [long, job(user="bob", state="FAILED")], NOW)
+    assert lines
+    assert all(display_width(line) <= width for line in lines)
+
+
+def test_a_reason_cannot_steer_the_terminal() -> None:
+    text = "\n".join(job_lines(console(), [job(reason="\x1b[2Jgone\nX")], NOW))
+    assert "\x1b" not in text
+    assert "?[2Jgone X" in text
+
+
+def test_progress_in_all_its_forms() -> None:
+    def shown(**fields: Any) -> str:
+        return progress_text(console(), job(**fields))
+
+    assert shown() == ""
+    assert shown(progress=ProgressView()) == ""
+    assert shown(progress=ProgressView(step=7)) == "step 7"
+    assert shown(progress=ProgressView(step=7, phase="warm-up")) == "step 7 warm-up"
+    assert shown(progress=ProgressView(fraction=0.5)) == "█████░░░░░  50%"
+    assert shown(progress=ProgressView(fraction=0.5, eta_seconds=0.001)) == "█████░░░░░  50% 1.0s left"
+    assert shown(progress=PROGRESS, state="SUCCEEDED") == "██████▎░░░  63%", "what has ended has no time left"
+    assert shown(progress=ProgressView(fraction=1.7)) == "██████████ 100%"
+
+
+def test_gpus_held_or_asked_for() -> None:
+    assert gpus_text(job()) == "2"
+    held = (RankView(rank=0, node="a", gpu_uuids=("G1", "G2")), RankView(rank=1, node="a", gpu_uuids=("G3", "G4")))
+    assert gpus_text(job(gpus=held)) == "4"
+    assert gpus_text(job(resources={"resources_per_worker": {"gpu": 0.25}})) == "0.5"
+    assert gpus_text(job(resources={"resources_per_worker": {"gpu": 0}})) == ""
+    assert gpus_text(job(resources={})) == ""
+
+
+def test_a_degraded_job_is_marked() -> None:
+    assert "RUNNING (degraded)" in job_lines(console(), [job(degraded=True)], NOW)[1]
+
+
+def full_job(**fields: Any) -> JobView:
+    values: dict[str, Any] = {
+        "progress": dataclasses.replace(
+            PROGRESS, epoch=3, phase="train", steps_per_second=12.34, metrics={"loss": 0.12345, "acc": None}
+        ),
+        "restarts": 1,
+        "restarts_by_class": {"infra": 1, "user": 0},
+        "started_at": NOW - 290,
+        "checkpoint": CheckpointRef(step=600, at=NOW - 10, path="/c/600"),
+        "gpus": (RankView(rank=0, node="n1", gpu_uuids=("GPU-1",), pid=12), RankView(rank=1, node="n2")),
+        "attempts": (
+            AttemptView(
+                number=1,
+                state="FAILED",
+                started_at=NOW - 290,
+                ended_at=NOW - 200,
+                failure_class="infra",
+                reason="killed",
+            ),
+            AttemptView(number=2, state="RUNNING", started_at=NOW - 199),
+        ),
+        "failure": FailureView(
+            failure_class="infra",
+            sentence="rank 1 was killed by SIGKILL",
+            rank=1,
+            log_tail=("one", "two\x1b[1m"),
+            advice="look at dmesg",
+        ),
+        "timings": TimingsView(
+            queued_seconds=0.2, submit_to_first_step_seconds=0.25, recovery_seconds=(0.18, 0.2), steps_lost=4
+        ),
+        "labels": {"team": "vision"},
+        "quarantined": ("/c/500",),
+        "working_dir": "/w",
+        "log_dir": "/l",
+    }
+    return job(**{**values, **fields})
+
+
+def facts(lines: list[str]) -> dict[str, str]:
+    return {line[2:16].strip(): line[16:] for line in lines[1:] if line.startswith("  ") and len(line) > 16}
+
+
+def test_a_failure_names_its_rank_once() -> None:
+    for sentence in ("rank 1: a file is missing", "a file is missing"):
+        failure = FailureView(failure_class="user", sentence=sentence, rank=1, log_tail=(), advice="")
+        lines = detail_lines(console(), full_job(state="FAILED", failure=failure), NOW)
+        assert "rank 1: a file is missing (user)" in lines
+
+
+def test_a_job_in_full() -> None:
+    lines = detail_lines(console(), full_job(), NOW)
+    found = facts(lines)
+    assert lines[0] == "digits-k3f9q2  RUNNING  every rank is up"
+    assert found["progress"] == "██████▎░░░  63% 1m20s left  step 630/1000  epoch 3  train  12.3 steps/s"
+    assert found["metrics"] == "loss 0.1235  acc nan"
+    assert found["ranks"] == "2 ranks, each gpu 1, cpu 2"
+    assert found["restarts"] == "1 (1 infra)"
+    assert found["checkpoint"].startswith("step 600, ")
+    assert found["timings"] == "queued 0.200s; first step after 0.250s; recovered in 0.180s, 0.200s; 4 steps done twice"
+    assert found["last failure"] == "rank 1 was killed by SIGKILL (infra)"
+    assert found["quarantined"] == "/c/500"
+    text = "\n".join(lines)
+    assert "n2" in text
+    assert "killed" in text
+    assert "look at dmesg" not in text, "it goes on; the whole story is for a job that failed"
+
+
+def test_a_slow_rank_is_named_with_its_factor() -> None:
+    slow = StragglerView(rank=1, factor=2.25, seconds=0.9, usual_seconds=0.4)
+    found = facts(detail_lines(console(), full_job(straggler=slow), NOW))
+    assert found["slow rank"].startswith("rank 1 takes 2.2 times as long as the others, which wait for it (900 ms")
+    assert "slow rank" not in facts(detail_lines(console(), full_job(), NOW))
+
+
+def test_a_failed_job_shows_the_end_of_its_log_and_what_to_do() -> None:
+    lines = detail_lines(console(), full_job(state="FAILED", ended_at=NOW, exit_code=137), NOW)
+    assert "rank 1 was killed by SIGKILL (infra)" in lines
+    assert "  | two?[1m" in lines
+    assert "  look at dmesg" in lines
+    assert facts(lines)["ended"].endswith("after 4m50s, exit code 137")
+
+
+def test_the_training_system_s_speed_has_a_line_of_its_own() -> None:
+    told = {"loss": 1.0, "samples_per_second": 1234.5, "tokens_per_second": 98765.0, "joules_per_sample": 0.25}
+    found = facts(detail_lines(console(), full_job(progress=ProgressView(metrics=told)), NOW))
+    assert found["speed"] == "1234 samples/s  9.876e+04 tokens/s  0.25 J/sample  MFU unknown"
+    assert found["metrics"] == "loss 1"
+    known = facts(detail_lines(console(), full_job(progress=ProgressView(metrics={**told, "mfu": 0.4321})), NOW))
+    assert known["speed"].endswith("MFU 43.2 %")
+
+
+def test_many_metrics_and_ranks_are_counted_not_spilled() -> None:
+    many = full_job(
+        progress=ProgressView(metrics={f"m{i}": 1.0 for i in range(30)}),
+        gpus=tuple(RankView(rank=i, node="n") for i in range(40)),
+    )
+    text = "\n".join(detail_lines(console(), many, NOW))
+    assert "and 18 more" in text
+    assert "and 24 more; --json has them all" in text
+
+
+def test_a_fresh_job_has_few_lines() -> None:
+    lines = detail_lines(console(), job(state="PENDING", num_workers=1, resources={}), NOW)
+    assert set(facts(lines)) == {"ranks", "queue", "submitted"}
+    assert facts(lines)["ranks"] == "1 rank"
+
+
+def test_a_plan() -> None:
+    plan = PlanReply(
+        name="digits",
+        queue="default",
+        starts="later",
+        reason="behind 1 job",
+        ahead=("a-222222",),
+        python="/p",
+        seats=(SeatPlan(rank=0, node="n1", gpus=0.5, cpus=2.0),),
+        snapshot_files=3,
+        snapshot_bytes=2048,
+        notes=("n",),
+        secrets=("T",),
+    )
+    text = "\n".join(plan_lines(console(), plan))
+    for part in (
+        "digits  would wait: behind 1 job",
+        "behind a-222222",
+        "3 files, 2.0 KiB",
+        "   0  n1     0.5     2",
+        "note: n",
+    ):
+        assert part in text

@@ -1,0 +1,223 @@
+"""Terminals: width, colour, encodings, text that would steer them; and tables that fit."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.cli.console import Console, clean, clip, display_width, steerless, styled
+from orchestrator.cli.render.table import Cell, Column, render_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Terminal(io.TextIOWrapper):
+    """A stream that says it is a terminal."""
+
+    def __init__(self, encoding: str = "utf-8", *, terminal: bool = True) -> None:
+        super().__init__(io.BytesIO(), encoding=encoding)
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def text(self) -> str:
+        self.flush()
+        return self.buffer.getvalue().decode(self.encoding)  # type: ignore[attr-defined]
+
+
+def console(environ: Mapping[str, str] | None = None, stream: Terminal | None = None) -> Console:
+    stream = stream or Terminal(terminal=False)
+    return Console(environ or {}, out=stream, err=stream)
+
+
+@pytest.mark.parametrize(
+    ("environ", "terminal", "colour"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"TERM": "dumb"}, True, False),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+    ],
+)
+def test_colour_only_where_it_is_wanted(environ: dict[str, str], terminal: bool, colour: bool) -> None:
+    found = console(environ, Terminal(terminal=terminal))
+    assert found.colour is colour
+    assert found.style("x", "red") == ("\x1b[31mx\x1b[0m" if colour else "x")
+    assert found.err_style("x", "red") == found.style("x", "red")
+
+
+@pytest.mark.parametrize(("columns", "width"), [("60", 60), ("5", 20), ("0", 10_000), ("wide", 10_000), ("", 10_000)])
+def test_width(columns: str, width: int) -> None:
+    assert console({"COLUMNS": columns}).width == width
+
+
+def test_a_real_terminal_s_size_is_asked_for() -> None:
+    near, far = os.openpty()
+    try:
+        import fcntl
+        import struct
+        import termios
+
+        fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("4H", 33, 77, 0, 0))
+        with os.fdopen(os.dup(far), "w") as stream:
+            found = Console({}, out=stream, err=stream)
+            assert (found.width, found.height) == (77, 33)
+            assert found.is_terminal
+    finally:
+        os.close(near)
+        os.close(far)
+
+
+def test_an_encoding_without_our_signs_gets_others() -> None:
+    stream = Terminal("ascii")
+    found = console({}, stream)
+    assert found.glyphs.full == "#"
+    found.print("straße …")
+    found.complain("größer")
+    assert stream.text() == "stra?e ?\ngr??er\n"
+
+
+def test_what_utf8_cannot_hold_is_replaced() -> None:
+    stream = Terminal()
+    console({}, stream).print("a\udcffb")
+    assert stream.text() == "a?b\n"
+
+
+def test_quiet_keeps_notes_back_but_not_complaints() -> None:
+    stream = Terminal()
+    found = Console({}, out=stream, err=stream, quiet=True)
+    found.note("by the way")
+    found.complain("broken")
+    assert stream.text() == "broken\n"
+
+
+@given(st.text())
+def test_clean_leaves_nothing_that_steers_a_terminal(text: str) -> None:
+    assert clean(text).isprintable()
+    assert len(clean(text)) == len(text)
+
+
+def test_clean_keeps_words() -> None:
+    assert clean("a\tb\x1b[31mc\nd — ü") == "a b?[31mc d — ü"
+
+
+@given(st.text(), st.integers(1, 30))
+def test_clip_fits(text: str, width: int) -> None:
+    text = clean(text)
+    assert display_width(clip(text, width, "…")) <= max(width, 1)
+
+
+def test_clip_counts_wide_letters_twice() -> None:
+    assert clip("漢字漢字", 5, "…") == "漢字…"
+    assert clip("short", 5, "…") == "short"
+    assert display_width("e\u0301") == 1
+
+
+COLUMNS = (
+    Column("NAME", weight=100),
+    Column("NOTE", weight=10),
+    Column("EMPTY", weight=90),
+    Column("COUNT", weight=50, right=True),
+    Column("WHY", weight=80, shrink=True, least=8),
+)
+ROWS = [
+    [Cell("alpha"), Cell("n1"), Cell(""), Cell("7"), Cell("because of a long story")],
+    [Cell("b"), Cell("n2"), Cell(""), Cell("1234567"), Cell("short")],
+]
+
+
+def table(width: int) -> list[str]:
+    return render_table(console({"COLUMNS": str(width)}), COLUMNS, ROWS)
+
+
+def test_a_table_with_room() -> None:
+    assert table(80) == [
+        "NAME   NOTE    COUNT  WHY",
+        "alpha  n1          7  because of a long story",
+        "b      n2    1234567  short",
+    ]
+
+
+def test_a_table_shrinks_then_drops_what_matters_least() -> None:
+    assert table(38) == [
+        "NAME   NOTE    COUNT  WHY",
+        "alpha  n1          7  because of a lo…",
+        "b      n2    1234567  short",
+    ]
+    assert table(28)[1] == "alpha        7  because of…"
+    assert table(20)[1] == "alpha  because of a…"
+
+
+@given(st.integers(20, 120), st.lists(st.lists(st.text(max_size=30), min_size=5, max_size=5), max_size=4))
+def test_no_line_is_wider_than_the_terminal(width: int, texts: list[list[str]]) -> None:
+    found = console({"COLUMNS": str(width)})
+    lines = render_table(found, COLUMNS, [[Cell(clean(text)) for text in row] for row in texts])
+    assert all(display_width(line) <= width for line in lines)
+
+
+def test_no_rows_no_table() -> None:
+    assert render_table(console(), COLUMNS, []) == []
+
+
+def test_colours_do_not_count_as_width() -> None:
+    found = console({"FORCE_COLOR": "1"})
+    lines = render_table(
+        found, (Column("A"), Column("B")), [[Cell("x", ("red",)), Cell("y")], [Cell("longer"), Cell("z")]]
+    )
+    assert lines[1] == "\x1b[31mx\x1b[0m       y"
+    assert lines[2] == "longer  z"
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[8mhidden\x9b31m \u202eevil\u2066 \r over\tend"
+
+
+def test_text_of_others_does_not_steer_a_terminal() -> None:
+    stream = Terminal()
+    found = console({}, stream)
+    found.print(found.style("ok", "bold", "red") + HOSTILE)
+    found.complain(HOSTILE)
+    shown = "^[]0;title^G^[[2J^[[8mhidden<009B>31m <202E>evil<2066> ^M over\tend\n"
+    assert stream.text() == "\x1b[1;31mok\x1b[0m" + shown + shown
+
+
+def test_into_a_file_text_goes_as_it_is() -> None:
+    stream = Terminal(terminal=False)
+    console({}, stream).print(HOSTILE)
+    assert stream.text() == HOSTILE + "\n"
+
+
+def test_raw_goes_through_to_a_terminal() -> None:
+    stream = Terminal()
+    console({}, stream).print(HOSTILE, raw=True)
+    assert stream.text() == HOSTILE + "\n"
+
+
+@given(st.text())
+def test_whatever_is_printed_nothing_but_our_styles_is_left(text: str) -> None:
+    for keep in (True, False):
+        left = steerless(text, keep_styles=keep)
+        for style in ("\x1b[1m", "\x1b[31m", "\x1b[0m"):
+            left = left.replace(style, "")
+        assert "\x1b" not in left
+        assert not any(char in left for char in "\r\x07\x08\x7f\x9b\u202a\u202b\u202d\u202e\u2066\u2067\u2068\u200f")
+
+
+@given(
+    st.lists(
+        st.sampled_from(["bold", "dim", "red", "green", "yellow", "blue", "magenta", "cyan"]), min_size=1, unique=True
+    )
+)
+def test_styles_that_we_make_are_kept(names: list[str]) -> None:
+    text = styled("grüße", tuple(names))
+    assert steerless(text) == text
+    assert steerless(text, keep_styles=False) == "grüße"

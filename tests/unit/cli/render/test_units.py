@@ -1,0 +1,102 @@
+"""Numbers for people, and times that people type."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.api.errors import BadRequestError
+from orchestrator.cli.console import ASCII, UNICODE
+from orchestrator.cli.render.units import age, bar, clock, number, parse_span, parse_time, size, span
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0s"), (0, "0s"), (99.9, "99s"), (100, "1m"), (5939, "98m"), (5940, "1h"), (172799, "47h"), (172800, "2d")],
+)
+def test_age(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.18, "0.180s"),
+        (3.44, "3.4s"),
+        (59.4, "59s"),
+        (80, "1m20s"),
+        (3600, "1h00m"),
+        (90000, "25h00m"),
+        (180000, "2d02h"),
+    ],
+)
+def test_span(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 1024**4, "5.0 TiB")])
+def test_size(count: float, text: str) -> None:
+    assert size(count) == text
+
+
+def test_number() -> None:
+    assert (number(2.0), number(0.5)) == ("2", "0.5")
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 40))
+def test_a_bar_always_has_its_width(fraction: float, width: int) -> None:
+    for glyphs in (UNICODE, ASCII):
+        assert len(bar(fraction, width, glyphs)) == width
+
+
+def test_a_bar_grows_and_is_full_only_at_the_end() -> None:
+    assert bar(0, 4, ASCII) == "----"
+    assert bar(0.5, 4, ASCII) == "##--"
+    assert bar(0.999, 4, ASCII) == "###-"
+    assert bar(1, 4, ASCII) == "####"
+    assert bar(0.55, 4, UNICODE) == "██▏░"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("1.5h", 5400), ("2d", 172800), (" 1w ", 604800), ("0", 0)],
+)
+def test_spans_as_people_type_them(text: str, seconds: float) -> None:
+    assert parse_span(text, "--x") == seconds
+
+
+@pytest.mark.parametrize("text", ["", " ", "h", "5x", "-5m", "1h30", "1..5h", ".", "5 m", "١m", "1e3", "nan", "inf"])
+def test_what_is_no_span(text: str) -> None:
+    with pytest.raises(BadRequestError, match="--x") as caught:
+        parse_span(text, "--x")
+    assert "1h30m" in caught.value.hint
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_span_or_one_error(text: str) -> None:
+    try:
+        seconds = parse_span(text, "--x")
+    except BadRequestError:
+        return
+    assert math.isfinite(seconds)
+    assert seconds >= 0
+
+
+def test_times() -> None:
+    now = 1_800_000_000.0
+    assert parse_time("2h", "--since", now) == now - 7200
+    assert parse_time("2026-11-20", "--since", now) == time.mktime((2026, 11, 20, 0, 0, 0, 0, 0, -1))
+    assert parse_time("2026-11-20T14:30", "--since", now) == time.mktime((2026, 11, 20, 14, 30, 0, 0, 0, -1))
+    with pytest.raises(BadRequestError, match="not a time"):
+        parse_time("yesterday", "--since", now)
+
+
+def test_clock_has_a_date_unless_it_is_today() -> None:
+    assert clock(None) == ""
+    assert len(clock(time.time())) == len("14:30:00")
+    assert clock(0.0).startswith(("1970-01-01", "1969-12-31"))
+    assert len(clock(time.time(), seconds=False)) == len("14:30")

@@ -1,0 +1,295 @@
+"""Every named failure, told from the words that the real libraries use; those a CPU can make are made here."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from orchestrator.core.diagnosis.signatures import SIGNATURES
+from orchestrator.core.failure import Verdict, classify
+from orchestrator.core.states import FailureClass
+from tests.unit.core.builders import T0, after, exited, make_spec, pending, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Any
+
+    from orchestrator.core.events import Failure
+
+USER, INFRA = FailureClass.USER, FailureClass.INFRA
+
+
+def told(**fields: Any) -> Failure:
+    """The verdict on a job of one rank that ended so."""
+    job = running(pending(make_spec(workers=1)))
+    found = classify(after(job, exited(job, **fields)), T0 + 20)
+    assert isinstance(found, Verdict)
+    return found.failure
+
+
+def raised(function: Callable[[], object]) -> dict[str, str]:
+    """What the fork server reports of the exception that ``function`` raises."""
+    with pytest.raises(BaseException) as caught:
+        function()
+    kind = type(caught.value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return {"error_type": name, "error_message": str(caught.value)}
+
+
+def _bind_twice() -> None:
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        first.listen()
+        second.bind(first.getsockname())
+
+
+def _serve_store_twice() -> None:
+    with socket.socket() as first:
+        first.bind(("", 0))
+        first.listen()
+        TCPStore("127.0.0.1", first.getsockname()[1], 1, is_master=True)
+
+
+def _write_to_a_full_disk() -> None:
+    with open("/dev/full", "wb", buffering=0) as file:
+        file.write(b"x")
+
+
+def _diverge() -> None:
+    with torch.autograd.set_detect_anomaly(True, check_nan=True):
+        (torch.sqrt(torch.zeros(1, requires_grad=True)) * 0).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _clip_nothing() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    weight.grad = torch.tensor([float("nan")])
+    nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
+
+
+def _load_other_optimizer() -> None:
+    one, two = nn.Linear(4, 2), nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))
+    torch.optim.Adam(one.parameters()).load_state_dict(torch.optim.Adam(two.parameters()).state_dict())
+
+
+REAL: list[tuple[str, FailureClass, Callable[[], object]]] = [
+    ("shape_mismatch", USER, lambda: torch.ones(2, 3) @ torch.ones(2, 3)),
+    ("shape_mismatch", USER, lambda: torch.ones(2, 3) + torch.ones(4)),
+    ("shape_mismatch", USER, lambda: torch.cat([torch.ones(2, 3), torch.ones(2, 4)])),
+    ("shape_mismatch", USER, lambda: torch.ones(6).view(4)),
+    ("shape_mismatch", USER, lambda: torch.stack([torch.ones(2), torch.ones(3)])),
+    ("shape_mismatch", USER, lambda: nn.CrossEntropyLoss()(torch.ones(4, 3), torch.zeros(5, dtype=torch.long))),
+    ("shape_mismatch", USER, lambda: nn.Conv2d(3, 4, 3)(torch.ones(1, 1, 8, 8))),
+    ("shape_mismatch", USER, lambda: np.ones((2, 3)) + np.ones((2, 4))),
+    ("device_assert", USER, lambda: nn.CrossEntropyLoss()(torch.ones(4, 3), torch.full((4,), 7))),
+    ("checkpoint_mismatch", USER, lambda: nn.Linear(4, 2).load_state_dict(nn.Linear(5, 2).state_dict())),
+    ("checkpoint_mismatch", USER, lambda: nn.Linear(4, 2).load_state_dict({"a": torch.ones(2)})),
+    ("checkpoint_mismatch", USER, _load_other_optimizer),
+    ("missing_file", USER, lambda: torch.load("/nowhere/model.pt")),
+    ("permission", USER, lambda: (_ for _ in ()).throw(PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/x"))),
+    ("disk_full", INFRA, _write_to_a_full_disk),
+    ("disk_full", INFRA, lambda: torch.save(torch.ones(1000), "/dev/full")),
+    ("port_in_use", INFRA, _bind_twice),
+    ("port_in_use", INFRA, _serve_store_twice),
+    ("import_error", USER, lambda: __import__("no_such_module")),
+    ("import_error", USER, lambda: exec("from torch import no_such_name")),
+    ("import_error", USER, lambda: __import__("ctypes").CDLL("libnosuch.so.1")),
+    ("nonfinite_loss", USER, _diverge),
+    ("nonfinite_loss", USER, _clip_nothing),
+    ("nonfinite_loss", USER, lambda: torch.multinomial(torch.tensor([float("nan"), 1.0]), 1)),
+    ("nonfinite_loss", USER, lambda: torch.distributions.Normal(torch.tensor(float("nan")), 1.0)),
+    ("host_memory", INFRA, lambda: torch.empty(10**15)),
+    ("host_memory", INFRA, lambda: bytearray(10**15)),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.filterwarnings("ignore:Error detected in")
+@pytest.mark.parametrize(("code", "failure_class", "function"), REAL)
+def test_an_error_of_the_real_library_is_recognised(
+    code: str, failure_class: FailureClass, function: Callable[[], object]
+) -> None:
+    fields = raised(function)
+    failure = told(**fields)
+    assert (failure.code, failure.failure_class) == (code, failure_class), fields
+    assert failure.sentence.startswith("rank 0: ")
+    assert "\n" not in failure.sentence
+    assert failure.advice
+
+
+def test_a_broken_file_is_told_from_one_that_does_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "x.pt").write_bytes(b"PK\x03\x04garbage")
+    (tmp_path / "x.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0garbage")
+    assert told(**raised(lambda: torch.load(tmp_path / "x.pt"))).code == "checkpoint_broken"
+    assert told(**raised(lambda: load_file(tmp_path / "x.safetensors"))).code == "checkpoint_broken"
+
+
+# Words of libraries that need a GPU, a second rank or a kernel of their own, as they print them.
+PRINTED: list[tuple[str, FailureClass, dict[str, Any]]] = [
+    (
+        "cuda_oom",
+        USER,
+        {
+            "error_type": "torch.OutOfMemoryError",
+            "error_message": "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.81 GiB",
+        },
+    ),
+    (
+        "gpu_ecc",
+        INFRA,
+        {
+            "error_type": "torch.AcceleratorError",
+            "error_message": "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously reported",
+        },
+    ),
+    (
+        "gpu_lost",
+        INFRA,
+        {"error_type": "RuntimeError", "error_message": "CUDA error: unknown error"},
+    ),
+    (
+        "device_assert",
+        USER,
+        {"error_type": "torch.AcceleratorError", "error_message": "CUDA error: device-side assert triggered"},
+    ),
+    (
+        "nccl_timeout",
+        INFRA,
+        {
+            "signal": 6,
+            "log_tail": (
+                (
+                    "[rank1]:[E ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog caught collective operation timeout: "
+                    "WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=10000) ran for 10009 "
+                    "milliseconds before timing out."
+                ),
+            ),
+        },
+    ),
+    (
+        "peer_lost",
+        INFRA,
+        {
+            "error_type": "torch.distributed.DistBackendError",
+            "error_message": "NCCL communicator was aborted on rank 1.",
+        },
+    ),
+    (
+        "gloo_timeout",
+        INFRA,
+        {
+            "error_type": "RuntimeError",
+            "error_message": "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete",
+        },
+    ),
+    (
+        "gloo_timeout",
+        INFRA,
+        {"error_type": "RuntimeError", "error_message": "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 1000 ms"},
+    ),
+    (
+        "peer_lost",
+        INFRA,
+        {
+            "error_type": "RuntimeError",
+            "error_message": "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:54412.",
+        },
+    ),
+    (
+        "rendezvous_timeout",
+        INFRA,
+        {
+            "error_type": "torch.distributed.DistNetworkError",
+            "error_message": "The client socket has timed out after 1000ms while trying to connect to (127.0.0.1, 1).",
+        },
+    ),
+    (
+        "shared_memory",
+        USER,
+        {
+            "signal": 7,
+            "log_tail": (
+                "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+            ),
+        },
+    ),
+    ("host_oom_kill", INFRA, {"signal": 9, "evidence": ("cgroup: oom_kill rose from 0 to 1 in /x/memory.events",)}),
+    (
+        "host_oom_kill",
+        INFRA,
+        {"signal": 9, "evidence": ("kernel: Out of memory: Killed process 4242 (python3) total-vm:8123456kB",)},
+    ),
+    (
+        "host_oom_kill",
+        INFRA,
+        {"error_type": "RuntimeError", "error_message": "DataLoader worker (pid 71) is killed by signal: Killed. "},
+    ),
+    (
+        "gpu_lost",
+        INFRA,
+        {
+            "signal": 6,
+            "evidence": ("kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus.",),
+        },
+    ),
+    ("gpu_ecc", INFRA, {"signal": 6, "evidence": ("gpu GPU-1: Xid 48, 2 s before",)}),
+    (
+        "gpu_xid",
+        INFRA,
+        {
+            "error_type": "RuntimeError",
+            "error_message": "CUDA error: an illegal memory access was encountered",
+            "evidence": ("gpu GPU-1: Xid 119, 3 s before",),
+        },
+    ),
+    ("nonfinite_loss", USER, {"log_tail": ("Loss is nan, stopping training",)}),
+    (
+        "nonfinite_loss",
+        USER,
+        {"error_type": "orchestrator.train.errors.NonFiniteLossError", "error_message": "10 steps in a row"},
+    ),
+    ("nonfinite_loss", USER, {"error_type": "AssertionError", "error_message": "loss is inf"}),
+]
+
+
+@pytest.mark.parametrize(("code", "failure_class", "fields"), PRINTED)
+def test_an_error_that_was_printed_is_recognised(
+    code: str, failure_class: FailureClass, fields: dict[str, Any]
+) -> None:
+    failure = told(**fields)
+    assert (failure.code, failure.failure_class) == (code, failure_class)
+    assert failure.log_tail == fields.get("log_tail", ())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"error_type": "ValueError", "error_message": "the loss function is information"},
+        {"error_type": "ValueError", "error_message": "boom", "evidence": ("gpu GPU-1: Xid 79, 50 s before",)},
+        {"error_type": "ValueError", "error_message": "boom", "evidence": ("cgroup: oom_kill rose from 0 to 1",)},
+        {"signal": 11, "evidence": ("gpu GPU-1: Xid 31, 1 s before",)},
+    ],
+    ids=["no loss", "a GPU that was not used", "somebody else's memory", "an Xid that the program caused"],
+)
+def test_what_stands_beside_a_failure_is_not_taken_for_its_cause(fields: dict[str, Any]) -> None:
+    assert told(**fields).code in ("exception", "signal")
+
+
+def test_the_sentence_tells_the_evidence() -> None:
+    failure = told(signal=9, evidence=("cgroup: oom_kill rose from 3 to 4 in /sys/fs/cgroup/memory.events",))
+    assert failure.sentence.endswith("(cgroup: oom_kill rose from 3 to 4 in /sys/fs/cgroup/memory.events)")
+    assert "resources_per_worker.memory" in failure.advice
+
+
+def test_every_signature_is_shown_here() -> None:
+    shown = {code for code, *_ in (*REAL, *PRINTED)} | {"checkpoint_broken", "resume_mismatch"}
+    assert {s.code for s in SIGNATURES} == shown

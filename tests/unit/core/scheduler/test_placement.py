@@ -1,0 +1,234 @@
+"""Where a gang goes: every strategy, shares of GPUs, and claims that keep a big job from starving."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.core.scheduler.placement import LEAST_CPUS, claim, could_ever_fit, free_on, place
+from orchestrator.runtime.gangs.actors import _bundle
+from orchestrator.spec.job import CheckpointSpec
+from tests.unit.core.builders import after, failed, gone, make_spec, node, nodes, pending, released, running
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.job import Job
+
+
+def put(job: Job, *found: Node, others: tuple[Job, ...] = ()) -> tuple[str, ...] | None:
+    known = nodes(*found)
+    return place(job, free_on(known.values(), others), known)
+
+
+def job_of(workers: int, **fields: Any) -> Job:
+    return pending(make_spec(workers=workers, **fields))
+
+
+A8, B8, C4 = node("a"), node("b"), node("c", gpus=4)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "expected"),
+    [
+        ("PACK", 2, ("c",) * 2),
+        ("PACK", 8, ("a",) * 8),
+        ("PACK", 12, ("a",) * 8 + ("b",) * 4),
+        ("PACK", 20, ("a",) * 8 + ("b",) * 8 + ("c",) * 4),
+        ("PACK", 21, None),
+        ("STRICT_PACK", 4, ("c",) * 4),
+        ("STRICT_PACK", 8, ("a",) * 8),
+        ("STRICT_PACK", 9, None),
+        ("SPREAD", 2, ("a", "b")),
+        ("SPREAD", 3, ("a", "b", "c")),
+        ("SPREAD", 5, ("a", "a", "b", "b", "c")),
+        ("SPREAD", 20, ("a",) * 8 + ("b",) * 8 + ("c",) * 4),
+        ("SPREAD", 21, None),
+        ("STRICT_SPREAD", 3, ("a", "b", "c")),
+        ("STRICT_SPREAD", 4, None),
+    ],
+)
+def test_every_strategy(strategy: str, workers: int, expected: tuple[str, ...] | None) -> None:
+    assert put(job_of(workers, strategy=strategy), A8, B8, C4) == expected
+
+
+def test_a_small_job_goes_to_the_fullest_node_that_holds_it() -> None:
+    on_b = running(job_of(3), nodes=("b",) * 3)
+    assert put(job_of(2), A8, B8, others=(on_b,)) == ("b", "b")
+    assert put(job_of(6), A8, B8, others=(on_b,)) == ("a",) * 6
+
+
+@pytest.mark.parametrize(
+    ("worker", "fits"),
+    [
+        ({"gpu": 4}, 2),
+        ({"gpu": 3}, 2),
+        ({"gpu": 0, "cpu": 16}, 4),
+        ({"gpu": 0, "cpu": 0.5}, 128),
+        ({"gpu": 1, "cpu": 32}, 2),
+        ({"gpu": 1, "memory_bytes": 2**37}, 2),
+        ({"gpu": 0.5}, 16),
+        ({"gpu": 0.4}, 16),
+        ({"gpu": 0.6}, 8),
+        ({"gpu": 0.3}, 24),
+        ({"gpu": 0.1}, 64),
+    ],
+)
+def test_as_many_ranks_as_the_scarcest_resource_allows(worker: dict[str, Any], fits: int) -> None:
+    assert put(job_of(fits, **worker), A8) == ("a",) * fits
+    assert put(job_of(fits + 1, **worker), A8) is None
+
+
+def test_shares_of_one_gpu_are_what_earlier_shares_left() -> None:
+    first = running(job_of(1, gpu=0.6), nodes=("a",))
+    one = node("a", gpus=1)
+    assert put(job_of(1, gpu=0.4), one, others=(first,)) == ("a",)
+    assert put(job_of(1, gpu=0.5), one, others=(first,)) is None
+    assert put(job_of(1, gpu=1), one, others=(first,)) is None
+
+
+def test_ranks_that_need_nothing_fit_anywhere_but_on_a_node_that_only_coordinates() -> None:
+    assert put(job_of(3, gpu=0, cpu=0), node("a", gpus=0, cpus=1)) == ("a",) * 3
+    assert put(job_of(3, gpu=0, cpu=0), node("a", gpus=0, cpus=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "bundle"),
+    [
+        ({"gpu": 0, "cpu": 0}, {"CPU": LEAST_CPUS}),
+        ({"gpu": 0, "cpu": 0, "memory_bytes": 5_000_000}, {"CPU": LEAST_CPUS, "memory": 5e6}),
+        ({"gpu": 1, "cpu": 0}, {"GPU": 1.0}),
+        ({"gpu": 0.5, "cpu": 2}, {"CPU": 2.0, "GPU": 0.5}),
+    ],
+)
+def test_the_scheduler_sets_aside_what_ray_is_asked_for(asked: dict[str, Any], bundle: dict[str, float]) -> None:
+    job = job_of(1, **asked)
+    assert _bundle(job) == bundle
+    whole = node("a", cpus=2, gpus=1)
+    (free,) = free_on([replace(whole, memory_bytes=10_000_000)], [running(job, nodes=("a",))]).values()
+    left = {"CPU": 2 - free.cpus, "GPU": 1 - free.gpus, "memory": 1e7 - free.memory_bytes}
+    assert {name: amount for name, amount in left.items() if amount} == pytest.approx(bundle)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [("H100", ("a",)), ("h100", ("a",)), ("MI300X", ("b",)), ("B200", None), (None, ("a",))]
+)
+def test_the_model_of_the_gpu_is_asked_for_by_a_part_of_its_name(
+    model: str | None, expected: tuple[str, ...] | None
+) -> None:
+    known = (node("a", gpu_models=("NVIDIA H100 80GB HBM3",)), node("b", gpu_models=("AMD Instinct MI300X",)))
+    assert put(job_of(1, gpu_model=model), *known) == expected
+
+
+@pytest.mark.parametrize("fields", [{"alive": False}, {"cordoned": True}])
+def test_nodes_that_are_dead_or_cordoned_take_nothing(fields: dict[str, bool]) -> None:
+    assert put(job_of(1), node("a", **fields)) is None
+    assert put(job_of(1), node("a", **fields), B8) == ("b",)
+
+
+def test_what_others_of_the_cluster_hold_is_not_free() -> None:
+    busy = node("a", gpus=4, other_gpus=3, other_cpus=1, other_memory_bytes=5)
+    assert put(job_of(1), busy) == ("a",)
+    assert put(job_of(2), busy) is None
+    left = free_on([busy], [])["a"]
+    assert (left.gpus, left.cpus, left.memory_bytes) == (1, 63, 2**38 - 5)
+
+
+def test_a_gang_holds_its_place_until_it_is_confirmed_gone() -> None:
+    holder = running(job_of(8), nodes=("a",) * 8)
+    recovering = after(holder, failed(holder), gone(holder))
+    for job in (holder, recovering):
+        assert put(job_of(1), A8, others=(job,)) is None
+    assert put(job_of(1), A8, others=(after(recovering, released(recovering)),)) == ("a",)
+
+
+def test_a_gang_on_a_node_that_is_away_takes_nothing_from_the_others() -> None:
+    assert free_on([A8], [running(job_of(2), nodes=("b", "b"))])["a"].gpus == 8
+
+
+def test_more_held_than_there_is_leaves_nothing() -> None:
+    holder = running(job_of(8), nodes=("a",) * 8)
+    shrunk = node("a", gpus=4)
+    assert put(job_of(1), shrunk, others=(holder,)) is None
+    assert put(job_of(1, gpu=0), shrunk, others=(holder,)) == ("a",)
+
+
+def test_every_gang_is_whole() -> None:
+    for strategy in ("PACK", "SPREAD"):
+        for workers in range(1, 21):
+            placed = put(job_of(workers, strategy=strategy), A8, B8, C4)
+            assert placed is not None
+            assert len(placed) == workers
+            assert all(Counter(placed)[n.id] <= n.gpus for n in (A8, B8, C4))
+            assert list(placed) == sorted(placed, key=placed.index), "ranks of one node stand together"
+
+
+class TestClaim:
+    """What is set aside for a gang that does not fit yet."""
+
+    def test_it_leaves_nothing_that_could_help_it(self) -> None:
+        known = nodes(A8, C4)
+        free = free_on(known.values(), [running(job_of(6), nodes=("a",) * 6)])
+        claim(job_of(8), free, known)
+        assert place(job_of(1), free, known) is None
+
+    def test_it_leaves_what_is_left_over(self) -> None:
+        known = nodes(A8, C4)
+        free = free_on(known.values(), [])
+        claim(job_of(10), free, known)
+        assert place(job_of(2), free, known) == ("c", "c")
+        assert place(job_of(3), free, known) is None
+
+    def test_it_leaves_processors_to_jobs_without_gpus(self) -> None:
+        known = nodes(A8)
+        free = free_on(known.values(), [running(job_of(6), nodes=("a",) * 6)])
+        claim(job_of(8), free, known)
+        assert place(job_of(4, gpu=0), free, known) == ("a",) * 4
+
+    def test_it_leaves_nodes_that_do_not_suit(self) -> None:
+        known = nodes(node("a", gpu_models=("H100",)), node("b", gpu_models=("A100",)))
+        free = free_on(known.values(), [])
+        claim(job_of(9, gpu_model="H100"), free, known)
+        assert place(job_of(8), free, known) == ("b",) * 8
+
+    def test_pieces_too_small_for_a_rank_are_kept_for_it(self) -> None:
+        known = nodes(node("a", gpus=4))
+        free = free_on(known.values(), [running(job_of(1), nodes=("a",))])
+        claim(job_of(1, gpu=4), free, known)
+        assert place(job_of(1), free, known) is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "fields", "fits"),
+    [(8, {}, True), (9, {}, False), (1, {"gpu_model": "H100"}, False), (1, {"cpu": 65}, False)],
+)
+def test_whether_it_fits_when_nothing_else_runs(workers: int, fields: dict[str, Any], fits: bool) -> None:
+    busy = node("a", other_gpus=8, cordoned=True)
+    assert could_ever_fit(job_of(workers, **fields), nodes(busy, node("dead", alive=False))) is fits
+
+
+def test_nothing_new_goes_to_a_node_that_does_not_answer() -> None:
+    assert put(job_of(1), node("a", reachable=False)) is None
+    assert could_ever_fit(job_of(1), nodes(node("a", reachable=False))), "it may answer again"
+
+
+def test_a_node_with_files_of_its_own_takes_jobs_whose_checkpoints_outlive_it() -> None:
+    apart = node("a", shares_home=False)
+    assert put(job_of(1), apart) is None
+    job = job_of(1, checkpoint=CheckpointSpec(storage_path="/data"))
+    assert put(job, apart) == ("a",)
+    assert put(replace(job, resume_from="/home/ada/.orch/jobs/x/resume"), apart) is None, "that lies in the home"
+    assert put(replace(job, resume_from="s3://bucket/x"), apart) == ("a",)
+    watching = CheckpointSpec(storage_path="/data", watch="out/*.pt")
+    assert put(job_of(1, checkpoint=watching), apart) is None, "what it finds lies in the node's copy"
+
+
+def test_what_others_hold_is_not_free() -> None:
+    taken = node("a", gpus=8, other_gpus=6.0, other_cpus=1.0)
+    assert put(job_of(2), taken) == ("a", "a")
+    assert put(job_of(3), taken) is None
+    assert could_ever_fit(job_of(3), nodes(taken)), "they may give it back"

@@ -1,0 +1,123 @@
+"""A record stays small however often its job restarts, and what it says of all attempts stays true."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from orchestrator.core import events as ev
+from orchestrator.core.job import Job
+from orchestrator.core.job_record import current_record, job_from_dict, job_to_dict
+from orchestrator.core.past_attempts import KEPT_ATTEMPTS, Past, recovery_seconds
+from tests.unit.core.builders import (
+    T0,
+    after,
+    checkpoint,
+    exited,
+    failed,
+    failure,
+    gone,
+    make_spec,
+    pending,
+    seats,
+    started,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LINES = tuple(f"line {n} of what the script has printed before it died" for n in range(40))
+
+
+def attempt(job: Job) -> Iterator[Job]:
+    """The records of one attempt that steps, saves and is killed."""
+    number = job.attempt_number + 1
+    at = T0 + 100.0 * number
+    gang = job.gang if job.gang_open else job.gang + 1
+    job = after(job, started(job, at=at, gang=gang))
+    yield job
+    for event in (
+        ev.GangPlaced(job_id=job.id, at=at + 1, gang=gang, seats=seats(job, job.nodes)),
+        ev.AttemptRunning(job_id=job.id, at=at + 2, attempt=number, pids=(1, 2)),
+        ev.FirstStep(job_id=job.id, at=at + 3, attempt=number, step=number, step_at=at + 3, steps_lost=2),
+        checkpoint(job, number, at=at + 4, path=f"/ckpt/{number}"),
+        exited(job, 0, signal=9, at=at + 20, log_tail=LINES),
+        failed(job, at=at + 21, failed_at=at + 20, failure=failure(rank=0, signal=9, log_tail=LINES)),
+        gone(job, at=at + 22),
+    ):
+        job = after(job, event)
+        yield job
+
+
+def bytes_of(job: Job) -> int:
+    """What a store writes for the record."""
+    return len(json.dumps(job_to_dict(job), separators=(",", ":")))
+
+
+def test_a_record_is_as_large_after_two_thousand_attempts_as_after_twenty() -> None:
+    job, largest, written = pending(make_spec(workers="auto")), {}, {}
+    for number in range(1, 2001):
+        records = list(attempt(job))
+        job = records[-1]
+        if number in (20, 2000):
+            sizes = [bytes_of(record) for record in records]
+            largest[number], written[number] = max(sizes), sum(sizes)
+    assert len(job.attempts) == KEPT_ATTEMPTS
+    assert job.attempt_number == 2000
+    # Numbers, times and counters grow by digits.
+    assert largest[2000] < largest[20] + 200
+    assert written[2000] < written[20] + 8 * 200
+    assert largest[2000] < 20_000
+
+
+def test_what_a_record_says_of_all_attempts_is_the_same_with_and_without_a_list_of_them() -> None:
+    job, every = pending(make_spec(workers="auto")), {}
+    for _ in range(3 * KEPT_ATTEMPTS):
+        *_, job = attempt(job)
+        every.update({a.number: a for a in job.attempts})
+    whole = tuple(every[number] for number in sorted(every))
+    assert len(whole) == 3 * KEPT_ATTEMPTS
+    assert [a.number for a in job.attempts] == [a.number for a in whole[-KEPT_ATTEMPTS:]]
+    assert job.past.attempts == len(whole) - KEPT_ATTEMPTS
+    assert job.whole == Past().add_all(whole)
+    assert job.whole.recoveries == len(whole) - 1
+    assert job.whole.steps_lost == 2 * len(whole)
+    assert job.started_at == whole[0].running_at
+    assert job.whole.ordered_at == whole[0].started_at
+    assert job.whole.first_step_at == whole[0].first_step_at
+    assert recovery_seconds(whole[0], whole[1]) == 83.0
+
+
+def test_the_size_of_the_first_attempt_holds_for_ever() -> None:
+    job = pending(make_spec(workers="auto"))
+    job = after(job, started(job, nodes=("a",) * 3))
+    for number in range(2 * KEPT_ATTEMPTS):
+        job = after(job, failed(job), gone(job))
+        job = after(job, started(job, at=T0 + number, gang=job.gang, nodes=("a",) * 3))
+    assert (job.least_workers, job.most_workers, job.whole.most_ranks) == (3, 3, 3)
+    assert job.attempts[0].number > 1
+
+
+def test_a_record_that_lists_all_attempts_is_read_as_one_that_does_not() -> None:
+    job, every = pending(), {}
+    for _ in range(2 * KEPT_ATTEMPTS):
+        *_, job = attempt(job)
+        every.update({a.number: a for a in job.attempts})
+    row = json.loads(json.dumps(job_to_dict(job)))
+    assert current_record(row) is row
+    old = {name: value for name, value in row.items() if name != "past"}
+    listed = {a["number"]: a for a in row["attempts"]}
+    rows = json.loads(json.dumps([job_to_dict(after_only(job, every[n]))["attempts"][0] for n in sorted(every)]))
+    old["attempts"] = [listed.get(a["number"], a) for a in rows]
+    assert job_from_dict(old) == job
+
+
+def after_only(job: Job, one: object) -> Job:
+    """The record with one attempt alone."""
+    from dataclasses import replace
+
+    return replace(job, attempts=(one,))  # type: ignore[arg-type]
+
+
+def test_a_job_without_attempts_counts_none() -> None:
+    assert pending().whole == Past()

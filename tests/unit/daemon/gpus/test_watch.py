@@ -1,0 +1,229 @@
+"""What the daemon makes of its exporters' words: whole windows, whose process it is, what to record, and who is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+
+from orchestrator.core.ids import JobId
+from orchestrator.daemon.gpus.watch import POOR_SECONDS, GpuWatch
+from orchestrator.daemon.jobs.progress import JobProgress
+from orchestrator.gpu.balance.balance import GpuLoad, LoadPoint
+from orchestrator.gpu.exporter.exporter import GpuStatus
+from orchestrator.gpu.sample import GpuProcess
+from orchestrator.gpu.sampler import Health
+from orchestrator.runtime.exporters.actor import ExporterReport
+from orchestrator.spec.paths import Paths
+from orchestrator.train.script.progress import ProgressSnapshot
+from tests.unit.gpu.support import gpu_info, sample
+
+JOB = JobId("digits-k3f9q2")
+
+
+class RecordingExporters:
+    """Exporters that hold what they were told, as the actors do; `forget` is a death of one."""
+
+    def __init__(self, home: Path) -> None:
+        node = SimpleNamespace(home_shared=True, home=str(home))
+        self.nodes: dict[str, Any] = dict.fromkeys(("GPU-a", "GPU-b", "GPU-c"), node)
+        self.recorded: dict[str, dict[str, str]] = {uuid: {} for uuid in self.nodes}
+        self.points: dict[str, list[LoadPoint]] = {}
+        self.lineages: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self.reports: dict[str, ExporterReport] = {}
+        self.asked: list[set[str]] = []
+
+    async def ask(self, uuids: Iterable[str], since: Mapping[str, float] | None = None) -> Mapping[str, ExporterReport]:
+        self.asked.append(set(uuids))
+        found = {uuid: self._report(uuid, (since or {}).get(uuid, 0.0)) for uuid in self.asked[-1]}
+        self.reports |= found
+        return found
+
+    def _report(self, uuid: str, since: float) -> ExporterReport:
+        processes = tuple(GpuProcess(pid=line[0], memory_bytes=1) for line in self.lineages.get(uuid, ()))
+        return ExporterReport(
+            url="http://127.0.0.1:1/metrics",
+            pid=1,
+            status=GpuStatus(
+                info=gpu_info(uuid), health=Health.OK, sample=sample(uuid, processes=processes), error=None
+            ),
+            recording=frozenset(self.recorded[uuid]),
+            loads=tuple(point for point in self.points.get(uuid, ()) if point.timestamp > since),
+            lineages=self.lineages.get(uuid, ()),
+        )
+
+    async def record(self, uuid: str, job_id: str, directory: str, rate: float) -> None:
+        self.recorded[uuid][job_id] = f"{directory} at {rate:g}"
+
+    async def stop_recording(self, uuid: str, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            self.recorded[uuid].pop(job_id, None)
+
+
+def job(*seats: tuple[str, ...], job_id: JobId = JOB, pids: tuple[int, ...] = (), record: bool = True) -> Any:
+    """A running job of which one rank sits on the GPUs of each of `seats`."""
+    return SimpleNamespace(
+        id=job_id,
+        gang=1,
+        gang_open=True,
+        attempt_number=1,
+        pids=pids,
+        seats=tuple(
+            SimpleNamespace(rank=rank, node_id="n1", gpu_ids=(), gpu_uuids=uuids) for rank, uuids in enumerate(seats)
+        ),
+        spec=SimpleNamespace(telemetry=SimpleNamespace(record=record, rate=10.0)),
+    )
+
+
+class World:
+    """A watch among fakes."""
+
+    def __init__(self, home: Path) -> None:
+        self.exporters = RecordingExporters(home)
+        self.jobs: list[Any] = []
+        self.progress = JobProgress(attempt=1)
+        self.now = 1000.0
+        cluster: Any = SimpleNamespace(reports={}, agents={})
+        exporters: Any = self.exporters
+        self.watch = GpuWatch(
+            cluster,
+            exporters,
+            Paths(home=home, socket=home / "s"),
+            lambda: self.jobs,
+            lambda _job_id: self.progress,
+            structlog.get_logger(),
+            clock=lambda: self.now,
+        )
+
+    def round(self) -> None:
+        asyncio.run(self.watch.round())
+
+    def loads(self, **watts: float) -> None:
+        """A minute of full load at so many watts, by GPU."""
+        now = time.time()
+        for uuid, power in watts.items():
+            load = GpuLoad(utilization=1.0, memory=1e9, power=power)
+            self.exporters.points[f"GPU-{uuid}"] = [
+                LoadPoint(timestamp=now - age, age_seconds=float(age), load=load) for age in range(50, -1, -1)
+            ]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_daemon_that_has_just_started_knows_the_last_minute(world: World) -> None:
+    world.jobs = [job(("GPU-a",), ("GPU-b",))]
+    world.loads(a=300.0, b=100.0)
+    world.round()
+    assert world.watch.raw_balances[JOB].worst is not None
+    assert world.watch.balances[JOB]["quantities"]["power"]["cv"] == pytest.approx(0.5)
+    world.exporters.points.clear()  # nothing new: what is known stays, and is not taken twice
+    world.round()
+    assert world.watch.balances[JOB]["quantities"]["power"]["mean"] == pytest.approx(200.0)
+
+
+def test_telemetry_is_begun_again_by_an_exporter_that_died(world: World, tmp_path: Path) -> None:
+    world.jobs = [job(("GPU-a",), ("GPU-b",))]
+    world.round()
+    directory = tmp_path / "jobs" / JOB / "telemetry"
+    assert world.exporters.recorded == {
+        "GPU-a": {JOB: f"{directory} at 10"},
+        "GPU-b": {JOB: f"{directory} at 10"},
+        "GPU-c": {},
+    }
+    world.exporters.recorded["GPU-b"].clear()
+    world.round()
+    assert world.exporters.recorded["GPU-b"] == {JOB: f"{directory} at 10"}
+
+
+def test_telemetry_of_a_job_that_ended_while_no_daemon_was_there_is_ended(world: World) -> None:
+    world.exporters.recorded["GPU-c"]["gone-123456"] = "somewhere"
+    world.round()
+    assert world.exporters.recorded["GPU-c"] == {}
+    world.round()
+    world.round()
+    assert world.exporters.asked[-1] == set()  # nobody holds a GPU and nothing is recorded: nobody is asked
+
+
+def test_a_job_may_go_without_telemetry(world: World) -> None:
+    world.jobs = [job(("GPU-a",), record=False)]
+    world.round()
+    assert world.exporters.recorded["GPU-a"] == {}
+
+
+def poor(world: World) -> list[dict[str, Any]]:
+    """The causes, once the balance has been poor for long."""
+    world.round()
+    world.exporters.points.clear()
+    world.now += POOR_SECONDS
+    world.round()
+    found: list[dict[str, Any]] = world.watch.balances[JOB]["findings"]
+    return found
+
+
+def ranks(*metrics: Mapping[str, float]) -> JobProgress:
+    return JobProgress(
+        attempt=1,
+        ranks={
+            rank: ProgressSnapshot(metrics=values, recent_step_seconds=(0.5, 0.5))
+            for rank, values in enumerate(metrics)
+        },
+    )
+
+
+def test_the_straggler_is_named_by_what_the_ranks_report(world: World) -> None:
+    world.jobs = [job(("GPU-a",), ("GPU-b",))]
+    world.loads(a=300.0, b=100.0)
+    quick = {"step_seconds": 0.5, "data_seconds": 0.01, "forward_seconds": 0.05}
+    world.progress = ranks({**quick, "forward_seconds": 0.29}, quick)
+    (found,) = poor(world)
+    assert (found["cause"], found["rank"]) == ("straggler", 0)
+    assert found["factor"] == pytest.approx(5.0)
+
+
+def test_simulated_gpus_tell_who_works_and_who_waits(world: World) -> None:
+    world.jobs = [job(("GPU-a",), ("GPU-b",))]
+    world.loads(a=300.0, b=100.0)
+    for uuid, work in (("GPU-a", 0.9), ("GPU-b", 0.3)):
+        points = world.exporters.points[uuid]
+        world.exporters.points[uuid] = [replace(one, load=replace(one.load, work=work)) for one in points]
+    world.progress = ranks({}, {})
+    (found,) = poor(world)
+    assert (found["cause"], found["rank"]) == ("straggler", 0)
+    assert found["factor"] == pytest.approx(3.0)
+    assert "0.45 s against 0.15 s" in found["text"]
+
+
+def test_a_starved_rank_is_named(world: World) -> None:
+    world.jobs = [job(("GPU-a",), ("GPU-b",))]
+    world.loads(a=100.0, b=300.0)
+    world.progress = ranks({"data_seconds": 0.3}, {"data_seconds": 0.01})
+    first = poor(world)[0]
+    assert (first["cause"], first["rank"]) == ("starved_input", 0)
+
+
+def test_what_an_earlier_attempt_reported_says_nothing(world: World) -> None:
+    world.jobs = [job(("GPU-a",), ("GPU-b",))]
+    world.loads(a=300.0, b=100.0)
+    world.progress = ranks({"step_seconds": 0.5}, {"step_seconds": 0.1})
+    world.progress.attempt = 0
+    assert [one["cause"] for one in poor(world)] == ["waiting"]
+
+
+def test_only_a_process_of_nobody_who_holds_the_gpu_is_foreign(world: World) -> None:
+    sharer = job(("GPU-a",), job_id=JobId("other-abcdef"), pids=(30,))
+    world.jobs = [job(("GPU-a",), ("GPU-b",), pids=(10, 20)), sharer]
+    world.loads(a=300.0, b=100.0)
+    world.exporters.lineages = {"GPU-a": ((11, 10, 1), (30, 1)), "GPU-b": ((666, 1),)}
+    found = {one["cause"]: one for one in poor(world)}
+    assert found["foreign_process"]["rank"] == 1
+    assert "666" in found["foreign_process"]["text"]

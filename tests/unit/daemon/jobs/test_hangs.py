@@ -1,0 +1,288 @@
+"""The watch over running jobs: when it looks, what it does about what it sees, and what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from orchestrator.core import events as ev
+from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, Wait
+from orchestrator.core.job import Job, fold
+from orchestrator.core.states import JobState
+from orchestrator.daemon.jobs.hangs import HangWatch
+from orchestrator.spec.job import HealthSpec
+from orchestrator.telemetry.logging import get_logger
+from orchestrator.train.script.progress import ProgressSnapshot
+from tests.unit.core.builders import after, make_spec, pending, started
+
+COLLECTIVE = (Frame("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py", 1),)
+LOCKED = (Frame("pull", "/work/data.py", 7),)
+
+
+class World:
+    """A running job, ranks that are as ``ranks`` says, and a clock that moves when the watch does."""
+
+    def __init__(self, *, gpu: float = 0.0, **health: Any) -> None:
+        job = pending(make_spec(gpu=gpu, health=HealthSpec(**health)))
+        self.job = replace(after(job, started(job)), state=JobState.RUNNING)
+        self.now = 100.0
+        self.ranks: dict[int, dict[str, Any]] = {0: {"frames": COLLECTIVE}, 1: {"frames": LOCKED}}
+        self.events: list[ev.Event] = []
+        self.logs: dict[int, Sequence[str]] = {}
+        self.looked: list[bool] = []
+        self.fails = False
+        self.watch = HangWatch(
+            jobs=lambda: [self.job],
+            looker=self,
+            command=self.command,
+            log=get_logger("test"),
+            clock=lambda: self.now,
+            pause=self.pause,
+        )
+
+    async def pause(self, seconds: float) -> None:
+        self.now += seconds
+
+    async def command(self, make: Callable[[], Sequence[ev.Event]]) -> None:
+        for event in make():
+            self.events.append(event)
+            self.job = fold(self.job, event)
+
+    async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
+        if self.fails:
+            raise OSError("no way")
+        self.looked.append(stacks)
+        wanted = range(job.num_workers) if ranks is None else ranks
+        return {rank: self.one(rank, stacks=stacks) for rank in wanted if rank in self.ranks}
+
+    def one(self, rank: int, *, stacks: bool) -> RankLook:
+        facts = dict(self.ranks[rank])
+        frames = facts.pop("frames")
+        busy = facts.pop("busy", 0.0)
+        threads = (Thread(name="MainThread", frames=frames),) if stacks else ()
+        values = {"state": "S", "wait": Wait.LOCK, **facts}
+        return RankLook(rank=rank, at=self.now, pid=rank + 1, cpu_seconds=busy * self.now, threads=threads, **values)
+
+    async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
+        self.logs |= lines
+
+    def report(self, *seconds: float, steps: int = 10, **page: Any) -> None:
+        for rank in range(2):
+            snapshot = ProgressSnapshot(step=steps, steps_reported=steps, recent_step_seconds=seconds, **page)
+            self.watch.progress(self.job, self.job.attempt_number, rank, snapshot)
+
+    def pass_by(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
+        """Ticks for so long; examinations run to their end."""
+
+        async def ticks() -> None:
+            end = self.now + seconds
+            while self.now < end:
+                self.now += 0.5
+                each()
+                self.watch.tick()
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    await task
+
+        asyncio.run(ticks())
+
+    @property
+    def codes(self) -> list[str]:
+        return [e.code if isinstance(e, ev.JobNoted) else e.kind for e in self.events]
+
+
+def test_a_deadlock_ends_the_attempt_out_of_the_hang_budget_with_every_stack_in_the_logs() -> None:
+    world = World()
+    world.report(*[0.1] * 8)
+    world.pass_by(6.0)
+    (failed,) = world.events
+    assert isinstance(failed, ev.AttemptFailed)
+    failure = failed.failure
+    assert (failure.failure_class, failure.code, failure.rank, failed.retry) == ("hang", "hang", 1, True)
+    assert "pull (/work/data.py:7)" in failure.sentence
+    assert "where 0.1 s is usual" in failure.sentence
+    assert f"orch logs {world.job.id} --rank 1 --attempt 1" in failure.advice
+    assert world.job.restarts == {"hang": 1}
+    assert set(world.logs) == {0, 1}
+    assert any("pull" in line for line in world.logs[1])
+
+
+def test_a_stopped_rank_is_found_under_others_that_step_on_without_it() -> None:
+    world = World()
+    world.ranks = {0: {"frames": LOCKED, "busy": 0.9}, 1: {"frames": LOCKED, "state": "T"}}
+    world.report(*[0.1] * 8)
+
+    def alone() -> None:
+        snapshot = ProgressSnapshot(step=9, steps_reported=9, recent_step_seconds=(0.1,) * 8)
+        world.watch.progress(world.job, 1, 0, snapshot)
+
+    world.pass_by(6.0, alone)
+    assert world.codes == ["attempt_failed"]
+
+
+def test_two_hangs_are_forgiven_and_not_a_third() -> None:
+    world = World()
+    world.job = replace(world.job, restarts={"hang": 2})
+    world.report(*[0.1] * 8)
+    world.pass_by(6.0)
+    (failed,) = world.events
+    assert isinstance(failed, ev.AttemptFailed)
+    assert not failed.retry
+    assert "2 of 2 hang restarts used" in failed.failure.sentence
+
+
+def test_a_stopped_rank_is_found_in_any_phase_and_without_reading_stacks_first() -> None:
+    for page in ({"phase": "evaluate"}, {"saving_since": 1.0}, {"steps": 2}):
+        world = World()
+        world.ranks[1]["state"] = "T"
+        world.report(*([0.1] * (2 if "steps" in page else 8)), **page)
+        world.pass_by(5.0)
+        assert world.codes == ["attempt_failed"], page
+        assert any("pull" in line for line in world.logs[1])
+
+
+def test_a_job_that_reports_nothing_is_told_of_and_left_alone() -> None:
+    world = World()
+    world.pass_by(120.0)
+    assert world.events == []
+    assert not any(world.looked)  # nobody reads the stacks of what cannot be judged
+    assert world.watch.suspected(world.job.id) is None
+    world.ranks[1]["state"] = "T"
+    world.pass_by(30.0)
+    assert world.codes == ["hang"]
+    assert "health.on_hang: notify" in world.job.notes[-1]
+    assert world.watch.suspected(world.job.id) is True
+    assert world.job.state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("on_hang", "reports", "codes"), [("notify", True, ["hang"]), ("restart", False, ["attempt_failed"])]
+)
+def test_what_follows_is_for_the_job_file_to_say(on_hang: str, reports: bool, codes: list[str]) -> None:
+    world = World(on_hang=on_hang)
+    world.ranks[1]["state"] = "T"
+    if reports:
+        world.report(*[0.1] * 8)
+    world.pass_by(60.0)
+    assert world.codes == codes
+    assert set(world.logs) == {0, 1}
+
+
+def test_what_is_only_slow_is_told_once_and_looked_at_less_and_less() -> None:
+    world = World()
+    world.ranks[0] = {"frames": LOCKED, "busy": 0.9}
+    world.ranks[1] = {"frames": COLLECTIVE}
+    world.report(*[0.1] * 8)
+    world.pass_by(59.0)
+    assert world.events == []
+    assert world.watch.suspected(world.job.id) is False
+    world.pass_by(240.0)
+    assert world.codes == ["slow"]
+    assert "rank 0 is busy" in world.job.notes[-1]
+    assert world.watch.suspected(world.job.id) is True
+    assert sum(world.looked) <= 2 * 20
+    world.report(*[0.1] * 8)
+    assert world.watch.suspected(world.job.id) is False
+
+
+def test_healthy_pauses_raise_no_alarm() -> None:
+    world = World()
+    world.ranks = {0: {"frames": LOCKED, "wait": Wait.OUTSIDE}, 1: {"frames": COLLECTIVE}}
+    world.pass_by(900.0)  # the first step
+    world.report(900.0, 0.1, steps=3)
+    world.pass_by(30.0)
+    world.report(*[0.1] * 8)
+    world.pass_by(50.0)
+    world.report(*[0.1] * 8, phase="evaluate")
+    world.pass_by(50.0)
+    world.report(*[0.1] * 8, saving_since=1.0)
+    world.pass_by(50.0)
+    assert world.events == []
+
+
+def test_a_machine_that_slept_raises_no_alarm() -> None:
+    world = World()
+    world.report(*[0.1] * 8)
+    world.now += 9 * 3600.0
+    world.pass_by(1.0)
+    world.report(*[0.1] * 8)
+    assert (world.looked, world.events) == ([], [])
+
+
+def test_a_rank_out_of_reach_is_not_still() -> None:
+    world = World()
+    world.report(*[0.1] * 8)
+    world.job = replace(world.job, degraded=True)
+    world.pass_by(60.0)
+    assert (world.looked, world.events) == ([], [])
+    world.job = replace(world.job, degraded=False)
+    del world.ranks[0]
+    world.pass_by(20.0)
+    assert world.events == []  # it does not answer: it may be at work
+
+
+def test_a_limit_in_the_job_file_is_kept_to_with_or_without_proof() -> None:
+    world = World(heartbeat_timeout=timedelta(seconds=20))
+    world.ranks[0] = {"frames": LOCKED, "busy": 0.9}
+    world.report(*[0.1] * 8)
+    world.pass_by(18.0)
+    assert world.events == []
+    world.pass_by(6.0)
+    assert world.codes == ["attempt_failed"]
+
+
+def test_output_counts_as_a_sign_of_life_of_a_script_that_reports_nothing() -> None:
+    world = World(heartbeat_timeout=timedelta(seconds=20), on_hang="restart")
+    lines = iter(range(1, 10_000))
+
+    def prints() -> None:
+        world.ranks[0]["printed"] = next(lines)
+
+    world.pass_by(590.0)  # until health.startup_timeout nothing has to be seen of it
+    assert world.events == []
+    world.pass_by(60.0, prints)
+    assert world.events == []
+    world.pass_by(40.0)
+    assert world.codes == ["attempt_failed"]
+    assert "no sign of life for" in world.job.failure.sentence  # type: ignore[union-attr]
+
+
+def test_progress_during_an_examination_ends_it() -> None:
+    world = World()
+    world.report(*[0.1] * 8)
+
+    async def steps(seconds: float) -> None:
+        world.now += seconds
+        world.report(*[0.1] * 8)
+
+    world.watch._pause = steps
+    world.pass_by(60.0)
+    assert world.events == []
+
+
+def test_an_attempt_that_ends_meanwhile_is_not_ended_again() -> None:
+    world = World()
+    world.report(*[0.1] * 8)
+
+    async def ends(seconds: float) -> None:
+        world.now += seconds
+        world.job = replace(world.job, state=JobState.DRAINING)
+
+    world.watch._pause = ends
+    world.pass_by(10.0)
+    assert world.events == []
+
+
+def test_a_look_that_fails_costs_an_examination_and_no_more() -> None:
+    world = World()
+    world.fails = True
+    world.report(*[0.1] * 8)
+    world.pass_by(10.0)
+    assert world.events == []
+    world.fails = False
+    world.pass_by(40.0)
+    assert world.codes == ["attempt_failed"]

@@ -1,0 +1,54 @@
+"""Ignore files of a working directory: what they cost, and what may stand in their place."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.daemon.jobs import workdir_archive as snapshot
+from orchestrator.runtime.nodes.working_copy import find_outputs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STARS = "*a*a*a*a*a*a*a*a*a*a*a*a*b"
+
+
+def test_a_pattern_of_many_stars_holds_nothing_up(tmp_path: Path) -> None:
+    """With a backtracking matcher this test does not end."""
+    (tmp_path / ".gitignore").write_text(f"{STARS}\n*.bin\n")
+    (tmp_path / ("a" * 250)).write_text("")
+    (tmp_path / "weights.bin").write_text("")
+    assert snapshot.measure(tmp_path)[0] == 2
+
+
+def test_so_does_a_pattern_of_outputs(tmp_path: Path) -> None:
+    """The same for the files that a job brings back."""
+    (tmp_path / ("a" * 250)).write_text("")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x").write_text("1")
+    assert [found.path for found in find_outputs(tmp_path, [STARS, "out/**"], 100).files] == ["out/x"]
+
+
+def test_an_ignore_file_that_is_a_fifo_is_told(tmp_path: Path) -> None:
+    """It would be waited for without end."""
+    os.mkfifo(tmp_path / ".orchignore")
+    with pytest.raises(snapshot.SnapshotError, match=r"\.orchignore: it is not a regular file"):
+        snapshot.measure(tmp_path)
+
+
+def test_an_ignore_file_that_is_too_long_is_told(tmp_path: Path) -> None:
+    """Ten thousand patterns are the most."""
+    (tmp_path / ".gitignore").write_text("".join(f"name-{number}\n" for number in range(10_001)))
+    with pytest.raises(snapshot.SnapshotError, match="more than 10000 patterns"):
+        snapshot.measure(tmp_path)
+
+
+def test_an_ignore_file_may_be_a_link(tmp_path: Path) -> None:
+    """Many repositories share one."""
+    (tmp_path / "shared").write_text("*.bin\n")
+    (tmp_path / ".gitignore").symlink_to("shared")
+    (tmp_path / "weights.bin").write_text("")
+    assert snapshot.measure(tmp_path)[0] == 2

@@ -1,0 +1,187 @@
+"""A node that keeps failing is avoided until it passes its health check, or a person trusts it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from orchestrator.core.diagnosis.quarantine import CHECK_AFTER_SECONDS
+from orchestrator.core.ids import JobId
+from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.nodes.views import node_view
+from orchestrator.store.memory import MemoryStore
+from orchestrator.store.port import StoredPlace
+from tests.support.nodes import node_report
+from tests.unit.core.builders import T0, after, changed, failed, failure, node, nodes, running
+
+PLACES = nodes(node("a"), node("b"))
+
+
+class Cluster:
+    """A clock that is set, and nodes that say what a test wants."""
+
+    def __init__(self) -> None:
+        self.now = T0
+        self.problems: tuple[str, ...] = ()
+        self.checked: list[str] = []
+        self.trust = NodeTrust(lambda: self.now)
+
+    def strike(self, times: int, *, first: int = 0) -> bool:
+        newly = False
+        for number in range(first, first + times):
+            job = changed(running(), id=JobId(f"digits-{number:06d}"), seats=())
+            event = failed(job, failure=failure(code="gpu_lost", rank=0), at=self.now)
+            newly = self.trust.observe(after(job, event), event) or newly
+        return newly
+
+    def avoided(self) -> str:
+        return self.trust.mark(PLACES)["a"].avoided
+
+    def look(self) -> bool:
+        async def check(node_id: str) -> tuple[str, ...]:
+            self.checked.append(node_id)
+            return self.problems
+
+        return asyncio.run(self.trust.look(check))
+
+
+def test_it_is_avoided_and_shown_with_the_reason() -> None:
+    cluster = Cluster()
+    assert not cluster.strike(2)
+    assert cluster.avoided() == ""
+    assert cluster.strike(1, first=2)
+    marked = cluster.trust.mark(PLACES)
+    assert not marked["a"].schedulable
+    assert marked["b"].schedulable
+    view = node_view(marked["a"], node_report(), [], marked)
+    assert view.state == "AVOIDED"
+    assert view.reason.startswith("3 failures began here, the last: digits-000000, rank 0 was killed; its health")
+
+
+def test_its_health_is_looked_at_in_time_and_a_good_one_is_trusted() -> None:
+    cluster = Cluster()
+    cluster.strike(3)
+    assert not cluster.look()
+    assert cluster.checked == []
+    cluster.now += CHECK_AFTER_SECONDS
+    assert cluster.look()
+    assert (cluster.checked, cluster.avoided()) == (["a"], "")
+    assert not cluster.strike(1, first=3), "the old strikes are forgotten"
+
+
+def test_a_bad_one_stays_avoided_with_what_the_check_found() -> None:
+    cluster = Cluster()
+    cluster.strike(3)
+    cluster.now += CHECK_AFTER_SECONDS
+    cluster.problems = ("cuda:0 multiplies wrongly",)
+    assert cluster.look()
+    assert cluster.avoided() == "its health check failed: cuda:0 multiplies wrongly"
+    assert not cluster.look(), "not again at once"
+    cluster.now += 2 * CHECK_AFTER_SECONDS
+    cluster.problems = ()
+    assert cluster.look()
+    assert cluster.avoided() == ""
+
+
+def test_a_person_may_trust_it_at_once() -> None:
+    cluster = Cluster()
+    cluster.strike(3)
+    cluster.trust.forgive("a")
+    assert cluster.avoided() == ""
+
+
+def restarted(cluster: Cluster) -> NodeTrust:
+    """What a daemon makes of the record that the one before has left."""
+    store = MemoryStore()
+
+    async def through() -> list[StoredPlace]:
+        await store.put_places(cluster.trust.unsaved())
+        return await store.places()
+
+    trust = NodeTrust(lambda: cluster.now)
+    trust.restore(asyncio.run(through()))
+    return trust
+
+
+def test_a_restarted_daemon_knows_whom_it_avoids_and_whom_a_person_cordoned() -> None:
+    cluster = Cluster()
+    cluster.strike(3)
+    cluster.trust.cordon("b", "b", "ann")
+    trust = restarted(cluster)
+    again = trust.mark(nodes(node("a"), node("b"), node("c")))
+    assert again["a"].avoided.startswith("3 failures began here")
+    assert again["b"].cordoned
+    assert again["c"].schedulable
+    assert trust.unsaved() == []
+    trust.forgive("b")
+    assert [(p.kind, p.name) for p in trust.unsaved()] == [("node", "b")]
+    assert not trust.mark(PLACES)["b"].cordoned
+
+
+def test_what_weighs_nothing_any_more_is_forgotten_by_the_next_daemon() -> None:
+    cluster = Cluster()
+    cluster.strike(1)
+    cluster.trust.cordon("b", "b", "ann")
+    written = cluster.trust.unsaved()
+    assert {p.name for p in written if p.body is not None} == {"a", "b"}
+    cluster.now += 13 * 3600.0
+    trust = NodeTrust(lambda: cluster.now)
+    trust.restore(written)
+    assert [(p.name, p.body) for p in trust.unsaved() if p.kind == "node"] == [("a", None)]
+    assert trust.mark(PLACES)["b"].cordoned, "what a person did holds until a person takes it back"
+
+
+def test_the_same_failure_read_again_is_one_strike_and_a_forgiven_one_is_none() -> None:
+    cluster = Cluster()
+    cluster.strike(2)
+    cluster.trust = restarted(cluster)
+    assert not cluster.strike(2), "as when a restarted daemon reads the events of its live jobs"
+    cluster.now += 1
+    cluster.trust.forgive("a")
+    cluster.trust = restarted(cluster)
+    cluster.now -= 1
+    assert not cluster.strike(3)
+    assert cluster.avoided() == ""
+
+
+def test_a_node_with_a_new_id_is_known_by_its_name() -> None:
+    cluster = Cluster()
+    cluster.strike(3)
+    cluster.trust.mark(nodes(node("a", name="host-a"), node("b")))
+    later = nodes(node("x", name="host-a"), node("b"))
+    assert cluster.trust.mark(later)["x"].avoided
+    assert {(p.kind, p.name, p.body is None) for p in cluster.trust.unsaved()} == {
+        ("node", "a", True),
+        ("node", "x", False),
+    }
+    twice = nodes(node("y", name="host-a"), node("z", name="host-a"))
+    assert not any(n.avoided for n in cluster.trust.mark(twice).values()), "which of them it is cannot be told"
+
+
+def test_a_gpu_that_fails_twice_is_avoided_before_its_node_is() -> None:
+    cluster = Cluster()
+    job = running()
+    (gpu,) = job.seats[0].gpu_uuids
+    for at in (T0 - 1, T0):
+        event = failed(job, failure=failure(code="gpu_ecc", rank=0), at=at)
+        newly = cluster.trust.observe(after(job, event), event)
+    assert newly
+    assert list(cluster.trust.avoided_gpus) == [gpu]
+    assert cluster.avoided() == ""
+    cluster.trust = restarted(cluster)
+    assert list(cluster.trust.avoided_gpus) == [gpu]
+    cluster.now += CHECK_AFTER_SECONDS
+    assert cluster.look()
+    assert cluster.checked == ["a"], "the check of its node tries every GPU"
+    assert cluster.trust.avoided_gpus == {}
+
+
+def test_what_could_not_be_written_is_told_again_and_what_is_old_is_not_kept() -> None:
+    cluster = Cluster()
+    cluster.strike(1)
+    told = cluster.trust.unsaved()
+    assert cluster.trust.unsaved() == []
+    cluster.trust.keep(told)
+    assert cluster.trust.unsaved() == told
+    cluster.trust.keep(told)
+    cluster.now += 24 * 3600
+    assert [p.body for p in cluster.trust.unsaved()] == [None]

@@ -1,0 +1,190 @@
+"""Web hooks against a real HTTP server that fails first: signed, sent again, also by the daemon after the one that died."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import structlog
+
+from orchestrator.core.states import JobState
+from orchestrator.daemon.notify.notifier import LONGEST_DELAY_SECONDS, Notifier, delay_seconds
+from orchestrator.daemon.notify.webhook import HookError, post, signing_key
+from orchestrator.spec.job import NotifySpec
+from orchestrator.store.sqlite import SqliteStore
+from tests.unit.core.builders import ID, finished, make_spec, submission
+
+
+class Hook(ThreadingHTTPServer):
+    """Answers with the statuses of ``script`` in turn, then 200; remembers what came."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.script: list[int] = []
+        self.came: list[tuple[dict[str, str], bytes]] = []
+        self.hold = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/hook?token=x"
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Hook
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.came.append((dict(self.headers), body))
+        status = self.server.script.pop(0) if self.server.script else 200
+        if status == 0:
+            self.server.hold.wait()
+            return
+        self.send_response(status)
+        if status == 302:
+            self.send_header("Location", self.server.url)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    server = Hook()
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield server
+    server.hold.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(path: Path, case: Callable[[SqliteStore, Notifier], Awaitable[None]]) -> None:
+    """One life of a daemon's notifier."""
+
+    async def life() -> None:
+        store = SqliteStore.open(path / "store.db", reserve=None)
+        try:
+            async with asyncio.timeout(60):
+                await case(store, Notifier(store, path / "key", structlog.get_logger(), first_delay=0.05))
+        finally:
+            store.close()
+
+    asyncio.run(life())
+
+
+async def submit_and_end(store: SqliteStore, url: str) -> None:
+    spec = make_spec(notify=(NotifySpec(url=url, on=("FAILED", "CANCELLED")),))
+    job, _ = await store.submit(submission(spec, at=time.time()))
+    await store.append([finished(job, JobState.CANCELLED, at=time.time(), reason="cancelled by ada")])
+
+
+async def until_told(notifier: Notifier) -> None:
+    while (wait := await notifier.send_due()) is not None:  # noqa: ASYNC110 - it says how long
+        await asyncio.sleep(wait)
+
+
+def test_it_is_signed_and_sent_again_until_the_hook_takes_it(tmp_path: Path, hook: Hook) -> None:
+    hook.script = [500, 429]
+    before = int(time.time())
+
+    async def case(store: SqliteStore, notifier: Notifier) -> None:
+        await submit_and_end(store, hook.url)
+        await until_told(notifier)
+
+    run(tmp_path, case)
+    assert len(hook.came) == 3
+    assert len({headers["X-Orch-Delivery"] for headers, _ in hook.came}) == 1
+    headers, body = hook.came[-1]
+    message = json.loads(body)
+    assert message["text"] == f"{ID} is CANCELLED: cancelled by ada"
+    assert (message["job_id"], message["state"], message["was"]) == (ID, "CANCELLED", "PENDING")
+    at, mac = (part.partition("=")[2] for part in headers["X-Orch-Signature"].split(","))
+    key = (tmp_path / "key").read_text().strip().encode()
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert hmac.new(key, at.encode() + b"." + body, hashlib.sha256).hexdigest() == mac
+    assert before <= int(at) <= time.time()
+
+
+def test_the_next_daemon_sends_what_the_last_could_not(tmp_path: Path, hook: Hook) -> None:
+    async def first(store: SqliteStore, notifier: Notifier) -> None:
+        await submit_and_end(store, hook.url)
+        hook.script = [503]
+        await notifier.send_due()
+
+    async def second(_store: SqliteStore, notifier: Notifier) -> None:
+        await until_told(notifier)
+
+    run(tmp_path, first)
+    run(tmp_path, second)
+    assert [json.loads(body)["state"] for _, body in hook.came] == ["CANCELLED", "CANCELLED"]
+
+
+@pytest.mark.parametrize("status", [302, 404, 410])
+def test_a_redirect_or_a_refusal_is_final(tmp_path: Path, hook: Hook, status: int) -> None:
+    hook.script = [status]
+
+    async def case(store: SqliteStore, notifier: Notifier) -> None:
+        await submit_and_end(store, hook.url)
+        await until_told(notifier)
+        assert await store.due_notices(time.time() + 1e9, 10) == ([], None)
+
+    run(tmp_path, case)
+    assert len(hook.came) == 1
+
+
+def test_it_runs_until_cancelled_and_wakes_for_what_is_new(tmp_path: Path, hook: Hook) -> None:
+    async def case(store: SqliteStore, notifier: Notifier) -> None:
+        running = asyncio.create_task(notifier.run())
+        await asyncio.sleep(0)
+        await submit_and_end(store, hook.url)
+        notifier.wake()
+        while not hook.came:  # noqa: ASYNC110 - a thread fills it
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    run(tmp_path, case)
+
+
+def test_a_hook_that_does_not_answer_is_left_at_the_deadline(hook: Hook) -> None:
+    hook.script = [0]
+    with pytest.raises(HookError, match=r"no answer within 0\.2 s"):
+        asyncio.run(post(hook.url, b"{}", {}, seconds=0.2))
+    assert not hook.hold.is_set(), "it has not answered since"
+
+
+@pytest.mark.parametrize("url", ["http://169.254.169.254/latest/meta-data", "http://[fe80::1]/x", "http://0.0.0.0/x"])
+def test_addresses_that_hand_out_credentials_are_refused(url: str) -> None:
+    with pytest.raises(HookError, match="an address that hooks may not have") as caught:
+        asyncio.run(post(url, b"{}", {}))
+    assert caught.value.final
+
+
+def test_nobody_there_is_tried_again() -> None:
+    with pytest.raises(HookError) as caught:
+        asyncio.run(post("http://127.0.0.1:1/x", b"{}", {}))
+    assert not caught.value.final
+
+
+def test_the_key_is_made_once(tmp_path: Path) -> None:
+    first = signing_key(tmp_path / "key")
+    assert len(first) == 64
+    assert signing_key(tmp_path / "key") == first
+
+
+def test_delays_double_up_to_an_hour_with_a_jitter_of_their_own() -> None:
+    assert 1.8 <= delay_seconds(1, 0) <= 2.0
+    assert 0.9 * LONGEST_DELAY_SECONDS <= delay_seconds(1, 99) <= LONGEST_DELAY_SECONDS
+    assert delay_seconds(1, 3) == delay_seconds(1, 3) != delay_seconds(2, 3)

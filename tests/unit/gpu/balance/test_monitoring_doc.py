@@ -1,0 +1,47 @@
+"""docs/monitoring.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator.catalogue import METRICS
+from orchestrator.gpu.balance import balance
+from orchestrator.gpu.exporter.metrics_doc import with_table
+from orchestrator.gpu.recording.rows import COLUMNS
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "monitoring.md"
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_the_table_of_metrics_is_that_of_the_catalogue(text: str) -> None:
+    assert with_table(text) == text, "run: python -m orchestrator.gpu.exporter.metrics_doc docs/monitoring.md"
+    assert text.count("| `orch_") == len(METRICS)
+
+
+def test_every_metric_that_is_named_exists(text: str) -> None:
+    known = {metric.name for metric in METRICS}
+    assert set(re.findall(r"\borch_[a-z0-9_]+", text)) <= known
+
+
+def test_columns_modules_and_bands_are_the_codes_own(text: str) -> None:
+    assert f"`{' '.join(COLUMNS)}`" in text
+    for dotted in set(re.findall(r"orchestrator(?:\.\w+)+", text)):
+        parts = dotted.split(".")
+        root = DOCUMENT.parents[1]
+        assert any((root / Path(*parts[:end])).with_suffix(".py").exists() for end in (len(parts), len(parts) - 1)), (
+            dotted
+        )
+    for limit, name in balance.BANDS:
+        assert f"| below {100 * limit:.0f} % | {name} |" in text
+
+
+def test_a_document_without_the_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs the lines"):
+        with_table("# nothing here")

@@ -1,0 +1,335 @@
+"""Recordings: the formats of their sources, rates, GPUs that hang, and the statistics at the end."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.gpu.drivers.nvidia.nvml import open_nvidia
+from orchestrator.gpu.reader import Detail
+from orchestrator.gpu.recording.gputop import read_recording
+from orchestrator.gpu.recording.recorder import Recorder, RecordOptions, TrainingFile
+from orchestrator.gpu.recording.rows import COLUMNS, View, csv_header, csv_row, multi_entry, single_entry
+from orchestrator.gpu.recording.stats import GpuStats, Quantiles, RecordStats
+from orchestrator.gpu.sample import Sample, Throttle, Vendor
+from orchestrator.gpu.sampler import Reading
+from tests.support import fake_nvml
+from tests.support.fake_nvml import FakeNvml
+from tests.unit.gpu.support import ScriptedReader, gpu_info, sample, wait_for
+
+MakeReader = Callable[[str], ScriptedReader]
+STARTED = dt.datetime.fromisoformat("2026-01-15T10:30:00")
+AT = STARTED.timestamp()
+
+
+def full(uuid: str = "GPU-a", **changes: Any) -> Sample:
+    values: dict[str, Any] = {
+        "utilization": 0.85,
+        "memory_used_bytes": 12800 << 20,
+        "memory_total_bytes": 24576 << 20,
+        "power_watts": 150.25,
+        "power_limit_watts": 300.0,
+        "energy_joules": 1000.0,
+        "fan": 0.4,
+        "temperatures": (("gpu", 55.0), ("memory", 62.0)),
+        "temperature_limits": (("gpu", "slowdown", 89.0), ("gpu", "shutdown", 92.0)),
+        "clocks": (("sm", 1.98e9), ("memory", 2.619e9)),
+        "throttle": ((Throttle.POWER_CAP, True),),
+    }
+    return sample(uuid, **{**values, **changes})
+
+
+def view_of(value: Sample | None, index: int = 0, **info: Any) -> View:
+    view = View(gpu_info(f"GPU-{index}", index, model="NVIDIA A10G", **info))
+    if value is not None:
+        view.update(Reading(tick=0, lateness=0.0, detail=Detail.FULL, sample=value))
+    return view
+
+
+def test_the_single_gpu_entry_has_the_sources_keys_and_units() -> None:
+    entry = single_entry(AT, 10.5, view_of(full()), {"epoch": 1, "batch": 100, "phase": "training"})
+    assert entry == {
+        "timestamp": "2026-01-15T10:30:00.000",
+        "gpu_index": 0,
+        "gpu_name": "NVIDIA A10G",
+        "gpu_type": "NVIDIA",
+        "gpu_uuid": "GPU-0",
+        "utilization": 85.0,
+        "memory_used": 12800.0,
+        "memory_total": 24576.0,
+        "memory_percent": 52.1,
+        "temperature": 55.0,
+        "temperatures": {"GPU": 55.0, "Memory": 62.0},
+        "temp_limits": {"GPU": {"slowdown": 89.0, "shutdown": 92.0}},
+        "power": 150.25,
+        "power_limit": 300.0,
+        "fan_speed": 40,
+        "clocks": {"sm": 1980, "memory": 2619},
+        "energy_joules": 1000.0,
+        "throttle": ["power_cap"],
+        "fresh": True,
+        "elapsed_seconds": 10.5,
+        "training_metadata": {"epoch": 1, "batch": 100, "phase": "training"},
+    }
+
+
+def test_the_multi_gpu_entry_adds_up_the_very_same_samples() -> None:
+    views = [view_of(full(), 0), view_of(full(utilization=0.8, power_watts=100.0, temperatures=(("gpu", 78.0),)), 1)]
+    entry = multi_entry(AT, 0.0, views, {})
+    assert [gpu["gpu_index"] for gpu in entry["multi_gpu_data"]] == [0, 1]
+    assert entry["aggregate_stats"] == {
+        "total_memory_used": 25600.0,
+        "total_memory_total": 49152.0,
+        "total_memory_percent": 52.1,
+        "average_utilization": 82.5,
+        "total_power": 250.25,
+        "total_power_limit": 600.0,
+        "max_temperature": 78.0,
+        "gpu_count": 2,
+    }
+    assert "training_metadata" not in entry
+
+
+def test_what_a_gpu_does_not_say_is_left_out_and_never_0() -> None:
+    silent = sample()
+    single = single_entry(AT, 0.0, view_of(silent), {})
+    assert set(single) == {"timestamp", "gpu_index", "gpu_name", "gpu_type", "gpu_uuid", "elapsed_seconds", "fresh"}
+    entry = multi_entry(AT, 0.0, [view_of(silent, 0), view_of(None, 1)], {})
+    assert entry["multi_gpu_data"] == [{"gpu_index": 0, "gpu_name": "NVIDIA A10G"}]
+    assert entry["aggregate_stats"] == {"gpu_count": 1}
+
+
+def test_other_vendors_keep_their_sensors_names() -> None:
+    view = view_of(full(temperatures=(("edge", 61.0), ("junction", 79.0))), vendor=Vendor.AMD)
+    entry = single_entry(AT, 0.0, view, {})
+    assert entry["temperatures"] == {"Edge": 61.0, "Junction": 79.0}
+    assert (entry["gpu_type"], entry["temperature"]) == ("AMD", 61.0)
+
+
+def test_values_read_less_often_are_repeated_for_a_while_only() -> None:
+    view = view_of(full(at=100.0))
+    view.update(Reading(tick=1, lateness=0.0, detail=Detail.POWER, sample=sample(at=101.0, power_watts=99.0)))
+    entry = single_entry(AT, 0.0, view, {})
+    assert (entry["power"], entry["utilization"], entry["temperature"]) == (99.0, 85.0, 55.0)
+    view.update(Reading(tick=2, lateness=0.0, detail=Detail.POWER, sample=sample(at=102.5, power_watts=98.0)))
+    entry = single_entry(AT, 0.0, view, {})
+    assert entry["power"] == 98.0
+    assert not {"utilization", "temperature", "temperatures"} & entry.keys()
+
+
+def test_csv_rows_for_every_column() -> None:
+    columns = tuple(COLUMNS)
+    header = csv_header([gpu_info("a", 0), gpu_info("b", 3)], columns)
+    assert header.startswith("timestamp,elapsed_sec,gpu0_power_w,gpu0_temp_c,")
+    assert "gpu3_fresh" in header
+    cells = [COLUMNS[name] for name in columns]
+    row = csv_row(AT + 0.0125, 0.01, [view_of(full(), 0), view_of(None, 3)], cells)
+    assert row == (
+        "2026-01-15T10:30:00.012,0.010,150.250,55,85,12800,1980,1000.000,300.0,40,power_cap,1" + "," * len(columns)
+    )
+
+
+def options(directory: Path, **changes: Any) -> RecordOptions:
+    return RecordOptions(**{"directory": directory, "started": STARTED, "name": "lenet5", **changes})
+
+
+def test_a_csv_recording(nvml: FakeNvml, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Recorder(open_nvidia(), options(out, rate=100.0, csv=True)) as running:
+        wait_for(lambda: running.stats.lateness.count > 60, "sixty readings")
+    (path,) = out.iterdir()
+    assert path.name == "gpu_metrics_20260115_103000.csv"
+    lines = list(csv.reader(path.read_text().splitlines()))
+    assert lines[0] == ["timestamp", "elapsed_sec", "gpu0_power_w", "gpu0_temp_c", "gpu1_power_w", "gpu1_temp_c"]
+    assert lines[1][2:] == ["300.000", "55", "300.000", "55"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}", lines[1][0])
+    elapsed = [float(line[1]) for line in lines[1:]]
+    assert elapsed == sorted(set(elapsed)), "one row a tick, in order"
+    assert elapsed[:2] == [0.0, 0.01]
+
+
+def test_a_json_recording_is_valid_at_every_moment(nvml: FakeNvml, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    single, multi = (
+        out / "gpu_stats_lenet5_20260115_103000.json",
+        out / "gpu_stats_lenet5_20260115_103000_multi_gpu.json",
+    )
+    with Recorder(open_nvidia(), options(out, rate=100.0, flush_seconds=0.2)) as running:
+        assert running.paths == (single, multi)
+        wait_for(lambda: json.loads(single.read_bytes()) and json.loads(multi.read_bytes()), "the first entries")
+        size = multi.stat().st_size
+        while multi.stat().st_size < 4 * size:
+            json.loads(single.read_bytes())
+            json.loads(multi.read_bytes())
+    assert sorted(out.iterdir()) == [single, multi]
+    entries = json.loads(multi.read_bytes())
+    assert entries[0]["aggregate_stats"]["gpu_count"] == 2
+    assert entries[0]["aggregate_stats"]["total_power"] == 600.0
+    assert json.loads(single.read_bytes())[0]["gpu_name"] == "NVIDIA H100 80GB HBM3"
+
+
+def test_one_gpu_has_no_multi_gpu_file(make_reader: MakeReader, tmp_path: Path) -> None:
+    with Recorder([make_reader("GPU-a")], options(tmp_path, rate=50.0)) as running:
+        wait_for(lambda: running.stats.lateness.count > 3, "a few readings")
+    assert [path.name for path in tmp_path.iterdir()] == ["gpu_stats_lenet5_20260115_103000.json"]
+
+
+def test_a_hanging_gpu_leaves_its_cells_empty_and_the_others_rows_on_time(
+    make_reader: MakeReader, tmp_path: Path
+) -> None:
+    first, second = make_reader("GPU-a"), make_reader("GPU-b")
+    second.info = gpu_info("GPU-b", 1)
+    with Recorder([first, second], options(tmp_path, rate=100.0, csv=True, grace_seconds=0.1)) as running:
+        wait_for(lambda: running.stats.gpus["GPU-a"].samples > 10, "both being recorded")
+        first.hang()
+        before = running.stats.gpus["GPU-b"].samples
+        wait_for(lambda: running.stats.gpus["GPU-b"].samples > before + 60, "the other one going on")
+        first.release()
+        wait_for(lambda: running.stats.gpus["GPU-a"].samples > 30, "its return")
+    (path,) = tmp_path.iterdir()
+    lines = list(csv.reader(path.read_text().splitlines()))[1:]
+    alone = [line for line in lines if not line[2]]
+    assert len(alone) >= 50
+    assert all(line[4] == "300.000" for line in alone)
+    assert [line[1] for line in lines] == sorted((line[1] for line in lines), key=float)
+
+
+def test_the_runs_own_words_are_in_the_rows(make_reader: MakeReader, tmp_path: Path) -> None:
+    said = tmp_path / "said.json"
+    training = TrainingFile(said)
+    assert training() == {}
+    with Recorder([make_reader("GPU-a")], options(tmp_path, rate=100.0, training=training)) as running:
+        said.write_text(json.dumps({"epoch": 2, "batch": 7, "phase": "training"}))
+        wait_for(lambda: training()["epoch"] == 2, "the run's words")
+        before = running.stats.lateness.count
+        wait_for(lambda: running.stats.lateness.count > before + 20, "rows after them")
+    rows = json.loads((tmp_path / "gpu_stats_lenet5_20260115_103000.json").read_bytes())
+    assert rows[-1]["training_metadata"] == {"epoch": 2, "batch": 7, "phase": "training"}
+
+
+def test_the_runs_words_survive_a_bad_file(tmp_path: Path) -> None:
+    said = tmp_path / "said.json"
+    training = TrainingFile(said)
+    said.write_text('{"epoch": 1}')
+    assert training() == {"epoch": 1}
+    said.write_text("{")
+    assert training() == {"epoch": 1}
+    said.write_text("[1, 2]")
+    assert training() == {}
+    said.unlink()
+    assert training() == {}
+
+
+def test_a_full_disk_is_reported_and_sampling_goes_on(
+    make_reader: MakeReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Recorder([make_reader("GPU-a")], options(tmp_path, rate=100.0, csv=True, flush_seconds=0.05))
+
+    def full_disk(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with running:
+        monkeypatch.setattr(running._sinks[0]._file, "append", full_disk)
+        wait_for(lambda: running.problem, "the report")
+        before = running.stats.lateness.count
+        wait_for(lambda: running.stats.lateness.count > before + 10, "sampling going on")
+    assert "No space left" in (running.problem or "")
+    assert "Free some space" in (running.problem or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rate": 0.0}, "0.01 to 1000"),
+        ({"rate": 5000.0}, "0.01 to 1000"),
+        ({"columns": ("power_w", "colour")}, "unknown column colour"),
+        ({"name": "a/b"}, "file's name"),
+        ({"name": ""}, "file's name"),
+    ],
+)
+def test_what_cannot_be_recorded_is_named(
+    make_reader: MakeReader, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recorder([make_reader("GPU-a")], options(tmp_path, **changes))
+
+
+def test_no_gpus_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--simulate-gpus"):
+        Recorder([], options(tmp_path))
+
+
+def test_an_existing_file_is_not_written_over(make_reader: MakeReader, tmp_path: Path) -> None:
+    (tmp_path / "gpu_metrics_20260115_103000.csv").write_text("precious")
+    with pytest.raises(FileExistsError):
+        Recorder([make_reader("GPU-a")], options(tmp_path, csv=True)).start()
+
+
+def test_achieved_and_distinct_rates_are_told_apart(nvml: FakeNvml, tmp_path: Path) -> None:
+    for gpu in nvml:
+        gpu.field(186, 300_000, kind=fake_nvml.UINT, period_us=50_000, wobble=1000)
+    with Recorder(open_nvidia(), options(tmp_path / "out", rate=100.0, csv=True)) as running:
+        wait_for(lambda: running.stats.gpus[nvml.uuid(0)].samples > 100, "a second's worth")
+    result = running.stats.as_dict()
+    for gpu in result["gpus"]:
+        assert 80 < gpu["achieved_rate_hz"] < 105
+        assert 15 < gpu["distinct_value_rate_hz"] < 25, (
+            "the sensor has news 20 times a second, however often it is asked"
+        )
+    text = running.stats.text()
+    assert "asked at 100 Hz" in text
+    assert "new power values/s" in text
+    assert "J by the counter" in text
+    assert result["missed_ticks"] == running.stats.missed
+
+
+def test_energy_by_the_counter_beside_the_integral_of_power() -> None:
+    stats = GpuStats(gpu_info())
+    for tick in range(101):
+        energy = 5000.0 + 2.9 * tick if tick % 10 == 0 else None
+        stats.add(sample(at=tick / 100, power_watts=300.0, energy_joules=energy))
+    assert stats.counter_joules == pytest.approx(290.0)
+    assert stats.integral_joules_beside_counter == pytest.approx(300.0)
+    assert stats.rate == pytest.approx(100.0)
+    stats.add(sample(at=20.0, power_watts=300.0))
+    assert stats.integral_joules == pytest.approx(300.0), "nobody knows what it drew in a gap of 19 s"
+
+
+def test_energy_without_a_counter() -> None:
+    stats = RecordStats((gpu_info(),), 10.0)
+    for tick in range(11):
+        stats.add(Reading(tick=tick, lateness=0.0, detail=Detail.FULL, sample=sample(at=tick / 10, power_watts=100.0)))
+    assert stats.as_dict()["gpus"][0]["energy_counter_joules"] is None
+    assert "100.0 J by integrating power (no counter)" in stats.text()
+
+
+def test_quantiles_are_good_to_five_per_cent() -> None:
+    quantiles = Quantiles()
+    assert quantiles.quantile(0.99) == 0.0
+    for number in range(1, 10_001):
+        quantiles.add(number / 1e6)
+    assert quantiles.quantile(0.5) == pytest.approx(0.005, rel=0.06)
+    assert quantiles.quantile(0.99) == pytest.approx(0.0099, rel=0.06)
+    assert quantiles.quantile(1.0) == pytest.approx(0.01, rel=0.06)
+    assert quantiles.maximum == 0.01
+
+
+def test_what_is_recorded_is_read_back(nvml: FakeNvml, tmp_path: Path) -> None:
+    out, before = tmp_path / "out", time.time()
+    with Recorder(open_nvidia(), options(out, rate=100.0)) as running:
+        wait_for(lambda: running.stats.lateness.count > 40, "some readings")
+    single, multi = (read_recording(path) for path in running.paths)
+    assert {row.gpu_index for row in single.samples} == {0}
+    assert {row.gpu_index for row in multi.samples} == {0, 1}
+    row = multi.by_gpu[1][0]
+    assert (row.power_watts, row.utilization, row.memory_used_bytes) == (300.0, 0.51, 11 << 30)
+    assert row.temperatures == (("gpu", 55.0), ("memory", 62.0))
+    assert before <= row.timestamp <= time.time()

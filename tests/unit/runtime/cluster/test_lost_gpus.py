@@ -1,0 +1,30 @@
+"""A GPU that falls off the bus is counted out, and moves no other."""
+
+from __future__ import annotations
+
+from orchestrator.daemon.nodes.views import GPU_LOST, node_view
+from orchestrator.runtime.cluster.gpu_reservations import still_there
+from tests.support.nodes import node_report
+from tests.unit.core.builders import node, nodes
+
+
+def test_the_others_keep_the_places_that_ray_knows_them_by() -> None:
+    first = node_report("G0", "G1", "G2").gpus
+    left, lost = still_there(node_report("G0", "G2"), first)
+    assert [(g.index, g.uuid) for g in left.gpus] == [(0, "G0"), (2, "G2")]
+    assert [(g.index, g.uuid) for g in lost] == [(1, "G1")]
+    back, none = still_there(node_report("G0", "G1", "G2"), first)
+    assert (back.gpus, none) == (first, ())
+    assert still_there(node_report("G0", "new"), first[:1])[0].gpus == first[:1], "Ray does not know what came later"
+
+
+def test_a_lost_and_a_bad_gpu_are_shown_with_the_reason() -> None:
+    left, lost = still_there(node_report("G0", "G2"), node_report("G0", "G1", "G2").gpus)
+    place = nodes(node("a"))
+    view = node_view(place["a"], left, [], place, lost=lost, bad={"G2": "2 failures began here"})
+    assert [(g.uuid, g.healthy, g.problem) for g in view.gpus] == [
+        ("G0", True, ""),
+        ("G1", False, GPU_LOST),
+        ("G2", False, "2 failures began here"),
+    ]
+    assert view.agent_pid == 7

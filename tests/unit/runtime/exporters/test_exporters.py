@@ -1,0 +1,112 @@
+"""Exporters of GPUs that fail stay named: an alert on what has vanished from sight would never be raised."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.runtime.exporters.actor import ExporterAccess
+from orchestrator.runtime.exporters.exporters import GONE_SECONDS, Exporters
+
+
+@dataclass
+class FakeActor:
+    """Answers as an exporter's actor does, until it hangs."""
+
+    url: str
+    hangs: bool = False
+    report: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.report = SimpleNamespace(remote=self._report)
+
+    async def _report(self, _since: float | None = None) -> Any:
+        if self.hangs:
+            await asyncio.sleep(3600)
+        return SimpleNamespace(url=self.url)
+
+
+@dataclass
+class FakeCluster:
+    """Nodes with GPUs, as their agents report them."""
+
+    reports: dict[str, Any] = field(default_factory=dict)
+    actors: dict[str, FakeActor] = field(default_factory=dict)
+
+    async def call(self, _make: Callable[..., Any], _node_id: str, gpu: Any, _report: Any) -> FakeActor:
+        return self.actors.setdefault(gpu.uuid, FakeActor(url=f"http://127.0.0.1:{9477 + len(self.actors)}/metrics"))
+
+    def show(self, node_id: str, *uuids: str) -> None:
+        gpus = tuple(SimpleNamespace(uuid=uuid) for uuid in uuids)
+        self.reports[node_id] = SimpleNamespace(node_id=node_id, hostname=f"host-{node_id}", gpus=gpus)
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    made = FakeCluster()
+    made.show("n1", "GPU-a", "GPU-b")
+    made.show("n2", "GPU-c")
+    return made
+
+
+def made(cluster: FakeCluster, **changes: Any) -> Exporters:
+    exporters = Exporters(cluster, ExporterAccess(), **changes)  # type: ignore[arg-type]  # what of Cluster it needs
+    asyncio.run(exporters.refresh())
+    return exporters
+
+
+def test_every_gpu_has_a_place(cluster: FakeCluster) -> None:
+    exporters = made(cluster)
+    assert {uuid: place.node for uuid, place in exporters.places.items()} == {
+        "GPU-a": "host-n1",
+        "GPU-b": "host-n1",
+        "GPU-c": "host-n2",
+    }
+    assert exporters.missing() == []
+
+
+def test_a_gpu_that_fell_out_of_the_inventory_is_missing_and_still_asked(cluster: FakeCluster) -> None:
+    exporters = made(cluster)
+    cluster.show("n1", "GPU-a")
+    asyncio.run(exporters.refresh())
+    assert exporters.missing() == [("host-n1", "GPU-b")]
+    assert "GPU-b" in exporters.places
+    assert "GPU-b" in asyncio.run(exporters.ask())
+
+
+def test_an_exporter_that_hangs_keeps_its_place(cluster: FakeCluster) -> None:
+    exporters = made(cluster, report_seconds=0.01)
+    cluster.actors["GPU-a"].hangs = True
+    assert "GPU-a" not in asyncio.run(exporters.ask())
+    assert "GPU-a" in exporters.places
+
+
+def test_an_exporter_that_moved_is_found_when_it_is_asked(cluster: FakeCluster) -> None:
+    exporters = made(cluster)
+    cluster.actors["GPU-a"].url = "http://127.0.0.1:9555/metrics"
+    asyncio.run(exporters.ask())
+    assert exporters.places["GPU-a"].url.endswith(":9555/metrics")
+
+
+def test_a_node_that_is_gone_is_named_for_a_while(cluster: FakeCluster) -> None:
+    now = [0.0]
+    exporters = made(cluster, clock=lambda: now[0])
+    del cluster.reports["n2"]
+    asyncio.run(exporters.refresh())
+    assert "GPU-c" in exporters.places
+    assert exporters.missing() == [], "its node is gone with it"
+    assert "GPU-c" not in asyncio.run(exporters.ask())
+    now[0] = GONE_SECONDS + 1.0
+    asyncio.run(exporters.refresh())
+    assert "GPU-c" not in exporters.places
+
+
+def test_a_head_that_died_takes_every_place_with_it(cluster: FakeCluster) -> None:
+    exporters = made(cluster)
+    exporters.forget_all()
+    assert (exporters.places, exporters.reports, exporters.missing()) == ({}, {}, [])

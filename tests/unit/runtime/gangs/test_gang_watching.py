@@ -1,0 +1,135 @@
+"""A rank's story is told to its end, whatever its host says on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from orchestrator.checkpoint.repository.persister import PersisterStatus
+from orchestrator.core import events as ev
+from orchestrator.core.conformance import unchecked
+from orchestrator.core.job import Attempt, Exit, Job
+from orchestrator.runtime.gangs import gangs as module
+from orchestrator.runtime.gangs.gangs import Gangs, _Gang
+from orchestrator.runtime.pools import Pool
+from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
+from orchestrator.runtime.spawn.lifeline import Ending, ErrorRaised, Exited, ExitRecord, Gone, Started
+from orchestrator.spec.paths import Paths
+from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from tests.unit.core.builders import make_spec, pending, running
+
+STARTED = RankEvent(number=1, kind="started", at=1.0, pid=7)
+EXITED = RankEvent(number=2, kind="exited", at=2.0, exit_code=0)
+GONE = RankEvent(number=3, kind="gone", at=3.0)
+
+
+class Actor:
+    """A rank actor that gives these replies, one a call, and after the last one waits."""
+
+    def __init__(self, *replies: PollReply) -> None:
+        self._replies = list(replies)
+        self.cursors: list[PollCursor] = []
+        self.poll = SimpleNamespace(remote=self._poll)
+
+    async def _poll(self, _attempt: int, cursor: PollCursor, _seconds: float) -> PollReply:
+        self.cursors.append(cursor)
+        if not self._replies:
+            await asyncio.sleep(3600)
+        return self._replies.pop(0)
+
+
+class Watched:
+    """Gangs with one rank, and what they told."""
+
+    def __init__(self, *replies: PollReply) -> None:
+        self.events: list[ev.Event] = []
+        self.progress: list[ProgressSnapshot] = []
+        self.failing = 0
+        self.actor = Actor(*replies)
+        self.job = running(pending(make_spec(workers=1)))
+        unused = cast("Any", None)
+        self.gangs = Gangs(
+            cluster=unused,
+            paths=Paths(home=Path("/none"), socket=Path("/none/s")),
+            base_env={},
+            secrets_of=unused,
+            log_limits=unused,
+            post=self._post,
+            progress=lambda *taken: self.progress.append(taken[-1]),
+            previous_step=unused,
+            files=unused,
+            gpu_evidence=unused,
+            pool=Pool("starts", 1),
+            log=structlog.get_logger(),
+        )
+
+    def _post(self, events: Any) -> None:
+        if self.failing and any(event.kind == "rank_exited" for event in events):
+            self.failing -= 1
+            raise ZeroDivisionError
+        self.events += events
+
+    def run(self) -> list[str]:
+        """Follow the rank to its end; the kinds of what was told."""
+
+        async def follow() -> None:
+            async with asyncio.timeout(30):
+                gang = _Gang(number=1, actors=[self.actor])
+                await self.gangs._keep_following(self.job, gang, self.job.attempt_number, 0)
+
+        asyncio.run(follow())
+        return [event.kind for event in self.events]
+
+
+def reply(number: int, *events: RankEvent, **more: Any) -> PollReply:
+    return PollReply(cursor=PollCursor(event=number), events=events, **more)
+
+
+def test_progress_of_an_older_host_is_checked() -> None:
+    """It has no idea of what cannot be used, and its snapshots lack what was added since."""
+    facts = CheckpointFacts(saved_at=cast("Any", [1]), saved_step=3)
+    old = object.__new__(ProgressSnapshot)
+    for field in dataclasses.fields(ProgressSnapshot):
+        if field.name not in ("unusable", "stop_seen"):
+            object.__setattr__(old, field.name, getattr(ProgressSnapshot(step=4, checkpoint=facts), field.name))
+    watched = Watched(reply(1, STARTED, progress=old), reply(3, EXITED, GONE))
+    assert watched.run() == ["attempt_running", "rank_exited", "attempt_gone"]
+    (taken,) = watched.progress
+    assert (taken.step, taken.checkpoint, taken.stop_seen) == (4, CheckpointFacts(), False)
+    assert "checkpoint" in taken.unusable
+
+
+def test_progress_that_cannot_be_taken_does_not_hide_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(
+        reply(1, STARTED, progress=cast("Any", "no snapshot")),
+        reply(1, progress=cast("Any", "no snapshot")),
+        reply(3, EXITED, GONE, persisted=cast("Any", 5)),
+    )
+    told = watched.run()
+    assert [kind for kind in told if kind != "job_noted"] == ["attempt_running", "rank_exited", "attempt_gone"]
+    assert told.count("job_noted") == 2, "each once"
+
+
+def test_a_watcher_that_fails_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_UNREACHABLE_RETRY_SECONDS", 0.0)
+    watched = Watched(reply(1, STARTED), reply(3, EXITED, GONE), reply(3, STARTED, EXITED, GONE))
+    watched.failing = 1
+    told = watched.run()
+    assert told.count("rank_exited") == 1
+    assert told[-1] == "attempt_gone"
+    assert watched.actor.cursors[-1] == PollCursor()
+
+
+CHECKED = (RankEvent, ProgressSnapshot, CheckpointFacts, PersisterStatus, Job, Attempt, Exit, *ev.EVENTS.values())
+
+
+@pytest.mark.parametrize("record", [*CHECKED, ExitRecord, Started, ErrorRaised, Exited, Gone, Ending])
+def test_every_field_of_a_record_that_is_checked_has_a_type_that_is_known(record: type[Any]) -> None:
+    """A type that its module imports for annotations alone cannot be looked up, and would leave the field unchecked."""
+    assert unchecked(record) == ()

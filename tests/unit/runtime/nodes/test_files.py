@@ -1,0 +1,325 @@
+"""A job's files between the daemon and a node of its own: nothing is lost, nothing twice, nothing outside its directory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.core.job import Job
+from orchestrator.daemon.jobs import workdir_archive as snapshot
+from orchestrator.runtime.cluster.cluster import Cluster
+from orchestrator.runtime.gangs import job_files
+from orchestrator.runtime.gangs.job_files import JobFiles, LogMirror
+from orchestrator.runtime.nodes import files as node_files
+from orchestrator.runtime.nodes.directories import clear_pages, node_directory, page_directory
+from orchestrator.runtime.nodes.files import BlobDamagedError, NodeFiles
+from orchestrator.runtime.nodes.working_copy import find_outputs, keep_output, new_output
+from orchestrator.runtime.pools import Pool
+from orchestrator.runtime.ranks.log_reading import LogReader
+from orchestrator.runtime.ranks.logs import LogLimits, LogWriter, log_path
+from orchestrator.spec.paths import Paths
+from tests.unit.core.builders import make_spec, pending, running
+
+LIMITS = LogLimits(max_bytes=400, keep_files=2)
+JOB = "digits-abc234"
+
+
+def write(directory: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = directory / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return directory
+
+
+# -- outputs
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (["out/**"], ["out/a", "out/deep/b"]),
+        (["out"], ["out/a", "out/deep/b"]),
+        (["out/*"], ["out/a", "out/deep/b"]),
+        (["log"], ["log"]),
+        (["**/b"], ["out/deep/b"]),
+        (["none/**"], []),
+    ],
+)
+def test_outputs_are_what_a_pattern_names(tmp_path: Path, patterns: list[str], expected: list[str]) -> None:
+    work = write(tmp_path / "work", out__a="1", out__deep__b="22", log="3", other__log="4")
+    assert [found.path for found in find_outputs(work, patterns, 100).files] == expected
+
+
+def test_links_are_neither_followed_nor_brought(tmp_path: Path) -> None:
+    secret = write(tmp_path / "secret", key="k")
+    work = write(tmp_path / "work", out__a="1")
+    (work / "out" / "file").symlink_to(secret / "key")
+    (work / "out" / "directory").symlink_to(secret)
+    os.mkfifo(work / "out" / "pipe")
+    assert [found.path for found in find_outputs(work, ["**"], 100).files] == ["out/a"]
+
+
+def test_what_is_too_much_stays_and_is_counted(tmp_path: Path) -> None:
+    work = write(tmp_path / "work", a="1" * 6, b="2" * 6, c="3" * 4)
+    found = find_outputs(work, ["*"], 10)
+    assert [each.path for each in found.files] == ["a", "c"]
+    assert (found.left_files, found.left_bytes) == (1, 6)
+
+
+def test_an_output_is_kept_again_when_it_has_changed(tmp_path: Path) -> None:
+    work, target = write(tmp_path / "work", out__a="1"), tmp_path / "outputs"
+    for text in ("1", "2"):
+        (work / "out" / "a").unlink()
+        (work / "out" / "a").write_text(text)
+        (found,) = find_outputs(work, ["out/**"], 100).files
+        keep_output(work, found, target)
+        keep_output(work, found, target)
+        assert (target / "out" / "a").read_text() == text
+    assert [path.name for path in (target / "out").iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x"])
+def test_nothing_is_written_outside_of_the_target(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="leads out of"), new_output(tmp_path / "outputs", name):
+        raise AssertionError("a place was given")
+
+
+def test_nothing_is_written_through_a_link_in_the_target(tmp_path: Path) -> None:
+    target = tmp_path / "outputs"
+    target.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (target / "out").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="not a directory but a link"), new_output(target, "out/x"):
+        raise AssertionError("a place was given")
+
+
+# -- blobs and working copies
+
+
+def test_a_blob_arrives_in_pieces_and_is_checked(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    data = os.urandom(1000)
+    digest = hashlib.sha256(data).hexdigest()
+    files.put_blob(digest, 0, b"of an earlier try, which was longer" * 100, last=False)
+    files.put_blob(digest, 0, data[:600], last=False)
+    assert files.missing_blobs(JOB, [digest]) == [digest]
+    with pytest.raises(BlobDamagedError, match="sent again"):
+        files.put_blob(digest, 600, b"something else", last=True)
+    files.put_blob(digest, 0, data[:600], last=False)
+    files.put_blob(digest, 600, data[600:], last=True)
+    assert files.missing_blobs(JOB, [digest]) == []
+    assert files.paths.blob(digest).read_bytes() == data
+
+
+def test_jobs_that_have_ended_are_forgotten_and_the_cache_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = NodeFiles(tmp_path)
+    for name in ("live-aaaaaa", "ended-aaaaaa"):
+        write(files.paths.work(name), a="1")
+    old, new = (hashlib.sha256(data).hexdigest() for data in (b"o" * 60, b"n" * 60))
+    files.put_blob(old, 0, b"o" * 60, last=True)
+    files.put_blob(new, 0, b"n" * 60, last=True)
+    os.utime(files.paths.blob(old), (1, 1))
+    monkeypatch.setattr(node_files, "CACHE_BYTES", 100)
+    assert files.keep_only({"live-aaaaaa"}) == [], "what is young may be a job that the asker does not know yet"
+    assert files.keep_only({"live-aaaaaa"}, young_seconds=-1) == ["ended-aaaaaa"]
+    assert files.paths.work("live-aaaaaa").exists()
+    assert (files.paths.blob(old).exists(), files.paths.blob(new).exists()) == (False, True)
+
+
+def test_pages_of_jobs_that_have_ended_are_removed(tmp_path: Path) -> None:
+    node = node_directory(f"orch-test{os.getpid()}-{time.monotonic_ns()}", "n")
+    pages = page_directory(node.parent.name)
+    try:
+        write(pages, **{"live-aaaaaa.0.page": "", "ended-aaaaaa.0.page": "", "ended-aaaaaa.snapshots__a": ""})
+        clear_pages(node, {"live-aaaaaa"})
+        assert len(list(pages.iterdir())) == 3
+        clear_pages(node, {"live-aaaaaa"}, young_seconds=-1)
+        assert [path.name for path in pages.iterdir()] == ["live-aaaaaa.0.page"]
+    finally:
+        clear_pages(node, set(), young_seconds=-1)
+        pages.rmdir()
+
+
+def test_only_the_job_s_own_files_are_read(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path / "home")
+    work = write(files.paths.work(JOB), a="1")
+    (tmp_path / "secret").write_text("s")
+    (work / "link").symlink_to(tmp_path / "secret")
+    assert files.read_output(JOB, "a", 0) == b"1"
+    with pytest.raises(OSError, match="symbolic link"):
+        files.read_output(JOB, "link", 0)
+    with pytest.raises(PermissionError, match="leads out"):
+        files.read_output(JOB, "../../../../secret", 0)
+
+
+# -- logs
+
+
+def test_a_mirror_holds_every_line_once_through_rotation_and_restarts(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path / "node")
+    own = Paths(home=tmp_path / "daemon", socket=tmp_path)
+    source = log_path(files.paths.logs(JOB), 1, 0)
+    target = log_path(own.logs(JOB), 1, 0)
+    writer = LogWriter(source, limits=replace(LIMITS, keep_files=100))
+    wide = LogLimits(max_bytes=300, keep_files=100)
+    mirror, written = LogMirror(target, wide), 0
+    for turn in range(30):
+        for _ in range(turn % 4):
+            writer.feed("o", b"line %d\n" % written, 1000.0 + written)
+            written += 1
+        if turn % 5 == 0:
+            writer.feed("o", b"half a line", 1000.0 + written)
+            writer.feed("o", b"\n", 1000.0 + written)
+        mirror = LogMirror(target, wide) if turn % 3 == 0 else mirror
+        if turn % 7 == 0 and target.exists():
+            with target.open("ab") as file:
+                file.write(b"9.0 o written by a daemon that died before it noted it\n")
+            mirror = LogMirror(target, wide)
+        while parts := files.read_logs(JOB, {(1, 0): mirror.place}):
+            mirror.take(parts[0])
+    writer.close(2000.0)
+    mirrored = [entry.text for batch in LogReader(own.logs(JOB)).batches() for entry in batch]
+    assert mirrored == [entry.text for batch in LogReader(files.paths.logs(JOB)).batches() for entry in batch]
+    assert f"line {written - 1}" in mirrored
+    assert len(list(target.parent.glob("*.log.*"))) > 1, "it was rotated"
+
+
+def test_a_mirror_that_was_removed_goes_on_where_it_was(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path / "node")
+    target = tmp_path / "rank.log"
+    writer = LogWriter(log_path(files.paths.logs(JOB), 1, 0))
+    mirror = LogMirror(target, LIMITS)
+    for number in range(2):
+        writer.feed("o", b"line %d\n" % number, 1.0)
+        mirror.take(files.read_logs(JOB, {(1, 0): mirror.place})[0])
+        assert target.read_text() == f"1.000000 o line {number}\n"
+        target.unlink()
+        mirror = LogMirror(target, LIMITS)
+    writer.close(2.0)
+
+
+# -- both sides
+
+
+class Agent:
+    """A node's agent without Ray: its files, and a directory that it may not see."""
+
+    def __init__(self, home: Path, *, sees: bool = True) -> None:
+        self.node = NodeFiles(home)
+        self.calls: list[str] = []
+        self.files = SimpleNamespace(remote=self._files)
+        self.reads = SimpleNamespace(remote=self._reads)
+        self._sees = sees
+
+    async def _files(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(method)
+        return getattr(self.node, method)(*args, **kwargs)
+
+    async def _reads(self, path: str, text: str) -> bool:
+        return self._sees and Path(path).read_text() == text
+
+
+def two_sides(tmp_path: Path, *agents: Agent, limit: int = 1000) -> tuple[JobFiles, Paths]:
+    """The daemon's side with nodes "n0", "n1", ... that share nothing, and "here", which does."""
+    known = {f"n{number}": agent for number, agent in enumerate(agents)}
+    reports = {name: SimpleNamespace(home_shared=False) for name in known} | {"here": SimpleNamespace(home_shared=True)}
+    cluster = cast("Cluster", SimpleNamespace(agents=known, reports=reports))
+    paths = Paths(home=tmp_path / "daemon", socket=tmp_path)
+    return JobFiles(cluster, paths, LIMITS, outputs_max_bytes=limit, pool=Pool("outputs", 1)), paths
+
+
+def job_on(paths: Paths, *nodes: str, **keys: Any) -> Job:
+    job = pending(make_spec(workers=len(nodes), **keys))
+    return replace(running(job, nodes=nodes), work_dir=str(paths.work(JOB)))
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(coroutine)
+
+
+def test_a_working_copy_travels_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_files, "CHUNK_BYTES", 7)
+    agent = Agent(tmp_path / "node")
+    ours, paths = two_sides(tmp_path, agent)
+    source = write(tmp_path / "source", **{"train.py": "print('a script')\n", "lib__a.py": "", "lib__b.py": "A = 1\n"})
+    (source / "train.py").chmod(0o755)
+    taken = snapshot.take(source, paths.blob, max_bytes=10_000)
+    job = replace(job_on(paths, "n0", "here", "n0"), snapshot=taken.digest)
+    run(ours.ship(job))
+    run(ours.ship(job))
+    work = agent.node.paths.work(JOB)
+    laid_out = {path.relative_to(work).as_posix(): path.read_text() for path in work.rglob("*.py")}
+    assert laid_out == {"train.py": "print('a script')\n", "lib/a.py": "", "lib/b.py": "A = 1\n"}
+    assert (work / "train.py").stat().st_mode & 0o100
+    assert agent.calls.count("put_blob") > 5, "in several pieces"
+    assert agent.calls[-2:] == ["missing_blobs", "lay_out"], "the second time nothing was sent"
+
+
+def test_a_job_without_a_working_directory_has_an_empty_one(tmp_path: Path) -> None:
+    agent = Agent(tmp_path / "node")
+    ours, paths = two_sides(tmp_path, agent)
+    run(ours.ship(replace(job_on(paths, "n0"), snapshot="")))
+    assert list(agent.node.paths.work(JOB).iterdir()) == []
+
+
+def test_a_node_that_is_gone_is_told_by_name(tmp_path: Path) -> None:
+    ours, paths = two_sides(tmp_path, Agent(tmp_path / "node"))
+    job = replace(job_on(paths, "n0"), snapshot="")
+    ours._cluster.agents.clear()
+    with pytest.raises(LookupError, match="node n0 is gone"):
+        run(ours.ship(job))
+
+
+def test_a_directory_that_a_node_does_not_share_is_found_out(tmp_path: Path) -> None:
+    ours, _ = two_sides(tmp_path, Agent(tmp_path / "a"), Agent(tmp_path / "b", sees=False))
+    shared = tmp_path / "shared"
+    assert run(ours.blind(str(shared), ["n0", "n1"])) == ["n1"]
+    assert list(shared.iterdir()) == [], "the probe is removed"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"Not a directory|File exists"):
+        run(ours.blind(str(tmp_path / "file" / "x"), ["n0"]))
+
+
+def test_outputs_of_several_nodes_come_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_files, "CHUNK_BYTES", 3)
+    monkeypatch.setattr(node_files, "CHUNK_BYTES", 3)
+    agents = [Agent(tmp_path / "a"), Agent(tmp_path / "b")]
+    ours, paths = two_sides(tmp_path, *agents)
+    write(paths.work(JOB), out__here="0")
+    write(agents[0].node.paths.work(JOB), out__same="from a", out__a="aaaa")
+    write(agents[1].node.paths.work(JOB), out__same="from b")
+    write(agents[0].node.paths.exits(JOB), **{"attempt-1__rank-0.json": "{}"})
+    job = job_on(paths, "n0", "here", "n1", outputs=("out/**",))
+    assert run(ours.finish(job)) == ""
+    outputs = paths.outputs(JOB) / "out"
+    brought = {path.name: path.read_text() for path in outputs.iterdir()}
+    assert brought == {"here": "0", "same": "from a", "a": "aaaa", "same.node-1": "from b"}
+    assert paths.exit_record(JOB, 1, 0).read_text() == "{}"
+
+
+def test_outputs_that_stay_behind_are_told(tmp_path: Path) -> None:
+    agent = Agent(tmp_path / "a")
+    ours, paths = two_sides(tmp_path, agent, limit=5)
+    write(paths.work(JOB), out__a="1234")
+    write(agent.node.paths.work(JOB), out__b="1234")
+    told = run(ours.finish(job_on(paths, "here", "n0", outputs=("out/**",))))
+    assert "1 outputs (0 MB) stay in the working copy on node n0" in told
+    assert "ORCH_OUTPUTS_MAX_BYTES" in told
+    paths.outputs(JOB).joinpath("out", "a").unlink()
+    paths.outputs(JOB).joinpath("out").rmdir()
+    paths.outputs(JOB).joinpath("out").symlink_to(tmp_path)
+    told = run(ours.finish(job_on(paths, "here", outputs=("out/**",))))
+    assert "outputs could not be kept" in told
+    assert str(paths.work(JOB)) in told

@@ -1,0 +1,38 @@
+"""A node's health check, for real on this machine's devices and disk."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from orchestrator.runtime.nodes.health_check import check_node
+
+
+def test_this_machine_is_healthy_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    assert asyncio.run(check_node(tmp_path)) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "problem"),
+    [
+        ("echo Boom >&2; exit 1", 60, "its devices do not compute: Boom"),
+        ("echo cuda:1 multiplies wrongly; echo done", 60, "cuda:1 multiplies wrongly"),
+        ("exec sleep 600", 0.5, "its devices did not compute within 0.5 s"),
+    ],
+)
+def test_devices_that_do_not_compute_are_told(tmp_path: Path, script: str, seconds: float, problem: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    assert asyncio.run(check_node(tmp_path, python=str(python), seconds=seconds)) == [problem]
+
+
+def test_a_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:
+    done = tmp_path / "python"
+    done.write_text("#!/bin/sh\necho done\n")
+    done.chmod(0o755)
+    (problem,) = asyncio.run(check_node(tmp_path / "gone", python=str(done), seconds=60))
+    assert problem == f"nothing can be written to {tmp_path / 'gone'}: No such file or directory"

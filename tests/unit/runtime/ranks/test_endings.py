@@ -1,0 +1,43 @@
+"""What a keeper noted becomes typed facts; what does not fit is unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.core.states import StopScope
+from orchestrator.runtime.ranks.endings import StopFacts, stop_facts
+from orchestrator.runtime.spawn.lifeline import Ending
+from orchestrator.train.script.progress import ProgressSnapshot
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        (Ending(), StopFacts()),
+        (Ending(last_step=3, total_steps=9), StopFacts(last_step=3, total_steps=9)),
+        (Ending(stop_seen_at=5.0), StopFacts(stop_seen_at=5.0, stop_scope=StopScope.RANK)),
+        (Ending(keeper_terminated_at=4.0), StopFacts(stop_seen_at=4.0, stop_scope=StopScope.MACHINE)),
+        (
+            Ending(stop_seen_at=5.0, keeper_terminated_at=6.0),
+            StopFacts(stop_seen_at=5.0, stop_scope=StopScope.MACHINE),
+        ),
+    ],
+)
+def test_a_keeper_is_told_only_when_its_whole_node_is(ending: Ending, expected: StopFacts) -> None:
+    assert stop_facts(ending) == expected
+
+
+def test_printed_steps_stand_for_those_that_a_rank_did_not_report() -> None:
+    printed = ProgressSnapshot(step=7, max_step=8, total_steps=9)
+    assert stop_facts(Ending(), printed) == StopFacts(last_step=8, total_steps=9)
+    assert stop_facts(Ending(last_step=3), printed) == StopFacts(last_step=3)
+
+
+@pytest.mark.parametrize("wrong", ["5", [5], {}, True, float("nan"), float("inf"), -1, 2**70, object()])
+def test_what_does_not_fit_is_unknown(wrong: Any) -> None:
+    facts = stop_facts(Ending(last_step=wrong, total_steps=wrong))
+    assert (facts.last_step, facts.total_steps) == (None, None)
+    if wrong != 2**70:  # a time like any other
+        assert stop_facts(Ending(stop_seen_at=wrong, keeper_terminated_at=wrong)) == StopFacts()

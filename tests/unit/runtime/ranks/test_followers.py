@@ -1,0 +1,172 @@
+"""What follows a rank goes on to its end, whatever goes wrong on the way; an actor that answers nothing is ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+
+from orchestrator.core import events as ev
+from orchestrator.runtime.gangs import gangs as module
+from orchestrator.runtime.gangs.gangs import Gangs, _Gang
+from orchestrator.runtime.pools import Pool
+from orchestrator.runtime.ranks.actor import RankGreeting
+from orchestrator.runtime.ranks.logs import LogLimits
+from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
+from orchestrator.spec.paths import Paths
+from orchestrator.train.script.progress import ProgressSnapshot
+from tests.unit.core.builders import make_spec, pending, running
+
+JOB = running(pending(make_spec(workers=1)))
+STORY = (
+    RankEvent(number=1, kind="started", at=1.0, pid=7),
+    RankEvent(number=2, kind="exited", at=2.0, exit_code=0),
+    RankEvent(number=3, kind="gone", at=3.0),
+)
+
+
+class Remote:
+    """A method of an actor: ``answers`` are awaited one after the other, the last again and again."""
+
+    def __init__(self, *answers: Callable[..., Awaitable[Any]]) -> None:
+        self.answers, self.calls = list(answers), 0
+
+    async def remote(self, *args: Any, **kwargs: Any) -> Any:
+        answer = self.answers[min(self.calls, len(self.answers) - 1)]
+        self.calls += 1
+        return await answer(*args, **kwargs)
+
+
+async def never(*_args: Any, **_kwargs: Any) -> None:
+    await asyncio.Event().wait()
+
+
+def says(value: Any) -> Callable[..., Awaitable[Any]]:
+    async def answer(*_args: Any, **_kwargs: Any) -> Any:
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    return answer
+
+
+class Scene:
+    """Gangs with one gang of one rank, whose actor answers as told; what was posted, and which actors were ended."""
+
+    def __init__(self, tmp_path: Path, poll: Remote, *, stopped: bool = True, **options: Any) -> None:
+        self.posted: list[ev.Event] = []
+        self.ended: list[Any] = []
+        agent = SimpleNamespace(is_stopped=Remote(says(stopped)))
+        cluster = SimpleNamespace(silent={}, reports={}, agent_for=lambda _node: agent, call=self._call)
+        options = {"progress": lambda *_: None, "gpu_evidence": says(()), **options}
+        self.gangs = Gangs(
+            cluster=cluster,  # type: ignore[arg-type]  # what the followers need of it
+            paths=Paths(home=tmp_path, socket=tmp_path / "socket"),
+            base_env={},
+            secrets_of=lambda _job: {},
+            log_limits=LogLimits(),
+            post=self.posted.extend,
+            previous_step=lambda _job: 0,
+            files=SimpleNamespace(follow=lambda _job: None, bring_ends=says(OSError("no such node"))),  # type: ignore[arg-type]
+            pool=Pool("starts", 1),
+            log=structlog.get_logger(),
+            **options,
+        )
+        self.actor = SimpleNamespace(poll=poll, kill=Remote(never), stop=Remote(never))
+        greeting = RankGreeting(node_id="a", pid=4711, address="::1", gpu_ids=(), launched=1, port=None, highest_step=0)
+        self.gang = _Gang(number=JOB.gang, actors=[self.actor], greetings=[greeting])
+        self.gangs._gangs[JOB.id] = self.gang
+
+    async def _call(self, function: Any, actor: Any, *, restart: bool) -> None:
+        assert function is module.end_worker
+        assert not restart
+        self.ended.append(actor)
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.posted]
+
+    async def follow(self) -> None:
+        self.gangs._watch(JOB, self.gang, 1)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*self.gang.watchers)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_UNREACHABLE_RETRY_SECONDS", 0.0)
+
+
+def no_progress(*_: Any) -> None:
+    raise ValueError("saved_at is a list")
+
+
+@pytest.mark.parametrize(
+    "options", [{"progress": no_progress}, {"gpu_evidence": says(RuntimeError("no driver"))}], ids=["progress", "gpus"]
+)
+def test_the_end_of_a_rank_is_told_whatever_cannot_be_taken_of_it(tmp_path: Path, options: dict[str, Any]) -> None:
+    reply = PollReply(
+        cursor=PollCursor(event=3, progress=1), events=(*STORY[:1], STORY[1], STORY[2]), progress=ProgressSnapshot()
+    )
+    scene = Scene(tmp_path, Remote(says(reply)), **options)
+    asyncio.run(scene.follow())
+    assert scene.kinds() == ["attempt_running", "rank_exited", "attempt_gone"]
+
+
+def test_a_reply_that_could_not_be_taken_is_not_taken_again(tmp_path: Path) -> None:
+    cursors: list[PollCursor] = []
+    replies = iter(
+        [
+            PollReply(cursor=PollCursor(progress=1), progress=ProgressSnapshot()),
+            PollReply(cursor=PollCursor(event=3, progress=1), events=STORY),
+        ]
+    )
+
+    async def poll(_attempt: int, cursor: PollCursor, _seconds: float) -> PollReply:
+        cursors.append(cursor)
+        return next(replies)
+
+    scene = Scene(tmp_path, Remote(poll), progress=no_progress)
+    asyncio.run(scene.follow())
+    assert cursors == [PollCursor(), PollCursor(progress=1)]
+    assert scene.kinds()[-1] == "attempt_gone"
+
+
+def test_a_lost_actor_is_told_though_the_ends_cannot_be_fetched(tmp_path: Path) -> None:
+    from ray.exceptions import ActorDiedError
+
+    scene = Scene(tmp_path, Remote(says(ActorDiedError())))
+    asyncio.run(scene.follow())
+    assert scene.kinds() == ["gang_lost"]
+
+
+@pytest.mark.parametrize(("stopped", "polls"), [(True, 1), (False, module.LATE_ANSWERS)])
+def test_an_actor_that_answers_no_poll_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, polls: int
+) -> None:
+    from ray.exceptions import ActorDiedError
+
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(module, "ORDER_SECONDS", 0.05)
+    scene = Scene(tmp_path, Remote(*[never] * polls, says(ActorDiedError())), stopped=stopped)
+    asyncio.run(scene.follow())
+    assert scene.ended == [scene.actor]
+    assert scene.kinds()[-1] == "gang_lost"
+
+
+def test_an_actor_that_takes_no_order_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ORDER_SECONDS", 0.05)
+    scene = Scene(tmp_path, Remote(never))
+
+    async def kill() -> None:
+        with pytest.raises(TimeoutError):
+            await scene.gangs._kill(JOB)
+        for task in scene.gang.watchers:
+            task.cancel()
+
+    asyncio.run(kill())
+    assert scene.ended == [scene.actor]

@@ -1,0 +1,82 @@
+"""A rank whose actor runs in what Ray installed: which interpreter, which modules, which command."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.runtime.nodes.ray_nodes import token_from
+from orchestrator.runtime.ranks.launch_spec import RankPlan
+from orchestrator.runtime.ranks.runtime_env import for_ray, inside, parts_of
+from orchestrator.spec.model import RuntimeEnvSpec
+
+MADE = "/tmp/s/runtime_resources/py_modules_files/x"
+VENV = "/tmp/s/runtime_resources/pip/y/virtualenv/bin/python"
+PLAN = RankPlan(
+    job_id="digits-abc234",
+    attempt=1,
+    rank=0,
+    mode="script",
+    target="train.py",
+    args=("--lr", "1"),
+    python_options=("-u",),
+    cwd="/work",
+    env={"PATH": "/bin", "PYTHONPATH": "/mine"},
+    threads=None,
+    cold=False,
+    python="/usr/bin/python3",
+    fork_socket="",
+    log_dir="",
+    exit_record="",
+    page="",
+    previous_step=0,
+)
+
+
+def test_a_job_without_one_is_left_as_it_is() -> None:
+    assert inside(PLAN, {"PYTHONPATH": MADE}, VENV) is PLAN
+    assert parts_of(RuntimeEnvSpec()) == ()
+    assert parts_of(RuntimeEnvSpec(pip=("a",), py_modules=("b",))) == ("pip", "py_modules")
+
+
+def test_packages_are_ray_s_own_business(tmp_path: Path) -> None:
+    assert for_ray(RuntimeEnvSpec(pip=("einops==0.8",)), tmp_path) == {"pip": ["einops==0.8"]}
+
+
+def test_modules_come_before_the_job_s_own_path() -> None:
+    plan = inside(replace(PLAN, runtime_env=("py_modules",)), {"PYTHONPATH": f"/ray/own:{MADE}"}, VENV)
+    assert plan.env["PYTHONPATH"] == f"{MADE}:/mine"
+    assert (plan.cold, plan.mode, plan.target) == (True, "script", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("mode", "target", "args", "expected"),
+    [
+        ("script", "train.py", ("a",), (VENV, ("-u", "train.py", "a"))),
+        ("module", "pkg.mod", ("a",), (VENV, ("-u", "-m", "pkg.mod", "a"))),
+        ("command", "/usr/bin/python3", ("-c", "pass"), (VENV, ("-c", "pass"))),
+        ("command", "bash", ("run.sh",), ("bash", ("run.sh",))),
+    ],
+)
+def test_packages_mean_another_interpreter(
+    mode: str, target: str, args: tuple[str, ...], expected: tuple[str, tuple[str, ...]]
+) -> None:
+    options = () if mode == "command" else ("-u",)
+    asked = replace(PLAN, runtime_env=("pip",), mode=mode, target=target, args=args, python_options=options)
+    plan = inside(asked, {}, VENV)
+    assert (plan.mode, plan.cold) == ("command", True)
+    assert (plan.target, plan.args) == expected
+    assert plan.env["PATH"] == "/tmp/s/runtime_resources/pip/y/virtualenv/bin:/bin"
+    assert plan.env["VIRTUAL_ENV"] == "/tmp/s/runtime_resources/pip/y/virtualenv"
+
+
+def test_the_token_of_somebody_s_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("abc\n")
+    path.chmod(0o600)
+    assert token_from({}) is None
+    assert token_from({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x"}) == "x"
+    assert token_from({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}) == "abc"
+    assert token_from({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{path}.none"}) is None

@@ -1,0 +1,99 @@
+"""A rank's environment: whose value wins, and what never passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.runtime.spawn.environment import inheritable_environment, rank_environment
+
+ARGUMENTS: dict[str, Any] = {
+    "base": {"PATH": "/bin"},
+    "job_env": {},
+    "job_id": "digits-k3f9q2",
+    "attempt": 4,
+    "rank": 3,
+    "world_size": 4,
+    "local_rank": 1,
+    "local_world_size": 2,
+    "group_rank": 1,
+    "group_world_size": 2,
+    "master_addr": "10.0.0.1",
+    "master_port": 29501,
+    "restart_count": 3,
+    "max_restarts": 10,
+    "visible_gpus": ("4", "6"),
+    "checkpoint_dir": "/ckpt",
+    "resume_from": None,
+    "progress_path": None,
+}
+
+
+def test_complete() -> None:
+    assert rank_environment(**ARGUMENTS) == {
+        "PATH": "/bin",
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "4",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29501",
+        "TORCHELASTIC_RUN_ID": "digits-k3f9q2",
+        "TORCHELASTIC_RESTART_COUNT": "3",
+        "TORCHELASTIC_MAX_RESTARTS": "10",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCHELASTIC_ERROR_FILE": "",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "4,6",
+        "ORCH_JOB_ID": "digits-k3f9q2",
+        "ORCH_ATTEMPT": "4",
+        "ORCH_CHECKPOINT_DIR": "/ckpt",
+    }
+
+
+def test_optional_ones_are_there_when_they_have_a_value() -> None:
+    optional = {"resume_from": "/ckpt/7", "progress_path": "/p", "previous_step": 0, "working_dir": "/w"}
+    env = rank_environment(**ARGUMENTS | optional, extra={"ORCH_CHECKPOINT_KEEP": "3"}, error_file="/e")
+    names = ("ORCH_RESUME_FROM", "ORCH_PROGRESS_PATH", "ORCH_PREVIOUS_STEP", "PWD", "ORCH_CHECKPOINT_KEEP")
+    assert [env[name] for name in names] == ["/ckpt/7", "/p", "0", "/w", "3"]
+    assert env["TORCHELASTIC_ERROR_FILE"] == "/e"
+
+
+@pytest.mark.parametrize(
+    ("base", "job", "name", "expected"),
+    [
+        ({"A": "base"}, {"A": "job"}, "A", "job"),
+        ({"OMP_NUM_THREADS": "8"}, {}, "OMP_NUM_THREADS", "8"),
+        ({"OMP_NUM_THREADS": "8"}, {"OMP_NUM_THREADS": "2"}, "OMP_NUM_THREADS", "2"),
+        ({}, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"),
+        ({"RANK": "9"}, {"RANK": "8"}, "RANK", "3"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, "CUDA_VISIBLE_DEVICES", "4,6"),
+        ({"ORCH_RESUME_FROM": "/old"}, {}, "ORCH_RESUME_FROM", None),
+        ({"ORCH_HOME": "/home/orch"}, {}, "ORCH_HOME", "/home/orch"),
+        ({"RAY_ADDRESS": "x", "PWD": "/daemon"}, {}, "RAY_ADDRESS", None),
+        ({"PWD": "/daemon"}, {}, "PWD", None),
+    ],
+)
+def test_who_wins(base: dict[str, str], job: dict[str, str], name: str, expected: str | None) -> None:
+    assert rank_environment(**ARGUMENTS | {"base": base, "job_env": job}).get(name) == expected
+
+
+def test_one_rank_on_a_machine_takes_all_its_threads_and_sees_no_gpu_it_was_not_given() -> None:
+    env = rank_environment(**ARGUMENTS | {"local_world_size": 1, "visible_gpus": ()})
+    assert "OMP_NUM_THREADS" not in env
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_breakpoint_of_ray_is_shed_and_the_users_kept() -> None:
+    rays = {"PYTHONBREAKPOINT": "ray.util.rpdb.set_trace"}
+    mine = {"PYTHONBREAKPOINT": "ipdb.set_trace"}
+    assert (inheritable_environment(rays), inheritable_environment(mine)) == ({}, mine)

@@ -1,0 +1,198 @@
+"""When to save: the same answer on every rank."""
+
+import itertools
+import time
+
+import pytest
+
+from orchestrator.train.script.save_schedule import IntervalSetting, IntervalSettingError, SaveSchedule, parse_interval
+from orchestrator.train.script.shm_agreement import Board
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def boards(tmp_path):
+    made = [Board(tmp_path, "run") for _ in range(3)]
+    yield made
+    for board in made:
+        board.close()
+
+
+def schedule(setting, rank=0, board=None):
+    return SaveSchedule(setting, rank=rank, board=board, recovery_seconds=0.5, failure_seconds=50.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("", IntervalSetting()),
+        ("auto", IntervalSetting()),
+        ("100", IntervalSetting(steps=100)),
+        ("30s", IntervalSetting(seconds=30.0)),
+        ("0.5s", IntervalSetting(seconds=0.5)),
+    ],
+)
+def test_settings(text, setting):
+    assert parse_interval(text) == setting
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "5m", "often", "1.5", "0s", "s"])
+def test_settings_that_are_none(text):
+    with pytest.raises(IntervalSettingError, match="use 'auto', a number of steps such as 100, or a time"):
+        parse_interval(text)
+
+
+def test_every_so_many_steps():
+    alone = schedule(IntervalSetting(steps=3))
+    assert [step for step in range(1, 12) if alone.is_due(step)] == [1, 4, 7, 10]
+
+
+def test_steps_that_are_jumped_over_are_made_up_for():
+    alone = schedule(IntervalSetting(steps=10))
+    assert [step for step in (7, 14, 18, 21, 40) if alone.is_due(step)] == [7, 18, 40]
+
+
+def test_the_same_step_is_answered_with_yes_once():
+    alone = schedule(IntervalSetting(steps=1))
+    assert [alone.is_due(5), alone.is_due(5), alone.is_due(4), alone.is_due(6)] == [True, False, False, True]
+
+
+def run(schedule, clock, steps, step_seconds, save_seconds):
+    """Drive a training loop of one rank on a clock of its own; the steps that were saved, and when."""
+    due = []
+    for step in steps:
+        clock[0] += step_seconds
+        if schedule.is_due(step):
+            due.append((step, round(clock[0], 6)))
+            schedule.saved(stall_seconds=save_seconds, cost_seconds=save_seconds)
+            clock[0] += save_seconds
+    return due
+
+
+def gaps(due):
+    return [round(later - earlier, 6) for (_, earlier), (_, later) in itertools.pairwise(due)]
+
+
+def test_so_often_in_time(clock):
+    due = run(schedule(IntervalSetting(seconds=10.0)), clock, range(1, 60), 2.0, 1.0)
+    assert due[0][0] == 1
+    assert all(9.0 <= gap <= 11.0 for gap in gaps(due))
+
+
+def test_a_time_is_kept_when_steps_become_slower(clock):
+    alone = schedule(IntervalSetting(seconds=10.0))
+    run(alone, clock, range(1, 500), 0.01, 0.0)
+    due = run(alone, clock, range(500, 540), 3.0, 0.0)
+    assert all(gap <= 12.0 for gap in gaps(due))
+    assert len(due) >= 9
+
+
+def test_automatic_follows_from_what_was_measured(clock):
+    alone = schedule(IntervalSetting())
+    due = run(alone, clock, range(1, 300), 0.1, 0.01)
+    assert due[0][0] == 1
+    assert gaps(due)
+    assert all(0.99 <= gap <= 1.12 for gap in gaps(due))  # sqrt(2 * 50 * 0.01) = 1 s
+    assert "every 10 steps" in alone.choice.reason
+
+
+def test_automatic_saves_every_step_where_that_is_best(clock):
+    due = run(schedule(IntervalSetting()), clock, range(1, 10), 5.0, 0.0001)
+    assert [step for step, _ in due] == list(range(1, 10))
+
+
+def test_automatic_learns_that_saving_has_become_expensive(clock):
+    alone = schedule(IntervalSetting())
+    run(alone, clock, range(1, 500), 0.1, 0.01)
+    assert 9 <= alone.choice.steps <= 11
+    run(alone, clock, range(500, 5000), 0.1, 1.0)
+    assert 105 <= alone.choice.steps <= 115
+
+
+def test_automatic_counts_what_a_save_costs_after_it_has_returned(clock):
+    alone = schedule(IntervalSetting())
+    for step in range(1, 500):
+        clock[0] += 0.1
+        if alone.is_due(step):
+            alone.saved(stall_seconds=0.0, cost_seconds=0.002)
+            alone.waited(stall_seconds=0.0, cost_seconds=0.008)
+    assert 9 <= alone.choice.steps <= 11  # as for 0.01 s
+
+
+@pytest.mark.parametrize("setting", [IntervalSetting(steps=10), IntervalSetting(seconds=60.0), IntervalSetting()])
+def test_after_a_save_that_was_lost_the_next_is_due_at_once(clock, setting):
+    alone = schedule(setting)
+    due = []
+    for step in range(1, 8):
+        clock[0] += 0.1
+        if alone.is_due(step):
+            due.append(step)
+            alone.saved(stall_seconds=0.0, cost_seconds=0.5)
+            if step < 3:
+                alone.lost()
+    assert due == [1, 2, 3]
+
+
+def in_step(schedules, steps, order, clock):
+    """Drive ranks as collectives would: nobody asks about a step before all have asked about the one before."""
+    answers = []
+    for step in steps:
+        clock[0] += 0.1
+        found = {}
+        for rank in order(step):
+            found[rank] = schedules[rank].is_due(step)
+            if found[rank]:
+                schedules[rank].saved(stall_seconds=0.0, cost_seconds=0.01)
+        answers.append([found[rank] for rank in sorted(found)])
+    return answers
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        IntervalSetting(),
+        IntervalSetting(steps=1),
+        IntervalSetting(steps=4),
+        IntervalSetting(seconds=0.1),
+        IntervalSetting(seconds=0.5),
+    ],
+)
+@pytest.mark.parametrize(
+    "order", [lambda _: (0, 1, 2), lambda _: (2, 1, 0), lambda step: [(1, 0, 2), (2, 0, 1)][step % 2]]
+)
+def test_all_ranks_answer_alike_whoever_asks_first(boards, clock, setting, order):
+    ranks = [schedule(setting, rank=rank, board=board) for rank, board in enumerate(boards)]
+    answers = in_step(ranks, range(1, 100), order, clock)
+    assert {len(set(answer)) for answer in answers} == {1}
+    saved = [step for step, answer in enumerate(answers, start=1) if answer[0]]
+    expected = {None: 10, 1: 1, 4: 4, 0.1: 1, 0.5: 5}[setting.steps or setting.seconds]
+    assert saved[0] == 2  # one step ahead, for all to know
+    assert {later - earlier for earlier, later in itertools.pairwise(saved[1:])} == {expected}
+
+
+@pytest.mark.parametrize("setting", [IntervalSetting(steps=1), IntervalSetting(steps=4), IntervalSetting(seconds=2.0)])
+@pytest.mark.parametrize("order", [lambda _: (0, 1, 2), lambda _: (2, 1, 0)])
+def test_all_ranks_answer_alike_after_a_save_that_was_lost(boards, clock, setting, order):
+    ranks = [schedule(setting, rank=rank, board=board) for rank, board in enumerate(boards)]
+    for begin in range(1, 60, 7):
+        ranks[0].lost()
+        answers = in_step(ranks, range(begin, begin + 7), order, clock)
+        assert {len(set(answer)) for answer in answers} == {1}
+        assert any(answer[0] for answer in answers[:2])  # at once, or one step ahead
+
+
+def test_a_new_run_starts_afresh(tmp_path):
+    first, second = Board(tmp_path, "run1"), Board(tmp_path, "run2")
+    first.publish_save(last=4, upcoming=4)
+    first.propose_stop(1)
+    assert not second.saves_at(4)
+    assert second.stop_call is None
+    assert [path.name for path in tmp_path.iterdir()] == ["board-run2"]
+    first.close()
+    second.close()

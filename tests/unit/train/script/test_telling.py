@@ -1,0 +1,254 @@
+"""What others get to see: reports, log lines, the progress bar, traces, quiet ends."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import torch
+
+from orchestrator.train.errors import DataError, only_on_main
+from orchestrator.train.script.environment import RankEnvironment
+from orchestrator.train.script.profiling import Tracer, tracer_of_this_rank
+from orchestrator.train.script.progress import ProgressPage
+from orchestrator.train.script.trace_request import REQUEST_SUFFIX, TraceRefusedError, collect, listens
+from orchestrator.train.script.training_context import Context
+from orchestrator.train.trainer.config.config import MultiGPUConfig
+from orchestrator.train.trainer.loop.agreement import StopAgreement, explain_broken_collective, share_error
+from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
+from orchestrator.train.trainer.loop.reporting import ProgressBar, log_event
+from tests.unit.train.trainer.builders import a_dataset, a_model, alone, cross_entropy, sgd
+
+
+def test_progress_reaches_the_page_that_orch_reads(tmp_path: Path) -> None:
+    page = ProgressPage.create(tmp_path / "page")
+    writer = ProgressPage.open(tmp_path / "page")
+    ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"), writer)
+    with MultiGPUTrainingManager(MultiGPUConfig(batch_size=8, progress_bar=False), ctx=ctx) as manager:
+        manager.setup_training(a_model(), a_dataset(), a_dataset(8), loss_fn=cross_entropy, optimizer=sgd)
+        manager.fit(2)
+    seen = page.read()
+    assert (seen.step, seen.total_steps, seen.samples, seen.phase) == (16, 16, 128, "validate")
+    wanted = {"loss", "lr", "grad_norm", "samples_per_second", "step_seconds", "data_seconds", "forward_seconds"}
+    assert wanted | {"backward_seconds", "optimizer_seconds", "peak_memory_bytes", "val_loss"} <= set(seen.metrics)
+    page.close()
+    writer.close()
+
+
+def test_the_page_says_so_while_it_validates(tmp_path: Path) -> None:
+    page = ProgressPage.create(tmp_path / "page")
+    writer = ProgressPage.open(tmp_path / "page")
+    ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"), writer)
+    seen: list[tuple[int, str]] = []
+
+    def look(_outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:
+        told = page.read()
+        seen.append((told.step, told.phase))
+        return torch.zeros(())
+
+    with MultiGPUTrainingManager(MultiGPUConfig(batch_size=8, progress_bar=False), ctx=ctx) as manager:
+        manager.setup_training(
+            a_model(), a_dataset(), a_dataset(8), loss_fn=cross_entropy, optimizer=sgd, metrics={"look": look}
+        )
+        manager.fit(1)
+    assert seen == [(8, "validate")]
+    page.close()
+    writer.close()
+
+
+def test_a_stop_request_on_the_page_saves_and_leaves(tmp_path: Path) -> None:
+    page = ProgressPage.create(tmp_path / "page")
+    page.request_stop()
+    writer = ProgressPage.open(tmp_path / "page")
+    ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"), writer)
+    manager = MultiGPUTrainingManager(MultiGPUConfig(batch_size=8, progress_bar=False), ctx=ctx)
+    manager.setup_training(a_model(), a_dataset(), loss_fn=cross_entropy, optimizer=sgd)
+    with pytest.raises(SystemExit), manager:
+        manager.fit(2)
+    assert manager.progress.step == manager.fault_tolerance.saved_step == 1
+    assert page.read().stop_seen
+    page.close()
+    writer.close()
+
+
+@pytest.fixture
+def structlog_unused() -> None:
+    structlog.reset_defaults()  # another test's capture_logs() leaves it set up
+
+
+@pytest.mark.usefixtures("structlog_unused")
+def test_log_lines_are_structured(capsys: pytest.CaptureFixture[str]) -> None:
+    log_event("train.step", step=3, loss=0.123456789, of=None)
+    assert json.loads(capsys.readouterr().out) == {"event": "train.step", "step": 3, "loss": 0.123457}
+
+
+def test_log_lines_go_through_structlog_where_the_script_uses_it() -> None:
+    try:
+        with structlog.testing.capture_logs() as lines:
+            log_event("train.step", step=3)
+    finally:
+        structlog.reset_defaults()
+    assert lines == [{"event": "train.step", "step": 3, "log_level": "info"}]
+
+
+@pytest.mark.usefixtures("structlog_unused")
+def test_log_lines_for_people_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stdout", shown)
+    log_event("train.step", step=3, loss=0.5)
+    assert shown.getvalue() == "train.step step=3 loss=0.5\n"
+
+
+def test_the_progress_bar_shows_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    bar = ProgressBar(100)
+    bar.show(25, 1, {"loss": 0.25, "samples_per_second": 1234.5, "step_seconds": 0.1})
+    bar.close()
+    text = shown.getvalue()
+    assert "25/100" in text
+    assert "loss 0.25  samples/s 1234" in text
+
+
+def test_a_long_run_logs_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from datetime import timedelta
+
+    for folder, bar in (("log", False), ("bar", True)):
+        ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / folder), device="cpu"))
+        config = MultiGPUConfig(batch_size=8, progress_bar=bar, log_interval=timedelta(microseconds=1))
+        with MultiGPUTrainingManager(config, ctx=ctx) as manager:
+            manager.setup_training(a_model(), a_dataset(), loss_fn=cross_entropy, optimizer=sgd)
+            manager.fit(1)
+        captured = capsys.readouterr()
+        events = [json.loads(line) for line in captured.out.splitlines() if line.startswith("{")]
+        steps = [event for event in events if event["event"] == "train.step"]
+        assert bool(steps) is not bar
+        assert ("8/8" in captured.err) is bar
+    assert {"loss", "lr", "step", "epoch"} <= set(steps[-1] if steps else {"loss", "lr", "step", "epoch"})
+
+
+def test_a_trace_of_a_running_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for from outside, taken in the middle of training, whole once it has its name."""
+    ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"))
+    manager = MultiGPUTrainingManager(MultiGPUConfig(batch_size=8, progress_bar=False), ctx=ctx)
+    manager._tracer = Tracer(tmp_path / "page", torch.device("cpu"))
+    manager.setup_training(a_model(), a_dataset(), loss_fn=cross_entropy, optimizer=sgd)
+    target = manager._tracer.ask(3)
+    manager.fit(1)
+    names = [event.get("name", "") for event in json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]]
+    assert names.count("Optimizer.step#SGD.step") == 3
+    assert listens(tmp_path / "page", os.getpid())
+    manager.close()
+    assert not listens(tmp_path / "page", os.getpid())
+    assert sorted(path.name for path in tmp_path.glob("page*")) == [target.name]
+
+
+def test_a_trace_of_a_loop_of_the_user_s_own_that_ends_early(tmp_path: Path) -> None:
+    """`train_step` counts the steps, too; what was traced when training ends is written."""
+    ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"))
+    with MultiGPUTrainingManager(MultiGPUConfig(batch_size=8, progress_bar=False), ctx=ctx) as manager:
+        manager._tracer = Tracer(tmp_path / "page", torch.device("cpu"))
+        _, loader, _ = manager.setup_training(a_model(), a_dataset(), loss_fn=cross_entropy, optimizer=sgd)
+        manager._tracer.ask(100)
+        batches = list(loader)
+        for _ in range(3):
+            manager.train_step(batches[0])
+        with pytest.raises(TraceRefusedError, match="being taken already"):
+            manager._tracer.ask()
+    trace = collect(tmp_path / "page")
+    assert trace is not None
+    names = [event.get("name", "") for event in json.loads(gzip.decompress(trace))["traceEvents"]]
+    assert names.count("Optimizer.step#SGD.step") == 2, "the first step looks, the others are traced"
+    assert not list(tmp_path.glob("page*"))
+
+
+def test_a_trace_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer = Tracer(tmp_path / "page", torch.device("cpu"))
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gzip, "open", full)
+    tracer.ask(1)
+    tracer.look()
+    assert tracer.step_done() is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.trace-ready"], (
+        "the request is gone: who asked hears of it"
+    )
+
+
+@pytest.mark.parametrize(("text", "steps"), [("{}", 5), ("no json", 5), ('{"steps": 0}', 1), ('{"steps": 1e9}', 100)])
+def test_requests_for_traces_are_bounded(tmp_path: Path, text: str, steps: int) -> None:
+    tracer = Tracer(tmp_path / "page", torch.device("cpu"))
+    Path(str(tmp_path / "page") + REQUEST_SUFFIX).write_text(text)
+    tracer.look()
+    assert tracer.active
+    assert tracer._left == steps
+    while tracer.active:
+        tracer.step_done()
+
+
+def test_nobody_can_ask_for_a_trace_outside_of_orch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORCH_PROGRESS_PATH", raising=False)
+    tracer = tracer_of_this_rank(torch.device("cpu"))
+    tracer.look()
+    assert not tracer.active
+    assert tracer.finish() is None
+    with pytest.raises(RuntimeError, match="with a path"):
+        tracer.ask()
+
+
+# Errors of many ranks
+
+
+def test_rank_0_raises_the_error_itself_and_others_a_quiet_twin(capfd: pytest.CaptureFixture[str]) -> None:
+    error = DataError("sample 3 is broken")
+    assert only_on_main(error, rank=0) is error
+    twin = only_on_main(error, rank=1, under_orch=True)
+    assert isinstance(twin, DataError)
+    assert isinstance(twin, SystemExit)
+    assert str(twin) == "sample 3 is broken"
+    assert "Rank 0 is gone" in capfd.readouterr().err
+
+
+def test_an_uncaught_quiet_error_ends_the_process_without_a_word() -> None:
+    code = "from orchestrator.train.trainer.config.config import MultiGPUConfig; MultiGPUConfig(batch_size=0)"
+    ended = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "RANK": rank, "WORLD_SIZE": "2"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for rank in ("0", "1")
+    ]
+    assert [process.returncode for process in ended] == [1, 1]
+    assert ended[0].stderr.count("batch_size is 0") == 1
+    assert ended[1].stderr == ended[1].stdout == ""
+
+
+def test_one_rank_alone_shares_nothing() -> None:
+    error = DataError("x")
+    assert share_error(error, alone(), under_orch=False) is error
+    assert explain_broken_collective(RuntimeError("gloo: Connection closed by peer"), alone(), under_orch=False) is None
+
+
+def test_one_rank_alone_stops_at_once() -> None:
+    wanted: list[Any] = []
+    agreement = StopAgreement(alone(), lambda: bool(wanted))
+    assert not agreement.reached()
+    wanted.append(1)
+    assert agreement.reached()
