@@ -14,7 +14,7 @@ from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError
 from orchestrator.api.transport import following
 from orchestrator.cli.console import RANK_STYLES, clean, steerless
 from orchestrator.cli.render.units import clock, span
-from orchestrator.cli.submitting import print_json
+from orchestrator.cli.session import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -124,7 +124,7 @@ def _write_report(session: Session, recorder: Recorder, options: RecordOptions) 
 
 def _tell(session: Session, recorder: Recorder, *, as_json: bool) -> None:
     if as_json:
-        from orchestrator.cli.submitting import print_json
+        from orchestrator.cli.session import print_json
 
         paths = [str(path) for path in recorder.paths]
         print_json(session, {"files": paths, **recorder.stats.as_dict(), "problem": recorder.problem})

@@ -42,3 +42,11 @@ class Session:
         return Patience(
             notice=lambda error: self.console.note(f"{error.message}; waiting for it to come back (jobs run on)")
         )
+
+
+def print_json(session: Session, value: object) -> None:
+    """One JSON document: indented for a person, compact for a program."""
+    import json
+
+    indent = 2 if session.console.is_terminal else None
+    session.console.print(json.dumps(value, ensure_ascii=False, indent=indent))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.render.job_table import job_lines
-from orchestrator.cli.submitting import print_json
+from orchestrator.cli.session import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

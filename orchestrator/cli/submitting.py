@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from orchestrator.api.errors import EXIT_OK, BadRequestError, DaemonUnreachableError
 from orchestrator.api.protocol import API_PREFIX
 from orchestrator.api.transport import submission, wire
+from orchestrator.cli.session import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,11 +148,3 @@ def _plan(session: Session, texts: list[JobText], options: SubmitOptions) -> int
         for line in plan_lines(session.console, PlanReply.from_json(plan)):
             session.console.print(line)
     return EXIT_OK
-
-
-def print_json(session: Session, value: object) -> None:
-    """One JSON document: indented for a person, compact for a program."""
-    import json
-
-    indent = 2 if session.console.is_terminal else None
-    session.console.print(json.dumps(value, ensure_ascii=False, indent=indent))

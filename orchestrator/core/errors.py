@@ -6,19 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
-    from orchestrator.core.states import JobState
 
 
 class CoreError(Exception):
     """The core was asked for something that its rules forbid; please report it with the story it prints."""
-
-
-class IllegalTransitionError(CoreError):
-    """A transition that the table in core/states.py lacks; the job's recent events follow."""
-
-    def __init__(self, current: JobState, target: JobState, story: tuple[str, ...]) -> None:
-        self.current, self.target, self.story = current, target, story
-        super().__init__(f"{current} -> {target} is not a transition; what led here: {' | '.join(story) or 'nothing'}")
 
 
 class BrokenRuleError(CoreError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from orchestrator.core.errors import IllegalTransitionError
+from orchestrator.core.errors import CoreError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,6 +130,14 @@ TRANSITION_LABELS: Mapping[tuple[JobState, JobState], str] = {
     (_S.SUSPENDED, _S.PENDING): "resume",
     (_S.SUSPENDED, _S.CANCELLED): "cancel",
 }
+
+
+class IllegalTransitionError(CoreError):
+    """A transition that the table of this module lacks; the job's recent events follow."""
+
+    def __init__(self, current: JobState, target: JobState, story: tuple[str, ...]) -> None:
+        self.current, self.target, self.story = current, target, story
+        super().__init__(f"{current} -> {target} is not a transition; what led here: {' | '.join(story) or 'nothing'}")
 
 
 def check_transition(current: JobState, target: JobState, story: Sequence[str]) -> None:

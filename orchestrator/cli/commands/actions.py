@@ -9,8 +9,7 @@ import typer
 from orchestrator.api.errors import EXIT_OK, OrchError
 from orchestrator.cli.commands.shared import Jobs, Json, Quiet
 from orchestrator.cli.outcome import tell
-from orchestrator.cli.session import Session
-from orchestrator.cli.submitting import print_json
+from orchestrator.cli.session import Session, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

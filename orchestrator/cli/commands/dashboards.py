@@ -9,8 +9,7 @@ import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError, DaemonUnreachableError, RefusedError
 from orchestrator.cli.commands.shared import Json
-from orchestrator.cli.session import Session
-from orchestrator.cli.submitting import print_json
+from orchestrator.cli.session import Session, print_json
 from orchestrator.spec import token_file as token_file_reader
 from orchestrator.telemetry import grafana
 

@@ -10,8 +10,7 @@ import typer
 from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError, RefusedError
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
-from orchestrator.cli.session import Session
-from orchestrator.cli.submitting import print_json
+from orchestrator.cli.session import Session, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,7 +30,7 @@ def gpus(json: Json = False, simulate_gpus: Simulate = 0) -> int:
     session = Session()
     seen = _picture(session, simulate_gpus)
     if json:
-        from orchestrator.cli.submitting import print_json
+        from orchestrator.cli.session import print_json
 
         print_json(session, {"gpus": [row.to_json() for row in seen.rows], "problems": list(seen.problems)})
         return EXIT_OK

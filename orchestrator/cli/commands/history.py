@@ -12,9 +12,8 @@ from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import age, clock, size
-from orchestrator.cli.session import Session
+from orchestrator.cli.session import Session, print_json
 from orchestrator.cli.status_view import note_which
-from orchestrator.cli.submitting import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

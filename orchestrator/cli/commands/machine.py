@@ -14,8 +14,7 @@ from orchestrator.cli.commands.shared import Json, Quiet
 from orchestrator.cli.console import clean
 from orchestrator.cli.daemon_process import DaemonProcess
 from orchestrator.cli.render.units import parse_span, size, span
-from orchestrator.cli.session import Session
-from orchestrator.cli.submitting import print_json
+from orchestrator.cli.session import Session, print_json
 
 DOWN_SECONDS = 60.0
 STOP_JOBS_SECONDS = 3600.0

@@ -11,8 +11,7 @@ from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import number, size
-from orchestrator.cli.session import Session
-from orchestrator.cli.submitting import print_json
+from orchestrator.cli.session import Session, print_json
 
 if TYPE_CHECKING:
     from orchestrator.api.views import NodeView

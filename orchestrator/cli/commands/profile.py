@@ -10,9 +10,8 @@ import typer
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.render.units import size
-from orchestrator.cli.session import Session
+from orchestrator.cli.session import Session, print_json
 from orchestrator.cli.status_view import note_which
-from orchestrator.cli.submitting import print_json
 
 
 def profile(

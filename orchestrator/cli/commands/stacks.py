@@ -9,9 +9,8 @@ import typer
 from orchestrator.api.errors import EXIT_OK
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
-from orchestrator.cli.session import Session
+from orchestrator.cli.session import Session, print_json
 from orchestrator.cli.status_view import note_which
-from orchestrator.cli.submitting import print_json
 
 if TYPE_CHECKING:
     from orchestrator.api.views import RankStacksView

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # missing in torch's stubs
 
-from orchestrator.train import context
 from orchestrator.train.errors import ConfigError, RecoveryTimeoutError, fail_once
 from orchestrator.train.script.environment import read_environment
+from orchestrator.train.script.training_context import current_context
 from orchestrator.train.trainer.config import rules as config_rules
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def take_place(config: MultiGPUConfig, ctx: Context | None = None) -> Place:
     Raises ConfigError with everything that does not fit; RecoveryTimeoutError when the others do not come.
     """
     _tell_environment(config)
-    ctx = context() if ctx is None else ctx
+    ctx = current_context() if ctx is None else ctx
     if config.rank is not None and (ctx.rank, ctx.world_size) != (config.rank, config.world_size):
         problem = f"rank is {config.rank}, but context() was asked before and knows rank {ctx.rank}: ask it afterwards"
         raise fail_once(ConfigError(problem), rank=config.rank)

@@ -6,9 +6,16 @@ import itertools
 
 import pytest
 
-from orchestrator.core.errors import IllegalTransitionError
 from orchestrator.core.ids import ID_ALPHABET, job_id
-from orchestrator.core.states import TRANSITION_LABELS, TRANSITIONS, JobState, StopPurpose, check_transition, mermaid
+from orchestrator.core.states import (
+    TRANSITION_LABELS,
+    TRANSITIONS,
+    IllegalTransitionError,
+    JobState,
+    StopPurpose,
+    check_transition,
+    mermaid,
+)
 
 S = JobState
 LEGAL = {

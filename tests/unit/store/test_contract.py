@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.errors import BrokenRuleError, IllegalTransitionError
+from orchestrator.core.errors import BrokenRuleError
 from orchestrator.core.ids import JobId
-from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.core.states import IllegalTransitionError, JobState, StopPurpose
 from orchestrator.spec.job import NotifySpec
 from orchestrator.store.errors import (
     AmbiguousJobError,

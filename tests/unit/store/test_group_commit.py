@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.core.errors import IllegalTransitionError
-from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.core.states import IllegalTransitionError, JobState, StopPurpose
 from orchestrator.store.errors import JobExistsError, StoreClosedError, StoreError, VersionConflictError
 from orchestrator.store.schema import connect
 from tests.unit.core.builders import ID, finished, stop, submission

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from orchestrator.train import context
 from orchestrator.train.errors import StopTraining, TrainError
 from orchestrator.train.script.profiling import tracer_of_this_rank
+from orchestrator.train.script.training_context import current_context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.data.elastic_sampling import elastic_share
 from orchestrator.train.trainer.data.loading import Feed, build_feed
@@ -71,7 +71,7 @@ class MultiGPUTrainingManager:
         """
         self.config = (config or MultiGPUConfig()).with_job()
         self.place = take_place(self.config, ctx)
-        self._ctx = context() if ctx is None else ctx
+        self._ctx = current_context() if ctx is None else ctx
         seed_everything(self.config.seed, self.place.rank)
         with self._one_voice():
             share = elastic_share(self.config, self._ctx)
