@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from orchestrator.train.script.progress import ProgressPage, ProgressSnapshot
     from orchestrator.train.script.saving import CheckpointWarning
     from orchestrator.train.script.training_context import Context
-    from orchestrator.train.trainer.config.config import MultiGPUConfig, TrainingMode
+    from orchestrator.train.trainer.config.config import MultiGPUConfig
+    from orchestrator.train.trainer.config.settings import TrainingMode
     from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer
     from orchestrator.train.trainer.engine.trainers import (
         DataParallelTrainer,
@@ -72,7 +73,7 @@ _HOMES = {
     "PerformanceMonitor": "orchestrator.train.trainer.measure.monitor",
     "ProgressPage": "orchestrator.train.script.progress",
     "ProgressSnapshot": "orchestrator.train.script.progress",
-    "TrainingMode": "orchestrator.train.trainer.config.config",
+    "TrainingMode": "orchestrator.train.trainer.config.settings",
 }
 
 

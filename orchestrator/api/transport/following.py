@@ -14,7 +14,6 @@ from orchestrator.api.errors import DaemonUnreachableError, DeadlineError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from orchestrator.api.client import Client
     from orchestrator.api.views import JobView, LogLine
 
     LogKey = tuple[int, int, str]
@@ -47,6 +46,24 @@ class _Monotonic:
 
     def pause(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class Daemon(Protocol):
+    """What is asked of a daemon here; ``Client`` answers it."""
+
+    def job(self, ref: str) -> JobView:
+        """One job."""
+        ...
+
+    def wait_change(self, after: int | None, *, job_ids: Sequence[str], timeout_seconds: float) -> int:
+        """The change counter, once it is not ``after`` any more or the time is up."""
+        ...
+
+    def logs(
+        self, ref: str, *, rank: int | None, attempt: int | None, tail: int | None, since: float | None, follow: bool
+    ) -> Iterator[LogLine]:
+        """Lines of the job's log."""
+        ...
 
 
 class Patience:
@@ -83,7 +100,7 @@ class Patience:
 
 
 def watch(
-    client: Client,
+    client: Daemon,
     read: Callable[[], Seen],
     *,
     job_ids: Sequence[str] = (),
@@ -117,7 +134,7 @@ def watch(
 
 
 def wait(
-    client: Client, ref: str, *, timeout_seconds: float | None = None, patience: Patience | None = None
+    client: Daemon, ref: str, *, timeout_seconds: float | None = None, patience: Patience | None = None
 ) -> JobView:
     """The job, once it has ended. Raises DeadlineError after ``timeout_seconds``, NoSuchJobError."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -152,7 +169,7 @@ def present(ask: Callable[[], Seen], patience: Patience) -> Seen:
 
 
 def follow_logs(
-    client: Client,
+    client: Daemon,
     ref: str,
     *,
     rank: int | None = None,

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from orchestrator.runtime.deadline import within
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from orchestrator.runtime.cluster.cluster import Cluster
     from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
 
 TAKE_SECONDS: Final = 10.0
@@ -43,10 +42,18 @@ class _Sitter:
         return [str(i) for i in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
 
 
+class RayCalls(Protocol):
+    """Runs blocking calls of Ray."""
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return what ``function(*args)`` returns; raise what it raises, and TimeoutError."""
+        ...
+
+
 class GpuHolds:
     """See the module. ``held`` says which GPU is held on which node."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: RayCalls) -> None:
         self._cluster = cluster
         self._sitters: dict[str, Any] = {}
         self._serial = asyncio.Lock()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from orchestrator.train.trainer.config.config import MultiGPUConfig
+    from orchestrator.train.trainer.config.settings import TrainingSettings
 
 MODES = ("data_parallel", "distributed_data_parallel", "fully_sharded")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp8")
@@ -94,7 +94,7 @@ class Surroundings:
     """Of an elastic job, whose number of ranks may change; None when it is fixed."""
 
 
-def wrong_values(config: MultiGPUConfig) -> Iterator[tuple[str, str]]:
+def wrong_values(config: TrainingSettings) -> Iterator[tuple[str, str]]:
     """Every field that holds the wrong type or is out of range, with what is wrong."""
     yield from _choices(config)
     for names, optional, fits, advice in _RANGES:
@@ -104,7 +104,7 @@ def wrong_values(config: MultiGPUConfig) -> Iterator[tuple[str, str]]:
                 yield name, f"{name} is {value!r}: {advice}{', or leave it out' if optional else ''}"
 
 
-def _choices(config: MultiGPUConfig) -> Iterator[tuple[str, str]]:
+def _choices(config: TrainingSettings) -> Iterator[tuple[str, str]]:
     if config.training_mode not in MODES:
         yield "training_mode", f"training_mode is {config.training_mode!r}: write one of {', '.join(MODES)}"
     if config.precision is not None and config.precision not in PRECISIONS:
@@ -127,7 +127,7 @@ def _choices(config: MultiGPUConfig) -> Iterator[tuple[str, str]]:
             yield "device_ids", f"device_ids is {ids!r}: {advice}"
 
 
-def disagreeing_aliases(config: MultiGPUConfig) -> Iterator[str]:
+def disagreeing_aliases(config: TrainingSettings) -> Iterator[str]:
     """Every pair of names for one thing that say different things."""
     first, second = config.fp16_compression, config.use_fp16_allreduce
     if first is not None and second is not None and first is not second:
@@ -146,7 +146,7 @@ def not_about(names: Collection[str], problems: Iterable[str]) -> Iterator[str]:
     return (problem for problem in problems if not set(_WORD.findall(problem)) & set(names))
 
 
-def conflicts(config: MultiGPUConfig) -> Iterator[str]:
+def conflicts(config: TrainingSettings) -> Iterator[str]:
     """Every contradiction between fields, whatever the hardware."""
     yield from _mode_conflicts(config)
     yield from _precision_conflicts(config)
@@ -192,7 +192,7 @@ _NOT_OF_FULLY_SHARDED = {
 }
 
 
-def _mode_conflicts(config: MultiGPUConfig) -> Iterator[str]:
+def _mode_conflicts(config: TrainingSettings) -> Iterator[str]:
     if config.training_mode == "data_parallel":
         if (config.world_size or 1) > 1:
             yield (
@@ -212,7 +212,7 @@ def _mode_conflicts(config: MultiGPUConfig) -> Iterator[str]:
             )
 
 
-def _precision_conflicts(config: MultiGPUConfig) -> Iterator[str]:
+def _precision_conflicts(config: TrainingSettings) -> Iterator[str]:
     if config.use_mixed_precision and config.precision == "fp32":
         yield "use_mixed_precision is true, but precision is fp32: leave one out, or set precision to auto"
     if config.use_mixed_precision is False and config.precision != "fp32":
@@ -223,7 +223,7 @@ def _precision_conflicts(config: MultiGPUConfig) -> Iterator[str]:
         yield f"fp8 is not supported with training_mode {config.training_mode}: use distributed_data_parallel, or bf16"
 
 
-def _batch_conflicts(config: MultiGPUConfig) -> Iterator[str]:
+def _batch_conflicts(config: TrainingSettings) -> Iterator[str]:
     whole, size = config.global_batch_size, config.batch_size
     if whole is None:
         return
@@ -245,7 +245,7 @@ def batch_misfit(global_batch_size: int, batch_size: int, world_size: int) -> It
         )
 
 
-def _loader_conflicts(config: MultiGPUConfig) -> Iterator[str]:
+def _loader_conflicts(config: TrainingSettings) -> Iterator[str]:
     if config.num_workers:
         return
     if config.prefetch_factor is not None:
@@ -254,7 +254,7 @@ def _loader_conflicts(config: MultiGPUConfig) -> Iterator[str]:
         yield "persistent_workers needs loader workers: set num_workers to 1 or more, or leave persistent_workers out"
 
 
-def conflicts_with_place(config: MultiGPUConfig, around: Surroundings) -> Iterator[str]:
+def conflicts_with_place(config: TrainingSettings, around: Surroundings) -> Iterator[str]:
     """Every contradiction between the configuration and the process that it is used in."""
     if around.most_ranks is not None:
         yield from _elastic_conflicts(config, around.most_ranks)
@@ -276,7 +276,7 @@ def conflicts_with_place(config: MultiGPUConfig, around: Surroundings) -> Iterat
         yield "fp8 needs a GPU of compute capability 8.9 or newer: set precision to auto"
 
 
-def _elastic_conflicts(config: MultiGPUConfig, most_ranks: int) -> Iterator[str]:
+def _elastic_conflicts(config: TrainingSettings, most_ranks: int) -> Iterator[str]:
     if config.training_mode == "data_parallel":
         yield (
             "data_parallel is one process, and an elastic job has a changing number of them: leave training_mode out, or "
@@ -295,7 +295,7 @@ def _elastic_conflicts(config: MultiGPUConfig, most_ranks: int) -> Iterator[str]
         )
 
 
-def _device_conflicts(config: MultiGPUConfig, around: Surroundings) -> Iterator[str]:
+def _device_conflicts(config: TrainingSettings, around: Surroundings) -> Iterator[str]:
     ids = config.device_ids
     if ids is None:
         return

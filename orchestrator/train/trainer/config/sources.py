@@ -22,7 +22,7 @@ from orchestrator.train.errors import ConfigError, fail_once
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from orchestrator.train.trainer.config.config import MultiGPUConfig
+    from orchestrator.train.trainer.config.settings import TrainingSettings
 
 TRAINER_VARIABLE = "ORCH_TRAINER"
 """Holds job.yaml's `trainer:` as JSON; the runtime sets it for every rank."""
@@ -35,7 +35,7 @@ class _BadTextError(ValueError):
 
 
 def read_everything(
-    config: type[MultiGPUConfig], arguments: Sequence[str] | None, defaults: Mapping[str, Any]
+    config: type[TrainingSettings], arguments: Sequence[str] | None, defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Command line over job.yaml over `defaults`, as constructor arguments. Exits with 2 on a bad command line."""
     from_job = job_settings(os.environ)
@@ -59,7 +59,7 @@ def job_settings(environ: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-def add_arguments(parser: argparse.ArgumentParser, config: type[MultiGPUConfig]) -> None:
+def add_arguments(parser: argparse.ArgumentParser, config: type[TrainingSettings]) -> None:
     """Add `--batch-size` and the like, one for each field, with unit and default in the help."""
     group = parser.add_argument_group("training system")
     for field in settings_of(config):
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser, config: type[MultiGPUConfig])
         )
 
 
-def read_mapping(config: type[MultiGPUConfig], settings: Mapping[str, Any]) -> dict[str, Any]:
+def read_mapping(config: type[TrainingSettings], settings: Mapping[str, Any]) -> dict[str, Any]:
     """`settings` as constructor arguments. Raises ConfigError with every unknown name and every bad text."""
     values, problems = sort_out(config, settings)
     if problems:
@@ -83,12 +83,12 @@ def read_mapping(config: type[MultiGPUConfig], settings: Mapping[str, Any]) -> d
     return values
 
 
-def settings_of(config: type[MultiGPUConfig]) -> list[dataclasses.Field[Any]]:
+def settings_of(config: type[TrainingSettings]) -> list[dataclasses.Field[Any]]:
     """The fields that somebody can set."""
     return [field for field in dataclasses.fields(config) if field.init]
 
 
-def sort_out(config: type[MultiGPUConfig], settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def sort_out(config: type[TrainingSettings], settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """`settings` as constructor arguments, as far as they can be read; what is wrong with the others, by name."""
     types = typing.get_type_hints(config)
     fields = [field.name for field in settings_of(config)]

@@ -13,8 +13,9 @@ import pytest
 
 from orchestrator.train.errors import ConfigError
 from orchestrator.train.trainer.config import rules as config_rules
-from orchestrator.train.trainer.config.config import MultiGPUConfig, TrainingMode
+from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.config.rules import Surroundings
+from orchestrator.train.trainer.config.settings import TrainingMode
 from orchestrator.train.trainer.config.sources import TRAINER_VARIABLE, add_arguments, settings_of, show_value
 
 ROOT = Path(__file__).parents[5]
