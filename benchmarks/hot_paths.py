@@ -1,0 +1,238 @@
+"""The hot paths of the daemon, the exporter and a save, on fixed inputs: ``python -m benchmarks.hot_paths NAME REPEATS``.
+
+``benchmarks.instructions`` runs this under an instruction counter. Each path is prepared once and then run REPEATS times, so
+the difference of two runs is the work of the path alone. Inputs hold no clock, no randomness and no machine's facts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core import events as ev
+from orchestrator.core.cluster import Node
+from orchestrator.core.ids import JobId
+from orchestrator.core.job import fold, submitted
+from orchestrator.core.scheduler.scheduler import State, decide
+from orchestrator.core.states import FailureClass, JobState
+from orchestrator.spec.job import parse_job, to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.core.job import Job
+
+T0: Final = 1_700_000_000.0
+QUEUED: Final = 300
+RANKS: Final = 8
+YAML: Final = """\
+version: 1
+name: digits
+entrypoint: python train.py --epochs 5 --lr 0.1
+outputs: ["out/**"]
+env: {TOKENIZERS_PARALLELISM: "false"}
+resources:
+  num_workers: 8
+  resources_per_worker: {gpu: 1, cpu: 2, memory: 8GB}
+priority: 60
+max_duration: 24h
+stop_duration: 5m
+retry:
+  max_restarts: {user: 0, infra: 10, hang: 2, preemption: unlimited}
+  backoff: {initial: 1s, max: 10m}
+  exit_codes: {retry: [75]}
+checkpoint: {keep: 3, score_attribute: loss, score_order: min}
+labels: {team: vision}
+"""
+
+
+def parse() -> Callable[[], object]:
+    """A job.yaml of usual size becomes a typed spec."""
+    return lambda: parse_job(YAML)
+
+
+def _submission(number: int) -> ev.JobSubmitted:
+    spec = parse_job(YAML)
+    job_id = JobId(f"digits-{number:06d}")
+    return ev.JobSubmitted(
+        job_id=job_id,
+        at=T0 + number,
+        name=spec.name,
+        spec=to_dict(spec),
+        user="ada",
+        uid=1000,
+        idempotency_key=f"key-{number}",
+        python="/usr/bin/python3",
+        path="/usr/bin",
+        work_dir=f"/home/ada/.orch/jobs/{job_id}/work",
+        snapshot="sha256:1",
+    )
+
+
+def _life(job_id: JobId) -> Sequence[ev.Event]:
+    """The events of a job that runs, loses rank 3 and starts again."""
+    seats = tuple(
+        ev.Seat(
+            rank=rank,
+            node_id="n0",
+            node_name="n0",
+            gpu_ids=(str(rank),),
+            gpu_uuids=(f"GPU-{rank}",),
+            actor_pid=10 + rank,
+        )
+        for rank in range(RANKS)
+    )
+    failure = ev.Failure(failure_class=FailureClass.INFRA, code="signal", sentence="rank 3 was killed", rank=3)
+    return (
+        ev.AttemptStarted(job_id=job_id, at=T0 + 1, attempt=1, gang=1, nodes=("n0",) * RANKS),
+        ev.GangPlaced(job_id=job_id, at=T0 + 2, gang=1, seats=seats),
+        ev.AttemptRunning(job_id=job_id, at=T0 + 3, attempt=1, pids=tuple(range(100, 100 + RANKS))),
+        *(
+            ev.RankExited(job_id=job_id, at=T0 + 4 + rank / 100, attempt=1, rank=rank, exit_code=None, signal=9)
+            for rank in range(RANKS)
+        ),
+        ev.AttemptFailed(
+            job_id=job_id,
+            at=T0 + 5,
+            attempt=1,
+            failure=failure,
+            failed_at=T0 + 4,
+            retry=True,
+            keep_gang=True,
+            not_before=T0 + 5,
+        ),
+    )
+
+
+def fold_life() -> Callable[[], object]:
+    """A job's record follows the events of an attempt of eight ranks that fails."""
+    submission = _submission(1)
+    events = _life(submission.job_id)
+
+    def run() -> Job:
+        job = submitted(submission, 1)
+        for event in events:
+            job = fold(job, event)
+        return job
+
+    if run().state is not JobState.RECOVERING:
+        raise AssertionError("the events of this benchmark no longer make a job recover")
+    return run
+
+
+def decide_queue() -> Callable[[], object]:
+    """One decision with 300 queued jobs and eight nodes of which none has a GPU left."""
+    jobs = {job.id: job for job in (submitted(_submission(n), n) for n in range(QUEUED))}
+    nodes = {
+        f"n{n}": Node(id=f"n{n}", name=f"n{n}", cpus=64.0, gpus=8.0, other_gpus=7.0, memory_bytes=1 << 40)
+        for n in range(8)
+    }
+    state = State(jobs=jobs, nodes=nodes)
+    return lambda: decide(state, T0 + 1000)
+
+
+def write() -> Callable[[], object]:
+    """A submission and the events of its life reach the SQLite store."""
+    from orchestrator.store.sqlite import SqliteStore
+
+    folder = Path(tempfile.mkdtemp(prefix="orch-hot-"))
+    store = SqliteStore.open(folder / "store.sqlite3", reserve=folder / "reserve", reserve_bytes=4096)
+    numbers = itertools.count(1)
+
+    async def once() -> None:
+        submission = _submission(next(numbers))
+        await store.submit(submission)
+        for event in _life(submission.job_id):
+            await store.append([event])
+
+    return lambda: asyncio.run(once())
+
+
+def exporter_page() -> Callable[[], object]:
+    """A page of eight GPUs of which each has a new sample."""
+    from orchestrator.gpu.exporter.exposition import ExporterStatus, Renderer, compose
+    from orchestrator.gpu.sample import GpuInfo, Sample
+
+    infos = [
+        GpuInfo(
+            uuid=f"GPU-{n}",
+            index=n,
+            ordinal=n,
+            vendor="nvidia",
+            model="H100",
+            memory_total_bytes=80 << 30,
+            pci_bus_id=f"0000:0{n}:00.0",
+            driver_version="1",
+        )
+        for n in range(8)
+    ]
+    renderers = [Renderer(info, "n0") for info in infos]
+    counter = itertools.count(1)
+
+    def run() -> bytes:
+        number = next(counter)
+        blocks = []
+        for info, renderer in zip(infos, renderers, strict=True):
+            sample = Sample(
+                gpu_uuid=info.uuid,
+                timestamp=T0 + number,
+                monotonic=float(number),
+                utilization=number % 100 / 100,
+                memory_used_bytes=(number % 80) << 30,
+                memory_total_bytes=80 << 30,
+                power_watts=300.0 + number % 100,
+                energy_joules=300.0 * number,
+                temperatures=(("gpu", 40.0 + number % 40),),
+                clocks=(("sm", 1.7e9), ("memory", 2.6e9)),
+            )
+            blocks.append(renderer.block(sample, ExporterStatus(up=True, last_success=T0 + number, read_errors=0)))
+        return compose(blocks)
+
+    return run
+
+
+def snapshot_plan() -> Callable[[], object]:
+    """The next state of a model of 100 arrays is recognised as one whose copying is planned."""
+    import numpy as np
+
+    from orchestrator.checkpoint.snapshots.encode_plan import PartPlan
+
+    def state(step: int) -> dict[str, object]:
+        arrays = {f"layers.{n}.weight": np.zeros((8, 8), dtype=np.float32) for n in range(100)}
+        return {"model": arrays, "step": step, "lr": 0.1, "history": [0.1, 0.2, 0.3]}
+
+    plan = PartPlan(state(0))
+    states = [state(step) for step in range(4)]
+    turn = itertools.count()
+
+    def run() -> None:
+        if not plan.update(states[next(turn) % len(states)]):
+            raise AssertionError("the plan was not recognised again")
+
+    return run
+
+
+PATHS: Final = {
+    "parse": parse,
+    "decide": decide_queue,
+    "fold": fold_life,
+    "write": write,
+    "exporter_page": exporter_page,
+    "snapshot_plan": snapshot_plan,
+}
+
+
+def main(name: str, repeats: int) -> None:
+    """Prepare a path, run it once to fill every cache, then ``repeats`` times."""
+    run = PATHS[name]()
+    run()
+    for _ in range(repeats):
+        run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
