@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 PARTS := lint types layers unit integration
 
-.PHONY: setup demo test check lint types layers unit integration faults soak dashboards format clean
+.PHONY: setup demo test check lint types layers unit integration faults soak dashboards format instructions clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,10 @@ faults: $(STAMP)
 # A thousand kills of the daemon while users submit, pause, resume and cancel: some twenty minutes.
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak --kills 1000 --json benchmarks/results/$$(date +%F)-soak.json
+
+# Instruction counts of the hot paths against the newest committed ones; some minutes with valgrind.
+instructions: $(STAMP)
+	$(BIN)/python -m benchmarks.instructions --compare
 
 dashboards: $(STAMP)
 	$(BIN)/python -m dashboards.build

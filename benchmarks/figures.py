@@ -1,6 +1,7 @@
-"""Writes the README's table of figures from the newest result of each measure: ``python -m benchmarks.figures``.
+"""Writes the tables of figures from the newest result of each measure: ``python -m benchmarks.figures``.
 
-A figure that has no committed result is not in the table. A test holds the README to it.
+docs/figures.md has all rows, the README the four of ``HEADLINES``. A figure without a committed result is in neither. A test
+holds both to the results.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "benchmarks" / "results"
 README: Final = ROOT / "README.md"
-BEGIN: Final = "<!-- figures:begin -->"
-END: Final = "<!-- figures:end -->"
+PAGE: Final = ROOT / "docs" / "figures.md"
+HEADLINES: Final = (
+    "`orch submit` to the first optimizer step, 2 ranks, gloo, warm daemon",
+    "SIGKILL of a rank to the next new step, of a script that saves at every step",
+    "share of the time that moved training forward, a rank killed every minute",
+    "`save()` of 100 M parameters with Adam: training stands still",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +129,14 @@ def newest() -> dict[str, dict[str, Any]]:
     }
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """The block between the markers."""
+def table(results: dict[str, dict[str, Any]], labels: tuple[str, ...] | None = None) -> str:
+    """The block between the markers: all rows, or those of ``labels``."""
     lines = ["| measure | orch | torchrun | Ray Train V2 |", "|---|---|---|---|"]
     used = {}
     for row in ROWS:
         result = results.get(row.measure)
+        if labels is not None and row.label not in labels:
+            continue
         if result is None or (mine := _at(result, row.ours)) is None:
             continue
         used[row.measure] = result
@@ -170,16 +178,29 @@ def _cell(row: Row, value: dict[str, float] | None) -> str:
     return f"{median}{unit} ({low}-{high}, n={value['n']:.0f})"
 
 
-def replaced(text: str, block: str) -> str:
-    """``text`` with what stands between the markers replaced."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{block}\n{END}{after}"
+def replaced(text: str, name: str, block: str) -> str:
+    """``text`` with what stands between the markers of ``name`` replaced. Raises ValueError where they are not there."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{begin} and {end} have to be there once each")
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{block}\n{end}{after}"
+
+
+def pages() -> dict[Path, str]:
+    """Both pages as the committed results make them."""
+    results = newest()
+    return {
+        README: replaced(README.read_text(), "headline", table(results, HEADLINES)),
+        PAGE: replaced(PAGE.read_text(), "figures", table(results)),
+    }
 
 
 def main() -> None:
-    """Rewrite the README's block."""
-    README.write_text(replaced(README.read_text(), table(newest())))
+    """Rewrite the blocks of both pages."""
+    for path, text in pages().items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":

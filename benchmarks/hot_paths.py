@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -50,7 +51,7 @@ labels: {team: vision}
 """
 
 
-def parse() -> Callable[[], object]:
+def parse(_: ExitStack) -> Callable[[], object]:
     """A job.yaml of usual size becomes a typed spec."""
     return lambda: parse_job(YAML)
 
@@ -108,7 +109,7 @@ def _life(job_id: JobId) -> Sequence[ev.Event]:
     )
 
 
-def fold_life() -> Callable[[], object]:
+def fold_life(_: ExitStack) -> Callable[[], object]:
     """A job's record follows the events of an attempt of eight ranks that fails."""
     submission = _submission(1)
     events = _life(submission.job_id)
@@ -124,7 +125,7 @@ def fold_life() -> Callable[[], object]:
     return run
 
 
-def decide_queue() -> Callable[[], object]:
+def decide_queue(_: ExitStack) -> Callable[[], object]:
     """One decision with 300 queued jobs and eight nodes of which none has a GPU left."""
     jobs = {job.id: job for job in (submitted(_submission(n), n) for n in range(QUEUED))}
     nodes = {
@@ -135,12 +136,13 @@ def decide_queue() -> Callable[[], object]:
     return lambda: decide(state, T0 + 1000)
 
 
-def write() -> Callable[[], object]:
+def write(resources: ExitStack) -> Callable[[], object]:
     """A submission and the events of its life reach the SQLite store."""
     from orchestrator.store.sqlite import SqliteStore
 
-    folder = Path(tempfile.mkdtemp(prefix="orch-hot-"))
+    folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="orch-hot-")))
     store = SqliteStore.open(folder / "store.sqlite3", reserve=folder / "reserve", reserve_bytes=4096)
+    resources.callback(store.close)
     numbers = itertools.count(1)
 
     async def once() -> None:
@@ -152,7 +154,7 @@ def write() -> Callable[[], object]:
     return lambda: asyncio.run(once())
 
 
-def exporter_page() -> Callable[[], object]:
+def exporter_page(_: ExitStack) -> Callable[[], object]:
     """A page of eight GPUs of which each has a new sample."""
     from orchestrator.gpu.exporter.exposition import ExporterStatus, Renderer, compose
     from orchestrator.gpu.sample import GpuInfo, Sample
@@ -195,7 +197,7 @@ def exporter_page() -> Callable[[], object]:
     return run
 
 
-def snapshot_plan() -> Callable[[], object]:
+def snapshot_plan(_: ExitStack) -> Callable[[], object]:
     """The next state of a model of 100 arrays is recognised as one whose copying is planned."""
     import numpy as np
 
@@ -228,10 +230,11 @@ PATHS: Final = {
 
 def main(name: str, repeats: int) -> None:
     """Prepare a path, run it once to fill every cache, then ``repeats`` times."""
-    run = PATHS[name]()
-    run()
-    for _ in range(repeats):
+    with ExitStack() as resources:
+        run = PATHS[name](resources)
         run()
+        for _ in range(repeats):
+            run()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ _PERF: Final = re.compile(r"^\s*([\d,.]+)\s+instructions:u", re.MULTILINE)
 def counter() -> str:
     """``perf`` where it counts instructions here, else ``callgrind``. Raises SystemExit with what to install."""
     if shutil.which("perf"):
-        tried = subprocess.run(["perf", "stat", "-e", "instructions:u", "true"], capture_output=True, text=True)
+        tried = subprocess.run(
+            ["perf", "stat", "-e", "instructions:u", "true"], check=False, capture_output=True, text=True
+        )
         if _PERF.search(tried.stderr):
             return "perf"
     if shutil.which("valgrind"):
@@ -53,7 +55,7 @@ def count(name: str, repeats: int, how: str) -> int:
     if shutil.which("setarch"):
         command = ["setarch", "--addr-no-randomize", *command]
     environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     found = (_PERF if how == "perf" else _CALLGRIND).search(done.stderr)
     if done.returncode != 0 or found is None:
         raise SystemExit(f"{' '.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")

@@ -1,4 +1,4 @@
-"""The README quotes what was measured, and nothing else."""
+"""README and docs/figures.md quote what was measured, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ def result(measure: str, **more: Any) -> dict[str, Any]:
     return {"measure": measure, "ours": value(0.25), "machine": MACHINE, "date": "2026-01-01", "peers": {}, **more}
 
 
-def test_the_readme_quotes_the_newest_results() -> None:
-    readme = figures.README.read_text()
-    assert figures.replaced(readme, figures.table(figures.newest())) == readme, "run: python -m benchmarks.figures"
+def test_the_pages_quote_the_newest_results() -> None:
+    for path, text in figures.pages().items():
+        assert path.read_text() == text, "run: python -m benchmarks.figures"
+
+
+def test_the_readme_quotes_four() -> None:
+    labels = [row.label for row in figures.ROWS]
+    assert set(figures.HEADLINES) <= set(labels)
+    assert figures.table(figures.newest(), figures.HEADLINES).count("\n| ") == len(figures.HEADLINES) == 4
 
 
 def test_a_row_needs_a_result_and_shows_its_peers() -> None:

@@ -4,6 +4,7 @@ Owns the checks as a whole, the aliases and the presets. The fields are in setti
 reading them from text is in sources.py. Imports no torch: a configuration can be checked anywhere. A field that could be
 ignored is refused instead: whatever is set has its effect.
 """
+
 from __future__ import annotations
 
 import dataclasses
