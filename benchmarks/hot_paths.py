@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node
+from orchestrator.core.fold import fold, submitted
 from orchestrator.core.ids import JobId
-from orchestrator.core.job import fold, submitted
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.spec.job import parse_job, to_dict

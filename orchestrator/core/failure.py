@@ -22,8 +22,9 @@ from orchestrator.core.states import FailureClass, StopScope
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from orchestrator.core.attempt import Exit
     from orchestrator.core.diagnosis.signatures import Signature
-    from orchestrator.core.job import Exit, Job
+    from orchestrator.core.job import Job
 
 # How long a collateral error waits for the end that caused it: a process that ends by itself closes its connections before it
 # is gone, by more than 0.25 s on a busy machine.

@@ -6,9 +6,10 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
+from orchestrator.core.attempt import Attempt, Exit, Stop
 from orchestrator.core.conformance import repaired, repaired_all
 from orchestrator.core.ids import JobId
-from orchestrator.core.job import Attempt, Exit, Job, Stop
+from orchestrator.core.job import Job
 from orchestrator.core.past_attempts import Past, past_from, shorten
 from orchestrator.core.states import AttemptState, JobState, StopPurpose
 from orchestrator.spec.job import from_dict, to_dict

@@ -9,8 +9,9 @@ from orchestrator.core.events import Failure
 from orchestrator.core.states import FailureClass, OutOf
 
 if TYPE_CHECKING:
+    from orchestrator.core.attempt import Exit
     from orchestrator.core.events import MemoryUse
-    from orchestrator.core.job import Exit, Job
+    from orchestrator.core.job import Job
 
 _SIGKILL = 9
 _CHILD_KILLED = re.compile(r"killed by signal: Killed")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestrator.core.job import Attempt
+    from orchestrator.core.attempt import Attempt
 
 KEPT_ATTEMPTS: Final = 10
 """How many attempts a record lists, the current one included; `orch status JOB` shows as many."""

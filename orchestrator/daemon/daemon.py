@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.nodes.agent import NodeGpu
     from orchestrator.spec.settings import Settings
     from orchestrator.telemetry.metrics_view import Snapshot
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 REFRESH_SECONDS: Final = 10.0
 SHARED_REFRESH_SECONDS: Final = 2.0  # on somebody's cluster nodes come and go, and others take what was free

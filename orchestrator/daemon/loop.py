@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from orchestrator.core.conformance import misfits
 from orchestrator.core.errors import CoreError
 from orchestrator.core.events import JobNoted
-from orchestrator.core.job import Job, fold
+from orchestrator.core.fold import fold
 from orchestrator.core.scheduler.scheduler import State, decide, desired_effect
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.core.effects import Effect
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
     from orchestrator.store.port import Store
 
 WRITE_RETRY_SECONDS: Final = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orchestrator.core.job import fold
+from orchestrator.core.fold import fold
 from orchestrator.core.notices import notices_of
 from orchestrator.spec.job import from_dict
 

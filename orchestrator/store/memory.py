@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from orchestrator.core.job import submitted
+from orchestrator.core.fold import submitted
 from orchestrator.core.notices import notices_of
 from orchestrator.core.states import JobState
 from orchestrator.store.errors import (

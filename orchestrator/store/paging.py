@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
-from orchestrator.core.job import fold, submitted
+from orchestrator.core.fold import fold, submitted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

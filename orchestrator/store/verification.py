@@ -7,7 +7,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.job import fold, submitted
+from orchestrator.core.fold import fold, submitted
 from orchestrator.core.job_record import job_to_dict
 from orchestrator.store.rows import event_of, job_of, job_row
 from orchestrator.store.statements import STATEMENTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from orchestrator.core.job import submitted
+from orchestrator.core.fold import submitted
 from orchestrator.core.notices import notices_of
 from orchestrator.store.errors import (
     IdempotencyConflictError,

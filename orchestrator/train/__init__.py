@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from orchestrator.checkpoint.storage.reader import Checkpoint
     from orchestrator.train.script.elastic import BatchShare, NotElasticError
-    from orchestrator.train.script.progress import ProgressPage, ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressPage
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
     from orchestrator.train.script.saving import CheckpointWarning
     from orchestrator.train.script.training_context import Context
     from orchestrator.train.trainer.config.config import MultiGPUConfig
@@ -72,7 +73,7 @@ _HOMES = {
     "MultiGPUTrainingManager": "orchestrator.train.trainer.loop.manager",
     "PerformanceMonitor": "orchestrator.train.trainer.measure.monitor",
     "ProgressPage": "orchestrator.train.script.progress",
-    "ProgressSnapshot": "orchestrator.train.script.progress",
+    "ProgressSnapshot": "orchestrator.train.script.progress_facts",
     "TrainingMode": "orchestrator.train.trainer.config.settings",
 }
 

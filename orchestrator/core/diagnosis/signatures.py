@@ -16,7 +16,7 @@ from orchestrator.core.states import FailureClass
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from orchestrator.core.job import Exit
+    from orchestrator.core.attempt import Exit
 
 _SIGABRT, _SIGBUS, _SIGKILL = 6, 7, 9
 _LAST_LINES = 5

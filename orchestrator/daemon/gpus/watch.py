@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.spec.paths import Paths
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 WATCH_SECONDS: Final = 2.0
 GATHER_SECONDS: Final = 0.25  # jobs that start together are looked at together, and none in its first moment

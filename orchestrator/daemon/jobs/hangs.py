@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.health import RankLook, Verdict
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 BETWEEN_LOOKS: Final = 1.0
 AGAIN_SECONDS: Final = 1.0

@@ -12,7 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_facts import ProgressSnapshot
 from orchestrator.train.script.progress_layout import MAX_METRIC_NAME_BYTES, MAX_METRICS, MAX_PHASE_BYTES
 
 if TYPE_CHECKING:

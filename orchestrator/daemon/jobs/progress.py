@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 METRICS_SECONDS = 1.0
 BACKLOG_SECONDS = 0.5

@@ -17,10 +17,11 @@ from orchestrator.spec.job import to_dict
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from orchestrator.core.attempt import Attempt
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.diagnosis.straggler import Pace
     from orchestrator.core.events import Failure, LeftOut
-    from orchestrator.core.job import Attempt, Job
+    from orchestrator.core.job import Job
     from orchestrator.daemon.jobs.progress import JobProgress
     from orchestrator.store.port import StoredEvent
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from orchestrator.gpu.balance.balance import Balance
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import FinishedCount
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 REMEMBERED_ENDED: Final = 2000
 LAG_SECONDS: Final = 1.0

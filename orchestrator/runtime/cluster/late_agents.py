@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.nodes.ray_nodes import end_worker
 
 if TYPE_CHECKING:
-    from orchestrator.runtime.cluster.cluster import Cluster
+    from collections.abc import Callable
 
 LATE_SECONDS: Final = 20.0
 """How long an agent may owe every answer before it is ended."""
@@ -21,10 +21,21 @@ LATE_SECONDS: Final = 20.0
 _ANSWER_SECONDS: Final = 5.0
 
 
+class Agents(Protocol):
+    """What is looked at here of a cluster; ``Cluster`` has it."""
+
+    agents: dict[str, Any]
+    silent: dict[str, str]
+
+    async def call(self, function: Callable[..., Any], *args: Any, restart: bool) -> Any:
+        """Run a blocking call of Ray."""
+        ...
+
+
 class LateAgents:
     """By node: since when its agent has owed an answer."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Agents) -> None:
         self._cluster = cluster
         self._since: dict[str, float] = {}
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.rank_events import RankEvent
     from orchestrator.runtime.spawn.client import ExitRecord
     from orchestrator.spec.paths import Paths
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
 MOST_CHARACTERS: Final = 1000  # of a message that comes from elsewhere

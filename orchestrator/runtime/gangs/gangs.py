@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.pools import Pool
     from orchestrator.runtime.ranks.logs import LogLimits
     from orchestrator.runtime.ranks.rank_events import PollReply, RankEvent
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 POLL_SECONDS: Final = 30.0
 RPC_SECONDS: Final = 60.0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.ids import JobId
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
 def usable(snapshot: ProgressSnapshot) -> ProgressSnapshot:

@@ -14,7 +14,7 @@ from orchestrator.core.states import StopScope
 
 if TYPE_CHECKING:
     from orchestrator.runtime.spawn.lifeline import Ending
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 _LARGEST_COUNT = 2**63 - 1
 

@@ -15,7 +15,8 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.train.script.progress import STEP_SECONDS_WEIGHT, ProgressSnapshot
+from orchestrator.train.script.progress import STEP_SECONDS_WEIGHT
+from orchestrator.train.script.progress_facts import ProgressSnapshot
 from orchestrator.train.script.progress_layout import RECENT_STEPS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from orchestrator.core.states import StopScope  # noqa: TC001
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.repository.persister import PersisterStatus
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

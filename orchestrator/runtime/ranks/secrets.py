@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.health import Frame, RankLook
     from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.ranks.rank_events import RankEvent
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
 def masked_event(event: RankEvent, masker: Masker) -> RankEvent:

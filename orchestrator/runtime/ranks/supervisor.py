@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.runtime.ranks.launch_spec import RankPlan
     from orchestrator.runtime.spawn.client import Event
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 PROGRESS_SECONDS: Final = 1.0
 LAST_LOOK_SECONDS: Final = 10.0

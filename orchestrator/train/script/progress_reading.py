@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from orchestrator.core.conformance import is_count, is_finite, is_text, is_time
 from orchestrator.train.script import progress_layout as layout
-from orchestrator.train.script.progress import CheckpointFacts, ProgressPageError, ProgressSnapshot, create_page
+from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot, create_page
+from orchestrator.train.script.progress_layout import ProgressPageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

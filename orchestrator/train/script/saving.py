@@ -18,7 +18,7 @@ from orchestrator.checkpoint.snapshots.reader import SnapshotReader
 from orchestrator.checkpoint.snapshots.tensor_copy import copy_threads
 from orchestrator.checkpoint.snapshots.top_scores import TopScores
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
-from orchestrator.train.script.progress import CheckpointFacts
+from orchestrator.train.script.progress_facts import CheckpointFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

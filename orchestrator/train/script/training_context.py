@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, cast
 
 from orchestrator.train.script.elastic import BatchShare, must_ask, share_out
 from orchestrator.train.script.environment import RankEnvironment, read_environment
-from orchestrator.train.script.progress import ProgressPage, ProgressPageError
+from orchestrator.train.script.progress import ProgressPage
+from orchestrator.train.script.progress_layout import ProgressPageError
 from orchestrator.train.script.run_metadata import RunMetadata
 from orchestrator.train.script.save_schedule import AUTO, SaveSchedule
 from orchestrator.train.script.saving import CheckpointWarning, Saver

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node
+from orchestrator.core.fold import fold, submitted
 from orchestrator.core.ids import JobId
-from orchestrator.core.job import Job, fold, submitted
+from orchestrator.core.job import Job
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
 from orchestrator.spec.job import JobSpec, ResourcesSpec, WorkerResources, to_dict
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
-from orchestrator.core.job import fold
+from orchestrator.core.fold import fold
 from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
 from tests.unit.core.builders import ID, T0, make_spec, pending, submission
 

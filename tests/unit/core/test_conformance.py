@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import misfits, repaired
-from orchestrator.core.job import fold
+from orchestrator.core.fold import fold
 from orchestrator.core.job_record import job_from_dict, job_to_dict
 from orchestrator.core.states import JobState
 from tests.unit.core import strategies

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.failure import decide_retry
-from orchestrator.core.job import STORY_LENGTH, fold, job_from_dict, job_to_dict
+from orchestrator.core.fold import STORY_LENGTH, fold
+from orchestrator.core.job import job_from_dict, job_to_dict
 from orchestrator.core.states import AttemptState, FailureClass, IllegalTransitionError, JobState, StopPurpose
 from tests.unit.core import strategies
 from tests.unit.core.builders import (

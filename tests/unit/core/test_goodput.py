@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
+from orchestrator.core.fold import fold
 from orchestrator.core.goodput import MAX_MARKS, GoodputLedger, Phase
-from orchestrator.core.job import fold
 from orchestrator.core.states import StopPurpose
 from tests.unit.core.builders import ID, T0, failed, make_spec, pending, seats, started, stop
 from tests.unit.core.strategies import FACTS

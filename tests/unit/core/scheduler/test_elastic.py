@@ -12,8 +12,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
+from orchestrator.core.fold import fold
 from orchestrator.core.ids import JobId
-from orchestrator.core.job import Job, fold
+from orchestrator.core.job import Job
 from orchestrator.core.job_record import job_from_dict, job_to_dict
 from orchestrator.core.scheduler.elastic import FRESH_SECONDS
 from orchestrator.core.scheduler.placement import capacity, claim, could_ever_fit, free_on, place

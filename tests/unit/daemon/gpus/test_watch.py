@@ -22,7 +22,7 @@ from orchestrator.gpu.sample import GpuProcess
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.exporters.actor import ExporterReport
 from orchestrator.spec.paths import Paths
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.unit.gpu.support import gpu_info, sample
 
 JOB = JobId("digits-k3f9q2")

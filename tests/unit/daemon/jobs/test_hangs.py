@@ -12,12 +12,13 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, Wait
-from orchestrator.core.job import Job, fold
+from orchestrator.core.fold import fold
+from orchestrator.core.job import Job
 from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs.hangs import HangWatch
 from orchestrator.spec.job import HealthSpec
 from orchestrator.telemetry.logging import get_logger
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.unit.core.builders import after, make_spec, pending, started
 
 COLLECTIVE = (Frame("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py", 1),)

@@ -24,7 +24,7 @@ from orchestrator.daemon.jobs.progress import MOST_NOTES, ProgressBook
 from orchestrator.daemon.jobs.views import job_view
 from orchestrator.daemon.loop import Loop
 from orchestrator.store.memory import MemoryStore
-from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
 from tests.unit.core.builders import ID, T0, make_spec, pending, running, submission
 
 ODD: list[Any] = [(1,), math.inf, math.nan, "x", -1, 2**80, True, {"a": 1}]

@@ -131,7 +131,7 @@ def test_a_script_that_misses_such_a_file_is_told_how_to_bring_it_along(work: Pa
     told = exited(job.id, 1, 0, event, str(work))
     assert (told.missing_file, told.left_out_by) == (missing, ".gitignore")
     assert exited(job.id, 1, 0, replace(event, missing_file="other.txt"), str(work)).left_out_by == ""
-    from orchestrator.core.job import fold
+    from orchestrator.core.fold import fold
 
     verdict = classify(fold(job, told), 100.0)
     assert isinstance(verdict, Verdict)

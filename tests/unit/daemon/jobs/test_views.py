@@ -14,7 +14,7 @@ from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.jobs.views import event_view, job_view, rank_stacks
 from orchestrator.store.port import StoredEvent
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.unit.core.builders import after, pending, seats, started
 
 

@@ -21,7 +21,7 @@ from orchestrator.daemon.metrics.metering import LAGS_KEPT, Metering
 from orchestrator.spec.job import CheckpointSpec
 from orchestrator.spec.settings import Settings
 from orchestrator.telemetry.metrics_view import JobSeries, Snapshot
-from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
 from tests.unit.core.builders import after, make_spec, pending, started
 
 

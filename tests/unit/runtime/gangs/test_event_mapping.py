@@ -17,7 +17,7 @@ from orchestrator.runtime.gangs.event_mapping import exited, in_memory, last_wor
 from orchestrator.runtime.ranks.actor import RankGreeting
 from orchestrator.runtime.ranks.rank_events import RankEvent
 from orchestrator.spec.paths import Paths
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.support.nodes import node_report
 
 JOB = JobId("train-aaaaaa")

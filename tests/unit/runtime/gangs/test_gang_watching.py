@@ -13,15 +13,16 @@ import structlog
 
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core import events as ev
+from orchestrator.core.attempt import Attempt, Exit
 from orchestrator.core.conformance import unchecked
-from orchestrator.core.job import Attempt, Exit, Job
+from orchestrator.core.job import Job
 from orchestrator.runtime.gangs import gangs as module
 from orchestrator.runtime.gangs.gangs import Gangs, _Gang
 from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.spawn.lifeline import Ending, ErrorRaised, Exited, ExitRecord, Gone, Started
 from orchestrator.spec.paths import Paths
-from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
 from tests.unit.core.builders import make_spec, pending, running
 
 STARTED = RankEvent(number=1, kind="started", at=1.0, pid=7)

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.ranks.endings import StopFacts, stop_facts
 from orchestrator.runtime.spawn.lifeline import Ending
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
 @pytest.mark.parametrize(

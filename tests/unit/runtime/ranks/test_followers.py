@@ -19,7 +19,7 @@ from orchestrator.runtime.ranks.actor import RankGreeting
 from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
 from orchestrator.spec.paths import Paths
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.unit.core.builders import make_spec, pending, running
 
 JOB = running(pending(make_spec(workers=1)))

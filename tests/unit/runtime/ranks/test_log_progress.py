@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.runtime.ranks import log_progress
 from orchestrator.runtime.ranks.log_progress import LogProgress
-from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
 
 BLANK = ProgressSnapshot(writer_pid=7, checkpoint=CheckpointFacts(saved_step=3))
 

@@ -7,7 +7,7 @@ from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.ranks.rank_events import RankEvent
 from orchestrator.runtime.ranks.secrets import masked_event, masked_look, masked_progress, masked_status
-from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
 
 MASKER = Masker(["hunter2"])
 TEXT = "with hunter2 in it"

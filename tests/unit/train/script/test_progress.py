@@ -13,7 +13,9 @@ import time
 import pytest
 
 from orchestrator.train.script import progress_layout as layout
-from orchestrator.train.script.progress import CheckpointFacts, ProgressPage, ProgressPageError, ProgressSnapshot
+from orchestrator.train.script.progress import ProgressPage
+from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_layout import ProgressPageError
 from tests.support.work import calls, calls_of_c
 
 HAMMER = """

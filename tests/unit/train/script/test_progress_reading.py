@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from orchestrator.core.conformance import misfits
 from orchestrator.train.script import progress_layout as layout
 from orchestrator.train.script import progress_reading as reading
-from orchestrator.train.script.progress import CheckpointFacts, ProgressPage, ProgressSnapshot
+from orchestrator.train.script.progress import ProgressPage
+from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
 from orchestrator.train.script.progress_reading import PageReader
 
 JSON = st.recursive(
