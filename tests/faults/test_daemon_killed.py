@@ -117,7 +117,7 @@ def test_what_a_job_reported_last_is_there_after_down_and_up(breakable: Stack, l
         before.progress.total_steps,
         before.progress.metrics,
     )
-    assert [job.progress for job in stack.client.jobs().jobs] == [found]
+    assert {job.id: job.progress for job in stack.client.jobs().jobs}[job_id] == found
     ledger.check()
 
 

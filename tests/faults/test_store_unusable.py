@@ -80,7 +80,7 @@ def test_a_store_that_cannot_be_used_is_refused_as_it_lies(breakable: Stack, led
 def cramped() -> Iterator[Stack]:
     """A daemon whose home is on a file system of 300 MiB."""
     stack = Stack()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", str(stack.home)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300m,mode=0700", "tmpfs", str(stack.home)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         stack.home.rmdir()
         pytest.skip("mounting a file system of our own is not permitted")

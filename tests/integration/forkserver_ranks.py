@@ -26,6 +26,7 @@ from orchestrator.runtime.spawn.client import (
 )
 from orchestrator.runtime.spawn.environment import rank_environment
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, wait_until
+from tests.support.processes import own_umask
 
 DEADLINE = timedelta(seconds=60)
 
@@ -189,6 +190,7 @@ async def run_ranks(
                     cold=cold,
                     env=environment(directory, rank, world_size, port, job_env or {}, base),
                     exit_record=directory / f"{rank}.exit.json",
+                    umask=own_umask(),
                 ),
                 str(rank),
             )

@@ -565,7 +565,9 @@ def units(tmp_path: Path) -> list[Path]:
 
 def test_systemd_finds_nothing_wrong(units: list[Path]) -> None:
     done = run(tool("systemd-analyze"), "verify", *map(str, units))
-    assert (done.returncode, done.stderr) == (0, "")
+    # Known from systemd 254 on; earlier ones pass over it, as the unit says.
+    told = [line for line in done.stderr.splitlines() if "Unknown key 'DelegateSubgroup'" not in line]
+    assert (done.returncode, told) == (0, [])
 
 
 def test_units_are_hardened(units: list[Path]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import page_directory
+from tests.support.processes import own_umask
 from tests.support.stack import Stack, wait_until
 from tests.support.users import OTHER, as_root, as_user
 
@@ -35,12 +36,6 @@ def is_of_a_rank(path: Path, home: Path) -> bool:
     """Ranks give their files the modes that they want; the home keeps others away from them."""
     parts = path.relative_to(home).parts if path.is_relative_to(home) else ()
     return len(parts) > 3 and parts[0] == "jobs" and parts[2] in {"work", "outputs", "checkpoints"}
-
-
-def own_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def umask_of(pid: int) -> int:

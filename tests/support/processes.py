@@ -70,3 +70,10 @@ def of_cwd(directory: Path) -> list[int]:
             if Path(os.readlink(f"/proc/{process.pid}/cwd")).is_relative_to(directory):
                 found.append(process.pid)
     return [pid for pid in found if not process_gone(pid)]
+
+
+def own_umask() -> int:
+    """The umask of this process, which ranks get as after a plain start."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -84,7 +84,7 @@ class WatchedFiles:
     def __init__(self, settings: WatchSettings, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._settings = settings
-        self._storage = LocalStorage(settings.registry)
+        self._storage = LocalStorage(settings.registry, private=True)
         self._seen: dict[str, Facts] = {}
         self.problems: list[str] = []
         self.notes: list[Note] = []
@@ -450,7 +450,7 @@ class WatchedFiles:
         return {**blank, "adopted": dict(registry.get("foreign", {})), **registry}
 
     def _write(self, registry: Mapping[str, Any]) -> None:
-        Path(self._settings.registry).mkdir(parents=True, exist_ok=True)
+        Path(self._settings.registry).mkdir(parents=True, exist_ok=True, mode=0o700)
         self._storage.replace(_REGISTRY, json.dumps(registry).encode())
         self._storage.keep_spare()
 

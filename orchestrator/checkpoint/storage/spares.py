@@ -34,8 +34,9 @@ _EARLIER: Final = ".spare"  # one file that earlier versions gave up for good
 class Spares:
     """The spares of the directory ``root``. Used by several processes at once."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, file_mode: int = 0o644, folder_mode: int = 0o755) -> None:
         self._root = root
+        self._file_mode, self._folder_mode = file_mode, folder_mode
         self._directory = root / DIRECTORY
 
     @property
@@ -46,7 +47,7 @@ class Spares:
     def keep(self) -> None:
         """Have ``COUNT`` spares of full size, as far as there is room. Never raises."""
         with contextlib.suppress(OSError):
-            self._directory.mkdir(mode=0o755, exist_ok=True)
+            self._directory.mkdir(mode=self._folder_mode, exist_ok=True)
             (self._root / _EARLIER).unlink(missing_ok=True)
             with self._alone():
                 for path in self._paths():
@@ -113,7 +114,7 @@ class Spares:
 
     def _add(self) -> None:
         path = self._new_name()
-        path.touch(mode=0o644, exist_ok=False)
+        path.touch(mode=self._file_mode, exist_ok=False)
         try:
             _allocate(path)
         except OSError:

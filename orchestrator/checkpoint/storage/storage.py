@@ -121,10 +121,19 @@ class LocalStorage:
 
     atomic_create = True
 
-    def __init__(self, root: str | os.PathLike[str], *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
+        private: bool = False,
+    ) -> None:
+        """``private``: what is made here is this user's alone, whatever the umask."""
         self.root = Path(root).absolute()
+        self._file_mode, folder_mode = (0o600, 0o700) if private else (0o644, 0o755)
+        self._folder_mode = 0o700 if private else 0o777
         self._lock_timeout_seconds = lock_timeout_seconds
-        self._spares = Spares(self.root)
+        self._spares = Spares(self.root, file_mode=self._file_mode, folder_mode=folder_mode)
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:
         """See Storage."""
@@ -259,7 +268,7 @@ class LocalStorage:
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
         """See Storage. An flock: the kernel frees it when its holder dies."""
-        handle = os.open(self._made(self.root) / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        handle = os.open(self._made(self.root) / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, self._file_mode)
         try:
             yield self._locked(handle)
         finally:
@@ -286,15 +295,15 @@ class LocalStorage:
     def _open_for_writing(self, target: Path) -> int:
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
         try:
-            return os.open(target, flags, 0o644)
+            return os.open(target, flags, self._file_mode)
         except FileNotFoundError:
             self._made(target.parent)
-            return os.open(target, flags, 0o644)
+            return os.open(target, flags, self._file_mode)
 
     def _made(self, folder: Path) -> Path:
         """The folder, made if missing; a root that was just made survives a power cut."""
         missing = [place for place in (folder, *folder.parents) if not place.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=self._folder_mode)
         for place in missing:
             if self.root.is_relative_to(place):
                 _sync_directory(place.parent)

@@ -479,3 +479,18 @@ def test_what_is_no_regular_file_never_holds_anything_up(job: Path, kind: str) -
     files.scan(attempt=1)
     assert files.scan(attempt=1, writer_gone_at=time.time()) == []
     assert step_in(files.newest_good(attempt=2)) == 1
+
+
+def test_the_registry_is_this_user_s_alone_whatever_the_umask(job: Path) -> None:
+    write(job, 1, age=10)
+    before = os.umask(0o022)
+    try:
+        files = watch(job)
+        files.scan(attempt=1)
+        files.scan(attempt=1)
+    finally:
+        os.umask(before)
+    registry = job.parent / "registry"
+    made = [registry, *registry.rglob("*")]
+    assert len(made) > 1
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
