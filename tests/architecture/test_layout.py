@@ -31,6 +31,7 @@ PACKAGES = {
 }
 MOST_LINES_IN_A_FILE = 600
 MOST_LINES_IN_A_FUNCTION = 60
+MOST_FILES_IN_A_FOLDER = 21
 
 
 def name_of(path: Path) -> str:
@@ -102,3 +103,23 @@ def tracked() -> list[Path]:
 def test_nothing_waits_in_a_way_that_can_lose_a_cancellation() -> None:
     for path in MODULES:
         assert "asyncio.wait_for(" not in path.read_text(), f"{path}: see runtime/deadline.py"
+
+
+def test_unit_tests_lie_where_the_package_does() -> None:
+    """``tests/unit`` has the package's folders; what tests other trees (benchmarks, dashboards) has those."""
+    unit = ROOT / "tests" / "unit"
+    folders = {p.relative_to(unit) for p in unit.rglob("*") if p.is_dir() and p.name != "__pycache__"}
+    roots = (PACKAGE, ROOT)
+    assert sorted(f for f in folders if not any((root / f).is_dir() for root in roots)) == []
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|md|sql))`", (ROOT / page).read_text()))
+    assert named
+    assert sorted(n for n in named if not (ROOT / n).exists() and not (PACKAGE / n).exists()) == []
+
+
+@pytest.mark.parametrize("path", sorted(p.parent for p in PACKAGE.rglob("__init__.py")), ids=name_of)
+def test_a_folder_is_no_heap(path: Path) -> None:
+    assert len([p for p in path.glob("*.py") if p.name != "__init__.py"]) <= MOST_FILES_IN_A_FOLDER, "make sub-packages"
