@@ -64,7 +64,9 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     for name, function in (("up", up), ("serve", serve), ("doctor.examine", examine), ("demo.run_demo", run_demo)):
         place, _, attribute = name.partition(".")
-        monkeypatch.setitem(sys.modules, f"orchestrator.daemon.{place}", module(**{attribute or place: function}))
+        monkeypatch.setitem(
+            sys.modules, f"orchestrator.daemon.process.{place}", module(**{attribute or place: function})
+        )
     return seen
 
 

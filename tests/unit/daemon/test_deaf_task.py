@@ -10,7 +10,8 @@ from pathlib import Path
 SCRIPT = """
 import asyncio, os, sys
 from orchestrator.api.launch import ServeOptions
-from orchestrator.daemon import daemon, serve
+from orchestrator.daemon import daemon
+from orchestrator.daemon.process import serve
 from orchestrator.spec.settings import Settings
 
 daemon.TASKS_END_SECONDS = 0.2

@@ -48,8 +48,8 @@ def test_what_is_matched_is_what_pathspec_matches(lines: list[str], parts: list[
     """The semantics are those of the library that was used before."""
     path = "/".join(parts)
     spec = pathspec.PathSpec.from_lines("gitignore", lines, backend="simple")
-    # pathspec lets a negated set match a slash; git does not.
-    assume(not any("[^" in line or "[!" in line for line in lines))
+    # pathspec lets a negated set match a slash, and "a/**" name the directory a itself; git does not.
+    assume(not any("[^" in line or "[!" in line or (is_dir and line.endswith("/**")) for line in lines))
     assert Globs(lines).matches(path, is_dir=is_dir) == spec.match_file(path + "/" * is_dir)
 
 
