@@ -12,7 +12,7 @@ from orchestrator.api.client import Client
 from orchestrator.api.errors import DaemonUnreachableError, OrchError
 from orchestrator.api.launch import Finding, Level
 from orchestrator.api.transport.endpoint import Endpoint
-from orchestrator.daemon.process.home import OTHERS, exposed_entries
+from orchestrator.daemon.process.home import OTHERS, PASS_THROUGH, exposed_entries
 from orchestrator.runtime.forkserver.cgroups import find_place
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import SHARED_MEMORY, page_directory, user_directory
@@ -28,8 +28,6 @@ LOW_DISK_BYTES: Final = 1_000_000_000
 LOW_SHARED_MEMORY_BYTES: Final = 200_000_000
 LOW_FILES: Final = 4096
 LOG_LINES: Final = 5
-PASS_THROUGH: Final = 0o011
-"""What a daemon that serves a group leaves open of its home: the way to its socket."""
 
 
 def examine(settings: Settings) -> list[Finding]:

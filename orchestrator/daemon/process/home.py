@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from orchestrator.spec.settings import Settings
 
 OTHERS: Final = 0o077
+PASS_THROUGH: Final = 0o011
+"""What a daemon that serves a group leaves open of its home: the way to its socket."""
 
 
 def prepare_home(settings: Settings, *, traversable: bool = False) -> None:
@@ -59,8 +61,11 @@ def entries(paths: Paths) -> Iterator[Path]:
 
 
 def exposed_entries(paths: Paths) -> list[Path]:
-    """What others could read or write if the home were not closed to them: directories, and files, by their modes."""
-    return [path for path in entries(paths) if _mode(path) & OTHERS]
+    """What others could read or write if the home were not closed to them: directories, and files, by their modes.
+
+    That a group may pass through the directory of the socket is no exposure: nothing else in there is open to it.
+    """
+    return [path for path in entries(paths) if _mode(path) & (OTHERS & ~PASS_THROUGH if path == paths.run else OTHERS)]
 
 
 def _make_home(home: Path, *, traversable: bool) -> None:

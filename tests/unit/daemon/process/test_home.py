@@ -138,6 +138,13 @@ def test_doctor_says_what_others_can_get_at(tmp_path: Path, shared: Path, monkey
     assert "other users can get at" in said
     prepare_home(settings)
     assert not what_doctor_says(settings)
+    for directory in (settings.home, settings.paths.run):  # as for a group
+        directory.chmod(0o710)
+    assert not what_doctor_says(settings)
+    settings.paths.run.chmod(0o750)
+    (said,) = what_doctor_says(settings)
+    assert f"other users can get at {settings.paths.run}" in said
+    settings.paths.run.chmod(0o700)
     (shared / f"orch-{os.getuid()}").symlink_to(tmp_path)
     pages = node_dir.page_directory(namespace(settings.home))
     pages.mkdir()
