@@ -12,7 +12,8 @@ from tests.support.stack import Stack, wait_until
 SCRIPT = """
 import json, math, os, sys, time
 from pathlib import Path
-from orchestrator.train import context, progress_layout as layout
+from orchestrator.train import context
+from orchestrator.train.script import progress_layout as layout
 
 ctx = context()
 ctx.report(step=1, total_steps=10)

@@ -39,7 +39,8 @@ def test_cancel_ends_a_job_whose_actors_and_keepers_are_stopped(stack: Stack, le
         os.kill(pid, signal.SIGSTOP)
     stack.client.cancel(job_id)
     wait_until("the job is cancelled", lambda: stack.job(job_id).state == JobState.CANCELLED, FOUND_SECONDS)
-    assert [pid for pid in trees if not process_gone(pid)] == []
+    assert [rank for rank, pid in ranks.items() if not process_gone(pid)] == []
+    wait_until("their keepers have ended too", lambda: all(map(process_gone, trees)))
     assert of_cwd(Path(stack.job(job_id).working_dir)) == []
     wait_until("its lock files are gone", lambda: lock_files(stack, job_id) == [])
 

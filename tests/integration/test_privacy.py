@@ -35,7 +35,7 @@ def below(*directories: Path) -> Iterator[Path]:
 def is_of_a_rank(path: Path, home: Path) -> bool:
     """Ranks give their files the modes that they want; the home keeps others away from them."""
     parts = path.relative_to(home).parts if path.is_relative_to(home) else ()
-    return len(parts) > 3 and parts[0] == "jobs" and parts[2] in {"work", "outputs", "checkpoints"}
+    return len(parts) > 3 and parts[0] == "jobs" and parts[2] in {"work", "outputs", "checkpoints", "resume"}
 
 
 def umask_of(pid: int) -> int:

@@ -186,6 +186,8 @@ class Machine:
 @pytest.fixture
 def machine() -> Iterator[Machine]:
     """A machine whose units run."""
+    if Path("/tmp") in ROOT.parents:
+        pytest.skip("the units have a /tmp of their own, and this checkout with its interpreter lies below /tmp")
     made = Machine(Path(tempfile.mkdtemp(prefix="orch-s-")))
     try:
         made.install()
