@@ -4,7 +4,7 @@
 first. Nothing here follows a link at such a place. A path is walked from the root with descriptors; below a directory
 that others can write to, a level counts as this user's only when it is a real directory, belongs to this user (or to
 root, above the last level) and cannot be written by others. A check that has passed stays true, because in a sticky
-directory nobody else can replace what belongs to this user.
+directory no other user can replace what belongs to this user.
 
 Standard library only, imports nothing of the project: the training process and the command line use it.
 """
@@ -110,7 +110,7 @@ def open_own_file(name: str, flags: int, mode: int, *, dir_fd: int | None = None
 def enter_below(base: Path, relative: str, *, make: bool = False) -> int:
     """A descriptor of the directory `relative` below `base`, with no link on the way, `base` itself included.
 
-    Whoever may write below `base` cannot lead orch out of it. Raises ValueError for a path that leads out by its text
+    A user who may write below `base` cannot lead orch out of it. Raises ValueError for a path that leads out by its text
     or by a link, OSError otherwise. The caller closes the descriptor.
     """
     names = [name for name in relative.split("/") if name not in ("", ".")]

@@ -69,7 +69,7 @@ REMEMBER_ENDED: Final = 1000
 
 
 class Daemon:
-    """See the module. ``start`` returns when jobs are taken and placed; ``run`` when told to stop. Ranks get ``umask``."""
+    """Runs one home. ``start`` returns when jobs are taken and placed; ``run`` when told to stop. Ranks get ``umask``."""
 
     def __init__(self, settings: Settings, options: ServeOptions, environ: Mapping[str, str], umask: int) -> None:
         self.settings = settings

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Tidying:
-    """See the module. ``namespace`` names the home's directories on this machine."""
+    """Removes what ended jobs left. ``namespace`` names the home's directories on this machine."""
 
     def __init__(self, store: Store, paths: Paths, namespace: str, log: FilteringBoundLogger) -> None:
         self._store = store

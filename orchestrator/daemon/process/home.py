@@ -41,7 +41,7 @@ def prepare_home(settings: Settings, *, traversable: bool = False) -> None:
     except OSError as error:
         raise RefusedError(
             f"{home} is not private: {error}" if isinstance(error, NotPrivateError) else f"{home}: {error}",
-            hint="ORCH_HOME holds secrets and is executed: use a directory of your own that nobody else can write to",
+            hint="ORCH_HOME holds secrets and is executed: use a directory of your own that no other user can write to",
         ) from error
     if was_open:
         for path in entries(settings.paths):
