@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class OwnThread(threading.Thread):
+    """A thread that makes one call. The interpreter does not wait for it."""
+
+
+def calls_under_way() -> bool:
+    """Whether a call has not returned. What the interpreter runs at its exit (Ray disconnects there) may wait for it."""
+    return any(isinstance(thread, OwnThread) for thread in threading.enumerate())
+
+
 async def in_own_thread(function: Callable[[], T]) -> T:
     """What ``function()`` gives or raises. Cancelled, it leaves the thread to itself, and what comes of it is dropped."""
     loop = asyncio.get_running_loop()
@@ -41,5 +50,5 @@ async def in_own_thread(function: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(deliver, value, error)
 
-    threading.Thread(target=run, name=f"call {getattr(function, '__name__', '')}", daemon=True).start()
+    OwnThread(target=run, name=f"call {getattr(function, '__name__', '')}", daemon=True).start()
     return await future

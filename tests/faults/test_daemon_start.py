@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from orchestrator.api.transport.peer import is_stopped
+from orchestrator.runtime.cluster.head_processes import ray_environment
 from tests.support.processes import all_gone
 from tests.support.stack import Stack, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -91,19 +96,69 @@ def test_a_store_that_cannot_be_opened_is_the_first_thing_said(stack: Stack) -> 
     assert left_of(stack) == []
 
 
-@pytest.mark.parametrize("moment", ["the fork server is begun", "the head is there"])
+def connects_to(daemon: int, head: Path) -> bool:
+    """Whether the process has a connection to the head's GCS."""
+    if not head.exists():
+        return False
+    port = int(json.loads(head.read_text())["gcs_address"].rpartition(":")[2])
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(c.raddr and c.raddr.port == port for c in psutil.Process(daemon).net_connections("tcp"))
+    return False
+
+
+@pytest.mark.parametrize("moment", ["the fork server is begun", "the head is there", "it connects to the head"])
 def test_a_start_that_is_cut_short_leaves_no_process(stack: Stack, moment: str) -> None:
     daemon = stack.serve()
     head = stack.settings.paths.ray / "head.json"
     begun = {
         "the fork server is begun": lambda: any(stack.node_root.glob("local/fork/*.sock")),
         "the head is there": head.exists,
+        "it connects to the head": lambda: connects_to(daemon.pid, head),
     }
     wait_until(moment, begun[moment], 60, interval=0.001)
     daemon.send_signal(signal.SIGTERM)
     assert daemon.wait(timeout=120) == 0, stack.serve_log()
     assert "Traceback" not in stack.serve_log()
     assert left_of(stack) == []
+
+
+RAISES_SIGTERM = """
+import signal, sys, threading
+import ray
+from orchestrator.runtime.cluster.signal_handlers import disarm_abort, restore_handlers
+seen = []
+signal.signal(signal.SIGTERM, lambda *_: seen.append("SIGTERM"))
+def connect():
+    ray.init(address=sys.argv[1], namespace="signals", log_to_driver=False, configure_logging=False)
+thread = threading.Thread(target=connect)  # as the daemon does: in the main thread Ray replaces Python's handler, too
+thread.start()
+thread.join()
+signal.raise_signal(signal.SIGTERM)
+by_ray = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+disarm_abort()
+disarmed = signal.getitimer(signal.ITIMER_REAL)[0] == 0
+restore_handlers()
+signal.raise_signal(signal.SIGTERM)
+restored = signal.getitimer(signal.ITIMER_REAL)[0] == 0
+ray.shutdown()
+print(by_ray, disarmed, restored, len(seen))
+"""
+
+
+def test_rays_handler_of_sigterm_aborts_no_process_of_orch(stack: Stack) -> None:
+    """Ray arms an alarm that aborts the process 3 s after SIGTERM. The first answer tells when Ray does not any more."""
+    stack.up()
+    token = stack.settings.paths.ray / "token"
+    address = json.loads((stack.settings.paths.ray / "head.json").read_text())["gcs_address"]
+    done = subprocess.run(
+        [sys.executable, "-c", RAISES_SIGTERM, address],
+        env={**os.environ, **ray_environment(token)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split() == ["True", "True", "True", "2"], done.stderr
 
 
 def test_down_returns_when_nothing_is_left(stack: Stack) -> None:

@@ -35,6 +35,8 @@ from orchestrator.daemon.service import Service
 from orchestrator.gpu.exporter.http import is_loopback
 from orchestrator.private_files import PRIVATE_UMASK
 from orchestrator.runtime.cluster.head_start import ClusterError
+from orchestrator.runtime.cluster.signal_handlers import disarm_abort
+from orchestrator.runtime.own_thread import calls_under_way
 from orchestrator.store.errors import StoreError, StoreInUseError
 from orchestrator.telemetry.local_prometheus import LocalPrometheusError
 from orchestrator.telemetry.logging import configure_logging
@@ -97,19 +99,23 @@ async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, s
         raise
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, daemon.stop)
+        loop.add_signal_handler(number, _stop, daemon)
     try:
         await _serve_on(daemon, control, settings, options)
     finally:
         control.release()
-        if (
-            daemon.deaf_tasks or daemon.pools.busy
-        ):  # which asyncio.run would wait for without an end; everything that matters is closed
+        # asyncio.run, or the interpreter's exit, would wait for these without an end; everything that matters is closed.
+        if daemon.deaf_tasks or daemon.pools.busy or calls_under_way():
             failed = sys.exception()
             if failed is not None:
                 traceback.print_exception(failed)
             sys.stderr.flush()
             os._exit(1 if failed else 0)
+
+
+def _stop(daemon: Daemon) -> None:
+    disarm_abort()
+    daemon.stop()
 
 
 async def _serve_on(daemon: Daemon, control: ControlSocket, settings: Settings, options: ServeOptions) -> None:

@@ -35,6 +35,7 @@ from orchestrator.runtime.cluster.prestart import (
     prestart_workers,
 )
 from orchestrator.runtime.cluster.serializers import forgo_foreign_serializers
+from orchestrator.runtime.cluster.signal_handlers import restore_handlers
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.names import SERVICES, agent_name, namespace
 from orchestrator.runtime.nodes.directories import (
@@ -106,6 +107,7 @@ class Cluster:
         self._head: Head | None = None
         self._beginning: asyncio.Task[StartedServer] | None = None  # of the fork server beside a new head
         self._began_head = False  # by this process: what a start that fails has to take back
+        self._connecting: asyncio.Task[None] | None = None
         self._watch: list[int] = []
         self.agents: dict[str, Any] = {}
         self.reports: dict[str, NodeReport] = {}
@@ -168,12 +170,25 @@ class Cluster:
 
     async def _enter(self, address: str) -> None:
         seconds = start_seconds()
+        self._connecting = asyncio.create_task(self._connect_to(address))
         try:
-            await self.call(self._connect, address, seconds=seconds)
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(self._connecting)
         except Exception as error:
             reason = f"no answer within {seconds:.0f} s" if isinstance(error, TimeoutError) else str(error)
             where = f"; its logs are below {self._paths.ray}" if self.embedded else ""
             raise ClusterError(f"cannot connect to Ray at {address}: {reason}{where}") from error
+
+    async def _connect_to(self, address: str) -> None:
+        try:
+            await in_own_thread(lambda: self._connect(address))
+        finally:
+            restore_handlers()
+
+    async def _end_connecting(self) -> None:
+        """Let a connection that is being made come up or fail: Ray aborts the process whose head dies under it."""
+        if self._connecting is not None:
+            await asyncio.wait({self._connecting}, timeout=start_seconds())
 
     async def abandon(self) -> None:
         """Take back what a start that failed has begun: the head of this process, and what was forked from beside it.
@@ -186,16 +201,16 @@ class Cluster:
         await asyncio.gather(*self._meetings.values(), return_exceptions=True)
         self._meetings.clear()
         self._connection.clear()
+        await self._end_connecting()
+        await self._leave(AGAIN_SECONDS)
         began, self._began_head = self._began_head, False
         if not began or not self.embedded:
-            await self._leave(AGAIN_SECONDS)
             return
+        await self._end_fork_server()
         head, self._head = read_head(self._paths.ray / "head.json"), None
         if head is not None:
             await asyncio.to_thread(kill_session, head)
         (self._paths.ray / "head.json").unlink(missing_ok=True)
-        await self._leave(AGAIN_SECONDS)
-        await self._end_fork_server()
         await asyncio.to_thread(self._remove_node_state)
 
     def _keep_home_token(self) -> str:
