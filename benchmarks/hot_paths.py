@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node
-from orchestrator.core.fold import fold, submitted
+from orchestrator.core.fold import change_of, fold, submitted
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.states import FailureClass, JobState
@@ -137,7 +137,7 @@ def decide_queue(_: ExitStack) -> Callable[[], object]:
 
 
 def write(resources: ExitStack) -> Callable[[], object]:
-    """A submission and the events of its life reach the SQLite store."""
+    """A submission and the events of its life are folded and reach the SQLite store."""
     from orchestrator.store.sqlite import SqliteStore
 
     folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="orch-hot-")))
@@ -147,9 +147,13 @@ def write(resources: ExitStack) -> Callable[[], object]:
 
     async def once() -> None:
         submission = _submission(next(numbers))
-        await store.submit(submission)
+        job, _ = await store.submit(submission)
         for event in _life(submission.job_id):
-            await store.append([event])
+            change = change_of(job, event)
+            if change is None:
+                raise AssertionError(f"{event.kind} of this benchmark no longer changes the job")
+            await store.append([change])
+            job = change.after
 
     return lambda: asyncio.run(once())
 

@@ -1,12 +1,13 @@
 """The fold: the only way a job's record changes.
 
-The store's rows are the folded record, written in the same transaction as the event. Facts may arrive twice (a restarted
-daemon asks the actors again): folding one again changes nothing.
+Each event is folded once, by the daemon's loop. The store's rows are the folded record, written in the same transaction as
+the event; ``store/verification.py`` folds stored events again, to compare. Facts may arrive twice (a restarted daemon asks
+the actors again): folding one again changes nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 
 
 STORY_LENGTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An event with the record before and after it. The event's number within its job is the version after it."""
+
+    before: Job
+    event: ev.Event
+    after: Job
 
 
 def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
@@ -51,6 +61,12 @@ def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
         reason="waiting to be placed",
         story=(f"{event.at:.3f} job_submitted",),
     )
+
+
+def change_of(job: Job, event: ev.Event) -> Change | None:
+    """What ``event`` changes; None where that is nothing. Raises what ``fold`` raises."""
+    after = fold(job, event)
+    return None if after is job else Change(job, event, after)
 
 
 def fold(job: Job, event: ev.Event) -> Job:

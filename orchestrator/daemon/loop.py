@@ -1,7 +1,8 @@
 """The daemon's loop: facts come in, decisions come out, everything is written before it is carried out.
 
 One task owns the live jobs. It is woken by facts, commands and deadlines, never by polling. In one round it folds what
-came in, asks ``core.scheduler.decide`` until nothing more follows, writes all of it in one transaction, and only then
+came in, asks ``core.scheduler.decide`` until nothing more follows, writes all of it in one transaction (the store takes the
+records as they were folded here), and only then
 shows it to anybody and hands the effects to the runtime: what a user was told is still so after a power cut.
 """
 
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from orchestrator.core.conformance import misfits
 from orchestrator.core.errors import CoreError
 from orchestrator.core.events import JobNoted
-from orchestrator.core.fold import fold
+from orchestrator.core.fold import change_of
 from orchestrator.core.scheduler.scheduler import State, decide, desired_effect
+from orchestrator.store.errors import BrokenChainError, VersionConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.effects import Effect
     from orchestrator.core.events import Event
+    from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.store.port import Store
@@ -148,7 +151,7 @@ class Loop:
         inbox, self._inbox = self._inbox, []
         commands, self._commands = self._commands, []
         before = dict(self.decided)
-        batch: list[tuple[Job, Event]] = []
+        batch: list[Change] = []
         for event in inbox:
             self._take(event, batch)
         answered: list[asyncio.Future[None]] = []
@@ -163,16 +166,16 @@ class Loop:
         wake_at = self._decide(batch)
         if batch:
             await self._write(batch)
-            for job, event in batch:
-                self.jobs[job.id] = job
-                self._observe(job, event)
+            for change in batch:
+                self.jobs[change.after.id] = change.after
+                self._observe(change.after, change.event)
         for done in answered:
             if not done.done():
                 done.set_result(None)
         self._tell(before)
         return wake_at
 
-    def _take(self, event: Event, batch: list[tuple[Job, Event]]) -> None:
+    def _take(self, event: Event, batch: list[Change]) -> None:
         """Fold a fact from outside. One that cannot be folded, for whatever reason, is left out and told, on its job alone."""
         unusable = misfits(event)
         if unusable:
@@ -186,20 +189,20 @@ class Loop:
             if not isinstance(error, CoreError):  # those are facts that come twice, or late
                 self._tell_dropped(event, type(error).__name__, batch)
 
-    def _tell_dropped(self, event: Event, why: str, batch: list[tuple[Job, Event]]) -> None:
+    def _tell_dropped(self, event: Event, why: str, batch: list[Change]) -> None:
         job = self.decided.get(event.job_id)
         message = f"a fact was left out: {event.kind} ({why})"
         if job is not None and message not in job.notes:
             self._fold(JobNoted(job_id=job.id, at=time.time(), code="dropped_fact", message=message), batch)
 
-    def _fold(self, event: Event, batch: list[tuple[Job, Event]]) -> None:
+    def _fold(self, event: Event, batch: list[Change]) -> None:
         job = self.decided.get(event.job_id)
         if job is None:
             return
-        after = fold(job, event)
-        if after is not job:
-            self.decided[job.id] = after
-            batch.append((after, event))
+        change = change_of(job, event)
+        if change is not None:
+            self.decided[job.id] = change.after
+            batch.append(change)
 
     def _observe(self, job: Job, event: Event) -> None:
         """Those that only count must not stop the loop for all jobs."""
@@ -208,7 +211,7 @@ class Loop:
         except Exception:
             self._log.exception("loop.observer_failed", job=job.id, fact=event.kind)
 
-    def _decide(self, batch: list[tuple[Job, Event]]) -> float | None:
+    def _decide(self, batch: list[Change]) -> float | None:
         for _ in range(MAX_ROUNDS):
             began = time.perf_counter()
             commands = decide(State(jobs=self._live(), nodes=self.nodes), time.time())
@@ -218,17 +221,17 @@ class Loop:
                 return commands.wake_at
             for event in commands.events:
                 self._fold(event, batch)
-        raise RuntimeError(f"decisions do not settle; the last were {[e.kind for _, e in batch[-5:]]}")
+        raise RuntimeError(f"decisions do not settle; the last were {[change.event.kind for change in batch[-5:]]}")
 
     def _live(self) -> dict[JobId, Job]:
         return {job_id: job for job_id, job in self.decided.items() if not job.state.is_terminal}
 
-    async def _write(self, batch: list[tuple[Job, Event]]) -> None:
+    async def _write(self, batch: list[Change]) -> None:
         """Until it is written: nothing is carried out before. A full disk holds decisions up, never training."""
         while True:
             try:
-                await self._store.append([event for _, event in batch])
-            except CoreError:
+                await self._store.append(batch)
+            except (VersionConflictError, BrokenChainError):
                 raise  # memory and store disagree: stop loudly, and start again from the store
             except Exception as error:
                 self._on_write_failed()

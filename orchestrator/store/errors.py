@@ -102,6 +102,17 @@ class VersionConflictError(StoreError):
         )
 
 
+class BrokenChainError(StoreError):
+    """Changes of a job do not follow one another: an error of orch. Nothing was stored; restart the daemon and report it."""
+
+    def __init__(self, job_id: str, version: int) -> None:
+        self.job_id, self.version = job_id, version
+        super().__init__(
+            f"a change of job {job_id} does not follow from version {version}: restart the daemon (`orch down`, `orch up`), "
+            "and report it"
+        )
+
+
 class UnreadableRecordError(StoreError):
     """A job's record is not what this version writes. `orch doctor` checks the store; a backup may hold the record."""
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 from orchestrator.core.fold import submitted
 from orchestrator.core.notices import notices_of
 from orchestrator.core.states import JobState
+from orchestrator.store.batch import by_job, finished_class, same_submission
 from orchestrator.store.errors import (
     AmbiguousJobError,
     IdempotencyConflictError,
     JobExistsError,
     JobNotFoundError,
     StoreClosedError,
+    VersionConflictError,
 )
-from orchestrator.store.folding import finished_class, fold_batch, same_submission
 from orchestrator.store.port import DiskStatus, FinishedCount, Found, JobFilter, StoredEvent, StoredNotice
 from orchestrator.store.verification import difference, replay
 
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.core import events as ev
+    from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.core.notices import Notice
+    from orchestrator.store.batch import JobChanges
     from orchestrator.store.port import StoredPlace
 
 
@@ -62,19 +65,26 @@ class MemoryStore:
         self._note(notices_of(None, job, event.at))
         return job, True
 
-    async def append(self, events: Sequence[ev.Event]) -> list[Job]:
-        """Fold events onto their jobs; see ``port.Store.append``."""
+    async def append(self, changes: Sequence[Change]) -> None:
+        """Write events and the records that they were folded to; see ``port.Store.append``."""
         self._check_open()
-        batch = fold_batch(self._get, events)
-        for before, after in batch.changed():
+        for of_job in [found for found in by_job(changes) if self._follows(found)]:
+            after = of_job.after
             self._jobs[after.id] = after
-            if after.state.is_terminal and not before.state.is_terminal:
+            if of_job.ends:
                 self._finished[after.spec.queue, after.state, finished_class(after)] += 1
                 self._untidied[after.id] = None
-        for written in batch.written:
-            self._events[written.event.job_id].append(StoredEvent(written.number, written.event))
-        self._note(batch.notices)
-        return list(batch.after.values())
+            self._events[after.id] += [StoredEvent(c.after.version, c.event) for c in of_job.changes]
+            self._note(of_job.notices())
+
+    def _follows(self, of_job: JobChanges) -> bool:
+        """Whether the changes follow from what is stored; False when they are stored already."""
+        stored = self._get(of_job.before.id)
+        if stored == of_job.after:
+            return False
+        if stored.version != of_job.before.version:
+            raise VersionConflictError(stored.id, of_job.before.version)
+        return True
 
     async def load_live(self) -> list[Job]:
         """Every job that is not terminal, in order of arrival."""

@@ -1,7 +1,7 @@
 """The port of the durable record: what the daemon may ask of a store, and what it may rely on.
 
 Two implementations: ``sqlite.SqliteStore``, and ``memory.MemoryStore`` for tests and simulation; one contract suite
-runs against both. A store decides nothing: the core folds, the store keeps. Everything is asynchronous but opening
+runs against both. A store decides and folds nothing: the daemon's loop folds, the store checks versions and keeps. Everything is asynchronous but opening
 and closing; one process at a time holds a store.
 """
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.core import events as ev
+    from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.core.notices import Notice
@@ -104,12 +105,12 @@ class Store(Protocol):
         """
         ...
 
-    async def append(self, events: Sequence[ev.Event]) -> list[Job]:
-        """Fold events onto their jobs, all or none; the record of every job named, in order of first mention.
+    async def append(self, changes: Sequence[Change]) -> None:
+        """Write events and the records that they were folded to, all or none.
 
-        Events whose fold changes nothing (duplicates, late facts) are not written. Raises JobNotFoundError, the core's
-        IllegalTransitionError and CoreError for what the fold refuses (the record had moved on: read and decide
-        again), DiskFullError when not even the reserve is left.
+        The first change of each job follows from the stored version, each other one from the change before it. Raises
+        VersionConflictError, with BrokenChainError for changes that do not follow one another; JobNotFoundError;
+        DiskFullError when not even the reserve is left. Changes that are stored already are not written again.
         """
         ...
 

@@ -1,7 +1,7 @@
 """The durable record in SQLite: write-ahead log, full durability, one writing thread, one reading thread.
 
-Owns the store's file, its lock and its reserve. It decides nothing about jobs: it folds with the core's ``fold`` and
-keeps what comes out. The rows of a job and of its events change in one transaction.
+Owns the store's file, its lock and its reserve. It decides and folds nothing: it keeps the records that it is given, after
+checking their versions. The rows of a job and of its events change in one transaction.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from orchestrator.store import backup, verification
+from orchestrator.store.batch import by_job
 from orchestrator.store.disk import MIN_FREE_BYTES, RESERVE_BYTES, Disk
 from orchestrator.store.errors import (
     DiskFullError,
@@ -30,7 +31,6 @@ from orchestrator.store.work import (
     Nothing,
     Prune,
     PutPlaces,
-    Records,
     SettleNotice,
     Submit,
     Tidied,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.core import events as ev
+    from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.core.states import JobState
@@ -69,7 +70,6 @@ class SqliteStore:
         self._path = path
         self._lock = lock
         self._disk = disk
-        self._records = Records()
         self._writer = Writer(writing, path, disk)
         self._reader = Reader(_reading(path))
         self._readers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-reader")
@@ -103,15 +103,13 @@ class SqliteStore:
 
     async def submit(self, event: ev.JobSubmitted) -> tuple[Job, bool]:
         """Accept a job; see ``port.Store.submit``."""
-        result: tuple[Job, bool] = await self._writer.do(Submit(self._records, event, self._admit))
+        result: tuple[Job, bool] = await self._writer.do(Submit(event, self._admit))
         return result
 
-    async def append(self, events: Sequence[ev.Event]) -> list[Job]:
-        """Fold events onto their jobs; see ``port.Store.append``."""
-        if not events:
-            return []
-        result: list[Job] = await self._writer.do(Append(self._records, tuple(events)))
-        return result
+    async def append(self, changes: Sequence[Change]) -> None:
+        """Write events and the records that they were folded to; see ``port.Store.append``."""
+        if changes:
+            await self._writer.do(Append(by_job(changes)))
 
     async def load_live(self) -> list[Job]:
         """Every job that is not terminal, in order of arrival."""

@@ -36,13 +36,7 @@ class Work(Protocol):
     """It leaves free space in the file, which is to go back to the disk."""
 
     def __call__(self, connection: sqlite3.Connection) -> Any:
-        """Do it; what it returns answers the request."""
-
-    def committed(self) -> None:
-        """It is on the disk."""
-
-    def undone(self) -> None:
-        """It was taken back, and may be called again."""
+        """Do it; what it returns answers the request. It is called again after its transaction was taken back."""
 
 
 @dataclass(slots=True)
@@ -177,15 +171,10 @@ class Writer:
         except BaseException as error:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            for request in reversed(group):
-                request.work.undone()
             if is_disk_full(error):
                 return False
             raise
         self._hold()  # the commit may have moved the log's content, and cut off what was held
-        for request in group:
-            if request.error is None:
-                request.work.committed()
         return True
 
     def _perform(self, request: _Request) -> None:
@@ -197,7 +186,6 @@ class Writer:
             if is_disk_full(error) or not self._connection.in_transaction:
                 raise  # SQLite may have taken back the whole transaction: nobody's part of it stands
             self._connection.execute("ROLLBACK TO request")
-            request.work.undone()
             request.error = self._translated(error)
         self._connection.execute("RELEASE request")
 

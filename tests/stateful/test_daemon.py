@@ -29,6 +29,7 @@ from orchestrator.store.memory import MemoryStore
 from orchestrator.store.sqlite import SqliteStore
 from tests.stateful.world import LEASE_SECONDS, World
 from tests.unit.core.builders import make_spec, submission
+from tests.unit.store.lives import write
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -79,7 +80,7 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def write(self, events: list[ev.Event]) -> list[Job]:
         """Write events and keep the records that come back."""
-        records = self.wait(self.store.append(events))
+        records = self.wait(write(self.store, events))
         for record in records:
             if record.state.is_terminal:
                 self.jobs.pop(record.id, None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node
-from orchestrator.core.fold import fold, submitted
+from orchestrator.core.fold import Change, change_of, fold, submitted
 from orchestrator.core.ids import JobId
 from orchestrator.core.job import Job
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
@@ -66,6 +66,17 @@ def after(job: Job, *events: ev.Event) -> Job:
     for event in events:
         job = fold(job, event)
     return job
+
+
+def chain(job: Job, *events: ev.Event) -> list[Change]:
+    """What ``events`` change, one after the other."""
+    changes = []
+    for event in events:
+        change = change_of(job, event)
+        assert change is not None, f"{event.kind} changes nothing"
+        changes.append(change)
+        job = change.after
+    return changes
 
 
 def started(job: Job, *, at: float = T0 + 1, nodes: tuple[str, ...] = (), gang: int | None = None) -> ev.AttemptStarted:

@@ -6,18 +6,22 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import pytest
 import structlog
 
+from orchestrator.core.events import JobUpdated
 from orchestrator.core.scheduler.scheduler import request_stop
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.loop import Loop
+from orchestrator.store.errors import VersionConflictError
 from orchestrator.store.memory import MemoryStore
-from tests.unit.core.builders import make_spec, submission
+from tests.unit.core.builders import T0, chain, make_spec, submission
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.core.events import Event
+    from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
 
@@ -30,10 +34,10 @@ class SlowDisk(MemoryStore):
         self.asked = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def append(self, events: Sequence[Event]) -> list[Job]:
+    async def append(self, changes: Sequence[Change]) -> None:
         self.asked.set()
         await self.go_on.wait()
-        return await super().append(events)
+        await super().append(changes)
 
 
 class Daemon:
@@ -91,3 +95,23 @@ async def cancelled_on_a_slow_disk() -> None:
 
 def test_nobody_is_told_of_an_end_that_a_power_cut_would_undo() -> None:
     asyncio.run(cancelled_on_a_slow_disk())
+
+
+async def written_by_another_program() -> None:
+    daemon = Daemon()
+    daemon.store.go_on.set()
+    job = await daemon.accept()
+    other = chain(job, JobUpdated(job_id=job.id, at=T0, by="another program", priority=1))
+    await daemon.store.append(other)
+    rounds = asyncio.create_task(daemon.loop.run())
+    waiting = daemon.cancel(job.id)
+    with pytest.raises(VersionConflictError, match="another program"):
+        async with asyncio.timeout(10):
+            await rounds
+    waiting.cancel()
+    assert await daemon.store.job(job.id) == other[-1].after
+    assert daemon.ended == []
+
+
+def test_the_loop_stops_where_the_store_holds_another_record() -> None:
+    asyncio.run(written_by_another_program())

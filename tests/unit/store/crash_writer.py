@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from orchestrator.core import events as ev
 from orchestrator.store.sqlite import SqliteStore
 from tests.unit.core.builders import T0, started, submission
-from tests.unit.store.lives import note
+from tests.unit.store import lives
 
 if TYPE_CHECKING:
     from orchestrator.core.job import Job
@@ -34,12 +34,12 @@ async def lead(store: SqliteStore, lane: str) -> None:
             tell(f"job {job.id} {job.version}")
             jobs.append(job)
         batch = f"{lane}-{turn}"
-        jobs = await store.append([note(job, batch, at=T0 + turn) for job in jobs])
+        jobs = await lives.write(store, [lives.note(job, batch, at=T0 + turn) for job in jobs])
         tell(f"batch {batch}")
         for job in jobs:
             begun = started(job)
             up = ev.AttemptRunning(job_id=job.id, at=T0, attempt=begun.attempt, pids=(1, 2))
-            (after,) = await store.append([begun, up])
+            (after,) = await lives.write(store, [begun, up])
             tell(f"job {after.id} {after.version}")
 
 

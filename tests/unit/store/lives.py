@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
+from orchestrator.core.fold import change_of
 from orchestrator.core.states import JobState
 from tests.unit.core.builders import T0, checkpoint, exited, finished, make_spec, released, started, submission
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
+    from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.store.port import Store
 
@@ -23,11 +26,24 @@ async def add(store: Store, job_id: str, *, at: float = T0, spec: Any = None, **
     return job
 
 
+async def write(store: Store, events: Sequence[ev.Event]) -> list[Job]:
+    """Fold events onto their jobs as they are stored, and write what changes; the record of every job named."""
+    jobs: dict[JobId, Job] = {}
+    changes = []
+    for event in events:
+        job = jobs[event.job_id] if event.job_id in jobs else await store.job(event.job_id)
+        change = change_of(job, event)
+        changes += [change] if change else []
+        jobs[event.job_id] = change.after if change else job
+    await store.append(changes)
+    return list(jobs.values())
+
+
 async def run_it(store: Store, job: Job) -> Job:
     """Its ranks are up."""
     begun = started(job)
-    (job,) = await store.append(
-        [begun, ev.AttemptRunning(job_id=job.id, at=T0 + 3, attempt=begun.attempt, pids=(1, 2))]
+    (job,) = await write(
+        store, [begun, ev.AttemptRunning(job_id=job.id, at=T0 + 3, attempt=begun.attempt, pids=(1, 2))]
     )
     return job
 
@@ -37,14 +53,14 @@ async def end(store: Store, job: Job, *, at: float = T0 + 30) -> Job:
     job = await run_it(store, job)
     zeros = [exited(job, rank, exit_code=0) for rank in range(job.num_workers)]
     won = ev.AttemptSucceeded(job_id=job.id, at=T0 + 11, attempt=job.attempt_number)
-    (job,) = await store.append([checkpoint(job, 5, path="/ckpt/5"), *zeros, won, released(job)])
-    (job,) = await store.append([finished(job, JobState.SUCCEEDED, at=at, exit_code=0)])
+    (job,) = await write(store, [checkpoint(job, 5, path="/ckpt/5"), *zeros, won, released(job)])
+    (job,) = await write(store, [finished(job, JobState.SUCCEEDED, at=at, exit_code=0)])
     return job
 
 
 async def cancel(store: Store, job: Job, *, at: float = T0 + 30) -> Job:
     """It was cancelled while it waited."""
-    (job,) = await store.append([finished(job, JobState.CANCELLED, at=at)])
+    (job,) = await write(store, [finished(job, JobState.CANCELLED, at=at)])
     return job
 
 

@@ -20,7 +20,7 @@ from orchestrator.store.errors import (
 )
 from orchestrator.store.schema import connect, known_migrations
 from tests.unit.core.builders import ID
-from tests.unit.store.lives import add, end, note, run_it
+from tests.unit.store.lives import add, end, note, run_it, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ def test_a_backup_is_whole_while_others_write(sqlite_store: SqliteStore, run: Ru
         job = await add(sqlite_store, ID)
         backing = asyncio.create_task(sqlite_store.backup(tmp_path / "copy.db"))
         for n in range(40):
-            await sqlite_store.append([note(job, f"{n}")])
+            await write(sqlite_store, [note(job, f"{n}")])
         await backing
 
     run(write_meanwhile())

@@ -9,33 +9,37 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.errors import BrokenRuleError
+from orchestrator.core.fold import Change
 from orchestrator.core.ids import JobId
-from orchestrator.core.states import IllegalTransitionError, JobState, StopPurpose
+from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.spec.job import NotifySpec
 from orchestrator.store.errors import (
     AmbiguousJobError,
+    BrokenChainError,
     IdempotencyConflictError,
     JobExistsError,
     JobNotFoundError,
     StoreClosedError,
+    VersionConflictError,
 )
 from orchestrator.store.paging import PAGE_EVENTS, every_event
 from orchestrator.store.port import FinishedCount, JobFilter, StoredPlace
 from tests.unit.core.builders import (
     ID,
     T0,
+    chain,
     exited,
     failed,
     finished,
     lost,
     make_spec,
+    pending,
     released,
     started,
     stop,
     submission,
 )
-from tests.unit.store.lives import add, cancel, end, note, run_it
+from tests.unit.store.lives import add, cancel, end, note, run_it, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,57 +155,87 @@ class TestAppend:
     def test_duplicates_and_late_facts_are_not_written(self, store: Store, run: Run) -> None:
         job = run(run_it(store, run(add(store, ID))))
         fact = exited(job, 0, signal=9)
-        (once,) = run(store.append([fact, fact]))
-        (twice,) = run(store.append([fact]))
+        (once,) = run(write(store, [fact, fact]))
+        (twice,) = run(write(store, [fact]))
         assert once == twice
         assert once.version == 4
         assert len(run(store.events(ID))) == 4
 
     def test_a_batch_answers_with_every_job_it_names_in_order(self, store: Store, run: Run) -> None:
         a, b = run(add(store, "a-1")), run(add(store, "b-2"))
-        found = run(store.append([note(b, "x"), note(a, "y"), note(b, "z")]))
+        found = run(write(store, [note(b, "x"), note(a, "y"), note(b, "z")]))
         assert [(j.id, j.notes) for j in found] == [("b-2", ("x", "z")), ("a-1", ("y",))]
 
-    def test_a_batch_that_changes_nothing_answers_too(self, store: Store, run: Run) -> None:
+    def test_no_change_is_nothing_to_write(self, store: Store, run: Run) -> None:
         job = run(add(store, ID))
-        assert run(store.append([exited(job)])) == [job]
-        assert run(store.append([])) == []
+        assert run(store.append([])) is None
+        assert run(write(store, [exited(job)])) == [job]
+        assert run(store.job(ID)) == job
 
     def test_a_batch_is_written_whole_or_not_at_all(self, store: Store, run: Run) -> None:
         a, b = run(add(store, "a-1")), run(add(store, "b-2"))
-        with pytest.raises(IllegalTransitionError):
-            run(store.append([note(a, "x"), stop(b, StopPurpose.CANCEL)]))
+        (first, late) = chain(b, note(b, "x"), note(b, "y"))
+        with pytest.raises(VersionConflictError):
+            run(store.append([*chain(a, note(a, "x")), late]))
         assert run(store.job(a.id)) == a
         assert len(run(store.events(a.id))) == 1
-        assert run(store.append([note(a, "y")]))[0].version == 2
+        run(store.append([*chain(a, note(a, "x")), first, late]))
+        assert [run(store.job(job.id)).version for job in (a, b)] == [2, 3]
 
-    def test_what_the_fold_refuses_is_refused_with_the_story(self, store: Store, run: Run) -> None:
-        job = run(run_it(store, run(add(store, ID))))
-        with pytest.raises(BrokenRuleError, match="attempt_running"):
-            run(store.append([ev.JobSuspended(job_id=ID, at=T0, by="ada")]))
+    def test_a_record_is_refused_whose_version_does_not_follow_the_stored_one(self, store: Store, run: Run) -> None:
+        job = run(add(store, ID))
+        run(store.append(chain(job, note(job, "first"))))
+        with pytest.raises(VersionConflictError, match=r"no longer at version 1.*orch doctor"):
+            run(store.append(chain(job, note(job, "another"))))
+        assert run(store.job(ID)).notes == ("first",)
+        assert len(run(store.events(ID))) == 2
+        assert run(store.verify()) == []
+
+    def test_changes_are_refused_that_do_not_follow_one_another(self, store: Store, run: Run) -> None:
+        job = run(add(store, ID))
+        first, second, third = chain(job, note(job, "x"), note(job, "y"), note(job, "z"))
+        for broken in ([first, third], [first, first], [Change(job, third.event, third.after)]):
+            with pytest.raises(BrokenChainError, match=f"{ID} does not follow.*restart the daemon"):
+                run(store.append(broken))
         assert run(store.job(ID)) == job
+        run(store.append([first, second, third]))
+        assert run(store.verify()) == []
+
+    def test_what_is_written_already_is_not_written_again(self, store: Store, run: Run) -> None:
+        job = run(run_it(store, run(add(store, ID))))
+        zeros = [exited(job, rank, exit_code=0) for rank in range(job.num_workers)]
+        won = ev.AttemptSucceeded(job_id=ID, at=T0 + 11, attempt=1)
+        changes = chain(job, *zeros, won, released(job), finished(job, JobState.SUCCEEDED, exit_code=0))
+        for _ in range(2):  # a caller that was cancelled asks again
+            run(store.append(changes))
+        assert run(store.job(ID)) == changes[-1].after
+        assert [e.number for e in run(store.events(ID))] == list(range(1, changes[-1].after.version + 1))
+        assert run(store.finished_counts()) == [FinishedCount("default", JobState.SUCCEEDED, "", 1)]
+        assert run(store.verify()) == []
 
     def test_a_job_that_is_not_there_is_refused(self, store: Store, run: Run) -> None:
         job = run(add(store, ID))
+        stranger = pending(job_id=NOWHERE)
         with pytest.raises(JobNotFoundError, match=f"{NOWHERE}.*orch status"):
-            run(store.append([note(job, "x"), ev.JobResumed(job_id=NOWHERE, at=T0, by="ada")]))
+            run(store.append([*chain(job, note(job, "x")), *chain(stranger, note(stranger, "x"))]))
         assert run(store.job(ID)) == job
 
     def test_terminal_is_final(self, store: Store, run: Run) -> None:
         job = run(end(store, run(add(store, ID))))
         late = [finished(job, JobState.FAILED), lost(job), exited(job, 0), stop(job, StopPurpose.CANCEL), started(job)]
-        assert run(store.append(late)) == [job]
+        assert run(write(store, late)) == [job]
 
     def test_a_note_about_a_job_that_ended_is_kept(self, store: Store, run: Run) -> None:
         job = run(end(store, run(add(store, ID))))
-        (noted,) = run(store.append([note(job, "outputs copied")]))
+        (noted,) = run(write(store, [note(job, "outputs copied")]))
         assert (noted.notes, noted.state, noted.ended_at) == (("outputs copied",), JobState.SUCCEEDED, T0 + 30)
         assert run(store.load_live()) == []
 
     def test_many_at_once_lose_nothing(self, store: Store, run: Run) -> None:
         async def all_at_once() -> None:
             job = await add(store, ID)
-            await asyncio.gather(*(store.append([note(job, f"note {n}")]) for n in range(50)))
+            notes = chain(job, *(note(job, f"note {n}") for n in range(50)))
+            await asyncio.gather(*(store.append([change]) for change in notes))
 
         run(all_at_once())
         assert run(store.job(ID)).version == 51
@@ -210,14 +244,13 @@ class TestAppend:
     def test_one_that_fails_does_not_fail_the_others(self, store: Store, run: Run) -> None:
         async def all_at_once() -> list[Any]:
             job = await add(store, ID)
-            calls = [store.append([note(job, f"note {n}")]) for n in range(10)]
-            bad = [store.append([note(job, "never"), stop(job, StopPurpose.CANCEL)]) for _ in range(5)]
+            calls = [store.append([change]) for change in chain(job, *(note(job, f"note {n}") for n in range(10)))]
+            bad = [store.append(chain(job, note(job, "never"), note(job, "nor this"))) for _ in range(5)]
             mixed = [call for pair in zip(calls[::2], bad, calls[1::2], strict=True) for call in pair]
             return await asyncio.gather(*mixed, return_exceptions=True)
 
         found = run(all_at_once())
-        assert [isinstance(f, IllegalTransitionError) for f in found] == [False, True, False] * 5
-        assert len({f[0].version for f in found if isinstance(f, list)}) == 10, "each is answered with its own record"
+        assert [isinstance(f, VersionConflictError) for f in found] == [False, True, False] * 5
         job = run(store.job(ID))
         assert sorted(job.notes) == sorted(f"note {n}" for n in range(10))
         assert run(store.verify()) == []
@@ -280,7 +313,7 @@ class TestRead:
 
     def test_events_are_read_from_a_number_on(self, store: Store, run: Run) -> None:
         job = run(add(store, ID))
-        run(store.append([note(job, f"{n}") for n in range(5)]))
+        run(write(store, [note(job, f"{n}") for n in range(5)]))
         assert [e.number for e in run(store.events(ID, after=2))] == [3, 4, 5, 6]
         assert [e.number for e in run(store.events(ID, after=2, limit=2))] == [3, 4]
         assert run(store.events(ID, after=6)) == []
@@ -330,7 +363,7 @@ class TestTotals:
         run(end(store, run(add(store, "b-2"))))
         run(cancel(store, run(add(store, "c-3", spec=make_spec(queue="night")))))
         job = run(run_it(store, run(add(store, "d-4"))))
-        run(store.append([exited(job), failed(job, retry=False), released(job), finished(job, JobState.FAILED)]))
+        run(write(store, [exited(job), failed(job, retry=False), released(job), finished(job, JobState.FAILED)]))
         assert run(store.finished_counts()) == [
             FinishedCount("default", JobState.FAILED, "infra", 1),
             FinishedCount("default", JobState.SUCCEEDED, "", 2),
@@ -340,7 +373,7 @@ class TestTotals:
     def test_pruning_and_late_facts_do_not_change_them(self, store: Store, run: Run) -> None:
         job = run(end(store, run(add(store, "a-1"))))
         before = run(store.finished_counts())
-        run(store.append([note(job, "x"), finished(job, JobState.FAILED)]))
+        run(write(store, [note(job, "x"), finished(job, JobState.FAILED)]))
         assert run(store.prune(T0 + 1000)) == ["a-1"]
         assert run(store.finished_counts()) == before
 
@@ -394,7 +427,7 @@ def test_a_closed_store_takes_and_tells_nothing(store: Store, run: Run) -> None:
     store.close()
     for call in (
         store.submit(submission(job_id="b-2")),
-        store.append([note(job, "x")]),
+        write(store, [note(job, "x")]),
         store.load_live(),
         store.job(ID),
         store.verify(),
@@ -413,7 +446,7 @@ class TestNotices:
         due, first = run(store.due_notices(T0, 10))
         assert [(n.notice.url, json.loads(n.notice.body)["state"]) for n in due] == [("http://a/x", "PENDING")]
         assert first == 0.0
-        run(store.append([finished(run(store.job(ID)), JobState.CANCELLED)]))
+        run(write(store, [finished(run(store.job(ID)), JobState.CANCELLED)]))
         assert len(run(store.due_notices(T0, 10))[0]) == 1, "nobody asked for CANCELLED"
 
     def test_a_notice_waits_until_its_time_and_goes_when_it_is_told(self, store: Store, run: Run) -> None:
@@ -449,7 +482,7 @@ class TestPlaces:
 def test_a_long_history_is_read_page_by_page(store: Store, run: Run) -> None:
     job = run(add(store, ID))
     notes = [note(job, f"note {n}") for n in range(2 * PAGE_EVENTS + 1)]
-    run(store.append(notes))
+    run(write(store, notes))
 
     async def numbers(after: int) -> list[int]:
         return [stored.number async for stored in every_event(store, job.id, after=after)]
@@ -464,7 +497,7 @@ def test_a_job_that_ended_is_to_be_tidied_until_it_was(store: Store, run: Run) -
     first = run(cancel(store, run(add(store, "first-1"))))
     second = run(end(store, run(add(store, "second-1"))))
     assert run(store.untidied()) == [first.id, second.id]
-    run(store.append([note(first, "told late")]))
+    run(write(store, [note(first, "told late")]))
     run(store.tidied([first.id]))
     assert run(store.untidied()) == [second.id]
     run(store.tidied([first.id, live.id, JobId("nobody-1")]))

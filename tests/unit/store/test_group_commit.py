@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.core.states import IllegalTransitionError, JobState, StopPurpose
+from orchestrator.core.states import JobState
 from orchestrator.store.errors import JobExistsError, StoreClosedError, StoreError, VersionConflictError
 from orchestrator.store.schema import connect
-from tests.unit.core.builders import ID, finished, stop, submission
-from tests.unit.store.lives import add, note
+from tests.unit.core.builders import ID, chain, finished, submission
+from tests.unit.store.lives import add, note, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,20 +75,21 @@ def test_each_is_answered_after_its_commit(sqlite_store: SqliteStore, path: Path
 
 def test_one_that_fails_takes_nothing_from_the_others(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
     job = run(add(sqlite_store, ID))
+    one, two = chain(job, note(job, "one"), note(job, "two"))
     answers = run(
         grouped(
             sqlite_store,
             path,
-            sqlite_store.append([note(job, "one")]),
-            sqlite_store.append([note(job, "never"), stop(job, StopPurpose.CANCEL)]),
+            sqlite_store.append([one]),
+            sqlite_store.append(chain(job, note(job, "never"))),
             sqlite_store.submit(submission(job_id="b-2")),
             sqlite_store.submit(submission(job_id=ID, idempotency_key="other")),
-            sqlite_store.append([note(job, "two")]),
+            sqlite_store.append([two]),
         )
     )
-    assert isinstance(answers[1], IllegalTransitionError)
+    assert isinstance(answers[1], VersionConflictError)
     assert isinstance(answers[3], JobExistsError)
-    assert answers[4][0].notes == ("one", "two")
+    assert run(sqlite_store.job(ID)).notes == ("one", "two")
     assert answers[2][0].sequence == 2
     assert run(sqlite_store.verify()) == []
 
@@ -98,18 +99,18 @@ def test_a_job_may_be_accepted_change_and_end_in_one_group(sqlite_store: SqliteS
 
     async def live() -> list[Any]:
         job = (await sqlite_store.submit(submission(job_id="other-1")))[0]
+        changes = chain(job, note(job, "x"), finished(job, JobState.CANCELLED), note(job, "y"))
         return await grouped(
             sqlite_store,
             path,
             sqlite_store.submit(event),
-            sqlite_store.append([note(job, "x")]),
-            sqlite_store.append([finished(job, JobState.CANCELLED)]),
-            sqlite_store.append([note(job, "y")]),
+            *(sqlite_store.append([change]) for change in changes),
         )
 
-    answers = run(live())
-    assert answers[3][0].state is JobState.CANCELLED
-    assert answers[3][0].notes == ("x", "y")
+    run(live())
+    other = run(sqlite_store.job("other-1"))
+    assert other.state is JobState.CANCELLED
+    assert other.notes == ("x", "y")
     assert [j.id for j in run(sqlite_store.load_live())] == [ID]
     assert run(sqlite_store.verify()) == []
 
@@ -121,10 +122,10 @@ def test_a_group_that_cannot_be_committed_is_refused_and_the_next_is_not(
     sqlite_store._writer._connection.execute("PRAGMA busy_timeout = 10")
     held = Held(path)
     with pytest.raises(StoreError, match=r"database is locked.*ask again") as caught:
-        run(sqlite_store.append([note(job, "never")]))
+        run(write(sqlite_store, [note(job, "never")]))
     assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
     held.let_go()
-    assert run(sqlite_store.append([note(job, "now")]))[0].notes == ("now",)
+    assert run(write(sqlite_store, [note(job, "now")]))[0].notes == ("now",)
 
 
 def test_a_row_that_somebody_else_changed_is_not_overwritten(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
@@ -132,11 +133,11 @@ def test_a_row_that_somebody_else_changed_is_not_overwritten(sqlite_store: Sqlit
     with closing(connect(path)) as connection:
         connection.execute("UPDATE jobs SET version = 7")
     with pytest.raises(VersionConflictError, match=r"no longer at version 1.*orch doctor"):
-        run(sqlite_store.append([note(job, "never")]))
+        run(sqlite_store.append(chain(job, note(job, "never"))))
     with closing(connect(path)) as connection:
         assert connection.execute("SELECT version FROM jobs").fetchone() == (7,)
         connection.execute("UPDATE jobs SET version = 1")
-    assert run(sqlite_store.append([note(job, "now")]))[0].version == 2
+    assert run(write(sqlite_store, [note(job, "now")]))[0].version == 2
 
 
 def test_a_caller_that_gives_up_does_not_disturb_the_others(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
@@ -182,6 +183,7 @@ def test_a_loop_that_is_gone_does_not_stop_the_writer(sqlite_store: SqliteStore,
 def test_a_large_group_is_cut_into_several(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
     found = trace(sqlite_store)
     job = run(add(sqlite_store, ID))
-    answers = run(grouped(sqlite_store, path, *(sqlite_store.append([note(job, f"{n}")]) for n in range(300))))
-    assert answers[-1][0].version == 301
+    notes = chain(job, *(note(job, f"{n}") for n in range(300)))
+    run(grouped(sqlite_store, path, *(sqlite_store.append([change]) for change in notes)))
+    assert run(sqlite_store.job(ID)).version == 301
     assert found.count("COMMIT") >= 3

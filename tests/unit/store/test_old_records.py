@@ -12,6 +12,7 @@ import pytest
 from orchestrator.core.past_attempts import KEPT_ATTEMPTS
 from orchestrator.daemon.jobs.views import job_view
 from tests.unit.core.builders import T0, failed, gone, started
+from tests.unit.store.lives import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,8 +65,8 @@ def test_what_it_says_of_all_attempts_is_what_the_earlier_version_said(old_store
 
 def test_its_jobs_go_on(old_store: SqliteStore, open_store: Callable[..., SqliteStore], run: Run) -> None:
     live = job(old_store, run, "live")
-    (live,) = run(old_store.append([failed(live, at=T0 + 2700, failed_at=T0 + 2700), gone(live, at=T0 + 2701)]))
-    (live,) = run(old_store.append([started(live, at=T0 + 2702, gang=live.gang, nodes=live.nodes)]))
+    (live,) = run(write(old_store, [failed(live, at=T0 + 2700, failed_at=T0 + 2700), gone(live, at=T0 + 2701)]))
+    (live,) = run(write(old_store, [started(live, at=T0 + 2702, gang=live.gang, nodes=live.nodes)]))
     assert (live.attempt_number, len(live.attempts), live.past.attempts) == (27, KEPT_ATTEMPTS, 17)
     assert run(old_store.verify()) == []
     old_store.close()

@@ -17,7 +17,7 @@ from orchestrator.store.port import FinishedCount
 from orchestrator.store.schema import Migration, connect, known_migrations, migrate, statements
 from orchestrator.store.sqlite import SqliteStore
 from tests.unit.core.builders import ID, exited, failed, finished, released, submission
-from tests.unit.store.lives import add, cancel, end, run_it
+from tests.unit.store.lives import add, cancel, end, run_it, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,7 @@ class TestMigrations:
         run(end(store, run(add(store, "a-1"))))
         run(cancel(store, run(add(store, "b-2"))))
         job = run(run_it(store, run(add(store, "c-3"))))
-        run(store.append([exited(job), failed(job, retry=False), released(job), finished(job, JobState.FAILED)]))
+        run(write(store, [exited(job), failed(job, retry=False), released(job), finished(job, JobState.FAILED)]))
         run(add(store, "d-4"))
         totals = run(store.finished_counts())
         store.close()

@@ -21,6 +21,7 @@ from orchestrator.daemon.notify.webhook import HookError, post, signing_key
 from orchestrator.spec.job import NotifySpec
 from orchestrator.store.sqlite import SqliteStore
 from tests.unit.core.builders import ID, finished, make_spec, submission
+from tests.unit.store.lives import write
 
 
 class Hook(ThreadingHTTPServer):
@@ -87,7 +88,7 @@ def run(path: Path, case: Callable[[SqliteStore, Notifier], Awaitable[None]]) ->
 async def submit_and_end(store: SqliteStore, url: str) -> None:
     spec = make_spec(notify=(NotifySpec(url=url, on=("FAILED", "CANCELLED")),))
     job, _ = await store.submit(submission(spec, at=time.time()))
-    await store.append([finished(job, JobState.CANCELLED, at=time.time(), reason="cancelled by ada")])
+    await write(store, [finished(job, JobState.CANCELLED, at=time.time(), reason="cancelled by ada")])
 
 
 async def until_told(notifier: Notifier) -> None:

@@ -1,0 +1,75 @@
+"""What both stores share: the changes of a batch by job, what they add beside the record, and comparing submissions. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.core.notices import notices_of
+from orchestrator.spec.job import from_dict
+from orchestrator.store.errors import BrokenChainError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.core import events as ev
+    from orchestrator.core.fold import Change
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.core.notices import Notice
+
+
+@dataclass(frozen=True, slots=True)
+class JobChanges:
+    """Consecutive changes of one job. Raises BrokenChainError where one does not follow from the one before it."""
+
+    changes: tuple[Change, ...]
+
+    def __post_init__(self) -> None:
+        version = self.before.version
+        for change in self.changes:
+            if change.before.version != version or change.after.version != version + 1:
+                raise BrokenChainError(self.before.id, version)
+            version += 1
+
+    @property
+    def before(self) -> Job:
+        """The record that the changes begin with."""
+        return self.changes[0].before
+
+    @property
+    def after(self) -> Job:
+        """The record that they lead to."""
+        return self.changes[-1].after
+
+    @property
+    def ends(self) -> bool:
+        """The job becomes terminal."""
+        return self.after.state.is_terminal and not self.before.state.is_terminal
+
+    def notices(self) -> list[Notice]:
+        """What web hooks are to be told."""
+        return [n for c in self.changes for n in notices_of(c.before, c.after, c.event.at)]
+
+
+def by_job(changes: Sequence[Change]) -> list[JobChanges]:
+    """The changes of each job, jobs in order of first mention. Raises BrokenChainError."""
+    found: dict[JobId, list[Change]] = {}
+    for change in changes:
+        found.setdefault(change.before.id, []).append(change)
+    return [JobChanges(tuple(of_job)) for of_job in found.values()]
+
+
+def same_submission(job: Job, event: ev.JobSubmitted) -> bool:
+    """Whether ``event`` asks for the job that exists: equal spec, snapshot and origin."""
+    return (
+        job.snapshot == event.snapshot
+        and job.resume_from == event.resume_from
+        and job.rerun_of == event.rerun_of
+        and job.spec == from_dict(dict(event.spec))
+    )
+
+
+def finished_class(job: Job) -> str:
+    """The failure class that a finished job is counted under; "" when it did not fail."""
+    return job.failure.failure_class.value if job.failure is not None else ""
