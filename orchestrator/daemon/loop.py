@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.conformance import misfits
 from orchestrator.core.errors import CoreError
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.cluster import Node
-    from orchestrator.core.effects import Effect
     from orchestrator.core.events import Event
     from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
+    from orchestrator.daemon.ports import GangRuntime
     from orchestrator.store.port import Store
 
 WRITE_RETRY_SECONDS: Final = 0.5
@@ -49,14 +49,6 @@ def _ignore_failure() -> None:
     """Nobody counts."""
 
 
-class Runtime(Protocol):
-    """What carries effects out. ``apply`` returns at once and is idempotent."""
-
-    def apply(self, job: Job, effect: Effect | None) -> None:
-        """Have the effect done; None ends what is under way."""
-        ...
-
-
 class Loop:
     """See the module. ``on_change`` is told each job whose record changed; ``on_end`` those that became terminal.
 
@@ -68,14 +60,16 @@ class Loop:
         self,
         *,
         store: Store,
-        runtime: Callable[[], Runtime | None],
+        runtime: Callable[[], GangRuntime | None],
         on_change: Callable[[Job], None],
         on_end: Callable[[Job], None],
         on_event: Callable[[Job, Event], None] = _ignore,
         on_decision: Callable[[float], None] = _ignore_seconds,
         on_write_failed: Callable[[], None] = _ignore_failure,
         log: FilteringBoundLogger,
+        now: Callable[[], float] = time.time,
     ) -> None:
+        self.now = now
         self._store = store
         self._runtime = runtime
         self._on_change = on_change
@@ -102,7 +96,7 @@ class Loop:
             if job.unusable:
                 self._log.warning("store.record_repaired", job=job.id, fields=job.unusable)
                 message = f"its stored record held unusable values, which are left out: {', '.join(job.unusable)}"
-                self.post([JobNoted(job_id=job.id, at=time.time(), code="record_repaired", message=message)])
+                self.post([JobNoted(job_id=job.id, at=self.now(), code="record_repaired", message=message)])
         self._wake.set()
 
     def post(self, events: Sequence[Event]) -> None:
@@ -138,16 +132,17 @@ class Loop:
         wake_at: float | None = None
         while True:
             if not self._wake.is_set():
-                timeout = None if wake_at is None else max(0.0, wake_at - time.time())
+                timeout = None if wake_at is None else max(0.0, wake_at - self.now())
                 try:
                     async with asyncio.timeout(timeout):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
-            self._wake.clear()
-            wake_at = await self._round()
+            wake_at = await self.step()
 
-    async def _round(self) -> float | None:
+    async def step(self) -> float | None:
+        """One round; when the next is due though nothing wakes it, as wall time. ``run`` does this until it is cancelled."""
+        self._wake.clear()
         inbox, self._inbox = self._inbox, []
         commands, self._commands = self._commands, []
         before = dict(self.decided)
@@ -193,7 +188,7 @@ class Loop:
         job = self.decided.get(event.job_id)
         message = f"a fact was left out: {event.kind} ({why})"
         if job is not None and message not in job.notes:
-            self._fold(JobNoted(job_id=job.id, at=time.time(), code="dropped_fact", message=message), batch)
+            self._fold(JobNoted(job_id=job.id, at=self.now(), code="dropped_fact", message=message), batch)
 
     def _fold(self, event: Event, batch: list[Change]) -> None:
         job = self.decided.get(event.job_id)
@@ -214,7 +209,7 @@ class Loop:
     def _decide(self, batch: list[Change]) -> float | None:
         for _ in range(MAX_ROUNDS):
             began = time.perf_counter()
-            commands = decide(State(jobs=self._live(), nodes=self.nodes), time.time())
+            commands = decide(State(jobs=self._live(), nodes=self.nodes), self.now())
             self._on_decision(time.perf_counter() - began)
             if not commands.events:
                 self.waiting = commands.waiting

@@ -10,7 +10,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Call, Circumstances, judge
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.health import RankLook, Verdict
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
+    from orchestrator.daemon.ports import RankInspector
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 BETWEEN_LOOKS: Final = 1.0
@@ -35,18 +36,6 @@ UNREPORTED_SECONDS: Final = 5.0
 """How often ranks are looked at of which nothing is known: their scripts report nothing."""
 LONGEST_AGAIN_SECONDS: Final = 30.0
 """Stacks of a job that is still, and not hung, are read less and less often: no more seldom than this."""
-
-
-class Looker(Protocol):
-    """What looks at ranks (runtime.gang_calls)."""
-
-    async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
-        """A look at each rank that can be reached."""
-        ...
-
-    async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
-        """Lines for the ranks' logs."""
-        ...
 
 
 @dataclass(slots=True)
@@ -80,7 +69,7 @@ class HangWatch:
         self,
         *,
         jobs: Callable[[], Iterable[Job]],
-        looker: Looker,
+        looker: RankInspector,
         command: Callable[[Callable[[], Sequence[ev.Event]]], Awaitable[None]],
         log: FilteringBoundLogger,
         clock: Callable[[], float] = time.monotonic,
