@@ -40,7 +40,7 @@ layers: $(STAMP)
 
 unit: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile tests/unit tests/stateful tests/architecture
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile tests/unit tests/stateful tests/architecture tests/contract/test_memory.py
 
 integration: $(STAMP)
 	.ci/install-test-tools

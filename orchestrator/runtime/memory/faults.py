@@ -1,0 +1,162 @@
+"""What can go wrong, as data. A schedule is a tuple of times (wall time) and faults; ``injection.py`` carries them out.
+
+``job`` is a job's id. A fault whose target is not there changes nothing, so that any schedule can be run and shrunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+_SIGKILL = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a rank's process ends: an exit code or a signal, and the exception that its script raised."""
+
+    code: int | None = None
+    signal: int | None = None
+    error_type: str = ""
+    error_message: str = ""
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDies:
+    """A rank's process ends."""
+
+    job: str
+    rank: int
+    exit: Exit = Exit(signal=_SIGKILL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankHangs:
+    """A rank's process makes no progress, does not end by itself, and ignores SIGTERM."""
+
+    job: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopSeen:
+    """A rank gets a SIGTERM that orch has not sent, and ends; ``machine``: everything on its node gets one."""
+
+    job: str
+    rank: int
+    exit_code: int = 0
+    machine: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorDies:
+    """A rank's actor dies, and its process with it."""
+
+    job: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """Ray declares a node dead. ``cut_off``: its ranks run until their lease ends; else they are gone with it."""
+
+    node: str
+    cut_off: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReturns:
+    """A lost node is back, empty; once what was cut off there has ended."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSilent:
+    """A node stops answering, and Ray still counts it as alive. Its ranks run."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAnswers:
+    """A silent node answers again, first of all what it was asked meanwhile."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadLost:
+    """Ray's head dies: every actor, and every rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLost:
+    """A GPU drops out of a node; a rank that uses it dies."""
+
+    node: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyLost:
+    """The next ``count`` answers about a job do not arrive, though what was asked for is done."""
+
+    job: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyRepeated:
+    """The next ``count`` answers about a job arrive twice."""
+
+    job: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """A node takes ``seconds`` longer, each way, for everything that it is asked."""
+
+    node: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFull:
+    """Nothing can be written: neither a checkpoint, nor (where the store asks ``MemoryCluster.disk_full``) the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFreed:
+    """There is space again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointBroken:
+    """The newest checkpoint of a job on storage turns out to be torn."""
+
+    job: str
+
+
+Fault: TypeAlias = (
+    RankDies
+    | RankHangs
+    | StopSeen
+    | ActorDies
+    | NodeLost
+    | NodeReturns
+    | NodeSilent
+    | NodeAnswers
+    | HeadLost
+    | GpuLost
+    | ReplyLost
+    | ReplyRepeated
+    | Slow
+    | DiskFull
+    | DiskFreed
+    | CheckpointBroken
+)
+
+Schedule: TypeAlias = tuple[tuple[float, Fault], ...]

@@ -1,0 +1,309 @@
+"""The daemon's side of the in-memory runtime: carries out effects, follows the ranks, posts what happens as events.
+
+The counterpart of ``runtime.gangs.gangs`` on Ray. What it knows is forgotten when the daemon goes; ``MemoryCluster`` stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from orchestrator.core import events as ev
+from orchestrator.core.effects import Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.runtime.gangs.errors import GangLostError
+from orchestrator.runtime.gangs.event_mapping import exited
+from orchestrator.runtime.memory.checkpoints import Saved
+from orchestrator.runtime.memory.effect_task import EffectTask, Order, Pause
+from orchestrator.runtime.memory.network import NoAnswerError
+from orchestrator.runtime.memory.ranks import StaleAttemptError
+from orchestrator.runtime.ranks.actor import FENCE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from orchestrator.core.effects import Effect
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.runtime.memory.cluster import MemoryCluster
+    from orchestrator.runtime.memory.effect_task import Steps
+    from orchestrator.runtime.memory.ranks import Greeting, MemoryActor, News
+
+_RETRY_SECONDS: Final = 0.5
+
+
+@dataclass(slots=True)
+class _Gang:
+    """What the daemon knows of a gang; all of it can be found again."""
+
+    number: int
+    actors: Sequence[MemoryActor]
+    greetings: Sequence[Greeting] = ()
+    watching: int = 0
+    cursors: dict[int, int] = field(default_factory=dict)
+    started: dict[int, int] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Work:
+    effect: Effect
+    task: EffectTask
+
+
+Attaching: TypeAlias = Generator[Sequence[Order] | Pause, list[Any], _Gang]
+
+
+class MemoryGangs:
+    """``daemon.ports.GangRuntime`` in memory. ``post`` takes events for the record."""
+
+    def __init__(self, cluster: MemoryCluster, *, post: Callable[[Sequence[ev.Event]], None]) -> None:
+        self._cluster = cluster
+        self._post_to = post
+        self._gangs: dict[JobId, _Gang] = {}
+        self._work: dict[JobId, _Work] = {}
+        self._closed = False
+
+    def apply(self, job: Job, effect: Effect | None) -> None:
+        """Have ``effect`` done for ``job``; asking for what is under way does nothing. See ``daemon.ports``."""
+        work = self._work.get(job.id)
+        if work is not None and work.effect == effect:
+            return
+        if work is not None:
+            work.task.cancel()
+            del self._work[job.id]
+        if job.state.is_terminal:
+            self._cluster.forget(job.id)
+        if effect is None:
+            return
+        task = EffectTask(
+            job.id,
+            self._cluster.network,
+            make=partial(self._steps, job, effect),
+            lost=partial(self._lost, job.id, job.gang, job.attempt_number, job.num_workers),
+        )
+        self._work[job.id] = _Work(effect, task)
+        task.start()
+
+    def note_reach(self, jobs: Iterable[Job]) -> None:
+        """Post which jobs have ranks on nodes that do not answer, and which no longer have any."""
+        silent = self._cluster.silent
+        for job in jobs:
+            if not (job.gang_open and job.seats) or job.gang_lost:
+                continue
+            ranks = [rank for rank, node_id in enumerate(job.nodes) if node_id in silent]
+            if ranks and not job.degraded:
+                self._note(job.id, "unreachable", f"the node of rank {ranks[0]} does not answer", degraded=True)
+            elif job.degraded and not ranks:
+                self._note(job.id, "reachable", "every rank's node answers again", degraded=False)
+
+    def forget_all(self) -> None:
+        """The control plane is gone: drop what was known, post every gang as lost."""
+        for work in self._work.values():
+            work.task.cancel()
+        self._work.clear()
+        gangs, self._gangs = self._gangs, {}
+        for job_id, gang in gangs.items():
+            lost = GangLostError(None, "Ray's head died")
+            self._lost(job_id, gang.number, gang.watching, len(gang.actors), lost)
+
+    async def close(self) -> None:
+        """Stop watching; everything runs on."""
+        self.crash()
+
+    def crash(self) -> None:
+        """The daemon is gone from one moment to the next: no order is given, and no answer heard, any more."""
+        self._closed = True
+        for work in self._work.values():
+            work.task.cancel()
+        self._work.clear()
+        self._gangs.clear()
+
+    def _post(self, events: Sequence[ev.Event]) -> None:
+        if not self._closed:
+            self._post_to(events)
+
+    def _lost(self, job_id: JobId, number: int, attempt: int, ranks: int, lost: GangLostError) -> None:
+        now = self._cluster.now()
+        not_before = now + FENCE_SECONDS if lost.node_lost else 0.0
+        event = ev.GangLost(
+            job_id=job_id, at=now, gang=number, rank=lost.rank, reason=lost.reason, not_before=not_before
+        )
+        self._post([*self._last_words(job_id, attempt, ranks), event])
+
+    def _last_words(self, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
+        """The exits of ranks that had ended by themselves, by their exit records."""
+        records = self._cluster.processes.records.get(job_id, {})
+        found = [rank for rank in range(ranks) if (attempt, rank) in records]
+        return [exited(job_id, attempt, rank, records[attempt, rank]) for rank in found]
+
+    def _note(self, job_id: JobId, code: str, message: str, *, degraded: bool | None = None) -> None:
+        now = self._cluster.now()
+        self._post([ev.JobNoted(job_id=job_id, at=now, code=code, message=message, degraded=degraded)])
+
+    # -- effects
+
+    def _steps(self, job: Job, effect: Effect) -> Steps:
+        match effect:
+            case Ensure():
+                return self._ensure(job)
+            case StopRanks():
+                return self._stop(job, effect.deadline)
+            case KillRanks():
+                return self._kill(job)
+            case ReleaseGang():
+                return self._release(job)
+
+    def _ensure(self, job: Job) -> Steps:
+        gang = yield from self._attach(job, create=True)
+        attempt = job.attempt_number
+        if gang.watching == attempt:
+            return
+        gang.greetings = yield [Order(a.node, a.hello) for a in gang.actors]
+        seats = _seats(gang)
+        if seats != job.seats:
+            self._post([ev.GangPlaced(job_id=job.id, at=self._cluster.now(), gang=job.gang, seats=seats)])
+        if any(greeting.launched < attempt for greeting in gang.greetings):
+            yield [Order(a.node, partial(a.prepare, attempt)) for a in gang.actors]
+            self._tell_resumption(job)
+            yield [Order(a.node, partial(a.launch, attempt)) for a in gang.actors]
+        self._watch(job, gang)
+
+    def _tell_resumption(self, job: Job) -> None:
+        """Which checkpoint the attempt begins with, and which turned out to be torn."""
+        checkpoints = self._cluster.checkpoints
+        for torn in checkpoints.broken.pop(job.id, ()):
+            self._note(job.id, "quarantined", f"{torn.path} is torn")
+        stored = checkpoints.newest(job.id, gang=0)
+        if stored is not None:
+            self._post([_checkpoint(job.id, stored)])
+
+    def _stop(self, job: Job, deadline: float) -> Steps:
+        gang = yield from self._attach(job, create=False)
+        self._watch(job, gang)
+        yield [Order(a.node, partial(a.stop, job.attempt_number, deadline)) for a in gang.actors]
+
+    def _kill(self, job: Job) -> Steps:
+        gang = yield from self._attach(job, create=False)
+        self._watch(job, gang)
+        yield [Order(a.node, partial(a.kill, job.attempt_number)) for a in gang.actors]
+
+    def _release(self, job: Job) -> Steps:
+        if job.seats and not job.gang_lost:
+            yield from self._flush(job)
+        gang = self._gangs.pop(job.id, None)
+        yield [Order(None, partial(self._cluster.remove, job.id, job.gang))]
+        if gang is None or len(gang.gone) < job.num_workers:
+            for node_id in dict.fromkeys(job.nodes):
+                yield from self._confirm_gone(job, node_id)
+        self._post([ev.GangReleased(job_id=job.id, at=self._cluster.now(), gang=job.gang)])
+
+    def _flush(self, job: Job) -> Steps:
+        """Have the newest snapshot brought to storage before the actors that hold it go away."""
+        flush = partial(self._cluster.flush, job.id, job.gang)
+        (saved,) = yield [Order(None, flush)]
+        if saved is not None:
+            self._post([_checkpoint(job.id, saved)])
+
+    def _confirm_gone(self, job: Job, node_id: str) -> Steps:
+        fenced_at = self._cluster.fenced_at(node_id)
+        if fenced_at is not None:
+            yield Pause(fenced_at)
+            return
+        node = self._cluster.nodes[node_id]
+        (gone,) = yield [Order(node, partial(self._cluster.gone_from, job.id, node_id))]
+        if not gone:
+            raise NoAnswerError
+
+    def _attach(self, job: Job, *, create: bool) -> Attaching:
+        """The job's gang: known, found, or made. Raises GangLostError."""
+        gang = self._gangs.get(job.id)
+        if gang is None or gang.number != job.gang:
+            (found,) = yield [Order(None, partial(self._cluster.find_or_create, job, create=create))]
+            gang = self._gangs[job.id] = _Gang(job.gang, found.actors)
+        return gang
+
+    # -- watching
+
+    def _watch(self, job: Job, gang: _Gang) -> None:
+        attempt = job.attempt_number
+        if gang.watching == attempt:
+            return
+        gang.watching = attempt
+        gang.cursors, gang.started, gang.gone = {}, {}, set()
+        for actor in gang.actors:
+            self._follow(gang, attempt, actor)
+
+    def _is_current(self, gang: _Gang, attempt: int, actor: MemoryActor) -> bool:
+        return not self._closed and self._gangs.get(actor.job_id) is gang and gang.watching == attempt
+
+    def _follow(self, gang: _Gang, attempt: int, actor: MemoryActor) -> None:
+        """Ask for what is new of a rank; again and again, until it is gone."""
+        if not self._is_current(gang, attempt, actor) or actor.rank in gang.gone:
+            return
+        network, cursor = self._cluster.network, gang.cursors.get(actor.rank, 0)
+        heard = partial(self._heard, gang, attempt, actor, cursor)
+        network.follow(actor.job_id, actor.node, partial(actor.poll, attempt, cursor), heard)
+
+    def _heard(self, gang: _Gang, attempt: int, actor: MemoryActor, cursor: int, answer: Any) -> None:
+        if not self._is_current(gang, attempt, actor):
+            return
+        match answer:
+            case GangLostError():
+                self._lost(actor.job_id, gang.number, attempt, len(gang.actors), answer)
+            case NoAnswerError():
+                self._cluster.agenda.after(_RETRY_SECONDS, partial(self._follow, gang, attempt, actor))
+            case StaleAttemptError():
+                pass
+            case (reached, news):
+                self._tell(actor.job_id, gang, attempt, actor.rank, news)
+                if gang.cursors.get(actor.rank, 0) == cursor:  # not of an answer that came twice
+                    gang.cursors[actor.rank] = reached
+                    self._follow(gang, attempt, actor)
+
+    def _tell(self, job_id: JobId, gang: _Gang, attempt: int, rank: int, news: Sequence[News]) -> None:
+        facts: list[ev.Event] = []
+        for event in news:
+            if isinstance(event, Saved):
+                facts += [_checkpoint(job_id, event)] if event.path else []
+            elif event.kind == "started":
+                gang.started[rank] = event.pid
+                if len(gang.started) == len(gang.actors):
+                    pids = tuple(gang.started[r] for r in range(len(gang.actors)))
+                    facts.append(ev.AttemptRunning(job_id=job_id, at=event.at, attempt=attempt, pids=pids))
+            elif event.kind == "exited":
+                facts += self._snapshot(job_id, gang)
+                facts.append(exited(job_id, attempt, rank, event))
+            else:
+                gang.gone.add(rank)
+                if len(gang.gone) == len(gang.actors):
+                    facts.append(ev.AttemptGone(job_id=job_id, at=self._cluster.now(), attempt=attempt))
+        if facts:
+            self._post(facts)
+
+    def _snapshot(self, job_id: JobId, gang: _Gang) -> list[ev.Event]:
+        """The snapshot that dead ranks leave in the memory of their gang: where the next attempt begins."""
+        saved = self._cluster.checkpoints.snapshots.get(job_id)
+        return [_checkpoint(job_id, saved)] if saved is not None and saved.gang == gang.number else []
+
+
+def _checkpoint(job_id: JobId, saved: Saved) -> ev.CheckpointSaved:
+    return ev.CheckpointSaved(job_id=job_id, at=saved.at, attempt=saved.attempt, step=saved.step, path=saved.path)
+
+
+def _seats(gang: _Gang) -> tuple[ev.Seat, ...]:
+    seats = []
+    for actor, greeting in zip(gang.actors, gang.greetings, strict=True):
+        node = actor.node
+        seats.append(
+            ev.Seat(
+                rank=actor.rank,
+                node_id=node.node.id,
+                node_name=node.node.name,
+                gpu_ids=tuple(str(i) for i in greeting.gpus),
+                gpu_uuids=tuple(node.uuid(i) for i in greeting.gpus),
+                actor_pid=greeting.pid,
+            )
+        )
+    return tuple(seats)

@@ -1,0 +1,98 @@
+"""Messages between the daemon and the nodes: they take time, wait for a silent node, get lost on the way back, come twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.runtime.gangs.errors import GangLostError
+from orchestrator.runtime.memory.ranks import StaleAttemptError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.runtime.memory.agenda import Agenda
+    from orchestrator.runtime.memory.nodes import MemoryNode
+
+ANSWER_SECONDS: Final = 20.0
+"""After that an answer counts as lost, and is asked for again."""
+
+
+class NoAnswerError(Exception):
+    """What was asked for may be done or not."""
+
+
+@dataclass(slots=True)
+class Network:
+    """``latency`` is what a message takes each way, in seconds."""
+
+    agenda: Agenda
+    latency: float = 0.0
+    lost: Counter[str] = field(default_factory=Counter)
+    repeated: Counter[str] = field(default_factory=Counter)
+    _arrived: dict[JobId, float] = field(default_factory=dict)
+
+    def ask(self, job_id: JobId, node: MemoryNode | None, do: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+        """Have ``do`` done on a node (None: by the control plane), and ``answer`` called with what it returned or raised.
+
+        Messages about one job arrive in the order in which they were sent. A lost answer is a NoAnswerError.
+        """
+        arrives = max(self.agenda.now + self._takes(node), self._arrived.get(job_id, 0.0))
+        self._arrived[job_id] = arrives
+        self.agenda.at(arrives, partial(self._deliver, job_id, node, do, answer))
+
+    def follow(
+        self,
+        job_id: JobId,
+        node: MemoryNode | None,
+        do: Callable[[Callable[[Any], None]], None],
+        answer: Callable[[Any], None],
+    ) -> None:
+        """Like ``ask``, of something that takes its time: ``do`` is given what it has to call with its answer."""
+        replying = partial(self.reply, job_id, node, answer)
+
+        def begin() -> None:
+            if node is not None and node.silent:
+                node.waiting.append(begin)
+                return
+            try:
+                do(replying)
+            except (GangLostError, StaleAttemptError) as error:
+                replying(error)
+
+        self.agenda.after(self._takes(node), begin)
+
+    def reply(self, job_id: JobId, node: MemoryNode | None, answer: Callable[[Any], None], what: Any) -> None:
+        """Send ``what`` back."""
+        if self.lost[job_id] > 0:
+            self.lost[job_id] -= 1
+            self.agenda.after(ANSWER_SECONDS, partial(answer, NoAnswerError()))
+            return
+        if self.repeated[job_id] > 0:
+            self.repeated[job_id] -= 1
+            self.agenda.after(self._takes(node), partial(answer, what))
+        self.agenda.after(self._takes(node), partial(answer, what))
+
+    def forget(self, job_id: JobId) -> None:
+        """The job has ended: keep nothing of it."""
+        self._arrived.pop(job_id, None)
+        self.lost.pop(job_id, None)
+        self.repeated.pop(job_id, None)
+
+    def _takes(self, node: MemoryNode | None) -> float:
+        return self.latency + (node.slow if node is not None else 0.0)
+
+    def _deliver(
+        self, job_id: JobId, node: MemoryNode | None, do: Callable[[], Any], answer: Callable[[Any], None]
+    ) -> None:
+        if node is not None and node.silent:
+            node.waiting.append(partial(self._deliver, job_id, node, do, answer))
+            return
+        try:
+            what = do()
+        except (GangLostError, StaleAttemptError) as error:
+            what = error
+        self.reply(job_id, node, answer, what)

@@ -1,0 +1,80 @@
+"""One node: its GPUs, which gang holds them, and whether it is alive and answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.ids import JobId
+
+Holder: TypeAlias = "tuple[JobId, int, int]"
+"""A job, its gang, and a rank of it."""
+
+_ROUNDING = 1e-9
+
+
+class UnsafeOrderError(AssertionError):
+    """An order that must never be given: a GPU twice, an attempt beside another, a gang beside another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What one rank holds of a node."""
+
+    gpus: tuple[int, ...]
+    share: float
+    """Of each of those GPUs."""
+    cpus: float
+
+
+@dataclass(slots=True)
+class MemoryNode:
+    """``node`` is what the scheduler was told of it at first. ``slow`` is what each message takes on top, in seconds."""
+
+    node: Node
+    alive: bool = True
+    silent: bool = False
+    slow: float = 0.0
+    died_at: float = 0.0
+    lost: set[int] = field(default_factory=set)
+    held: dict[Holder, Hold] = field(default_factory=dict)
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    """What it was asked while it was silent."""
+
+    def view(self) -> Node:
+        """The node as the scheduler sees it."""
+        other = self.node.other_gpus + len(self.lost)
+        return replace(self.node, alive=self.alive, reachable=not self.silent, other_gpus=other)
+
+    def take(self, holder: Holder, gpus: float, cpus: float) -> Hold | None:
+        """Give a rank its share; None when GPUs that have dropped out are what lacks. Raises UnsafeOrderError."""
+        found = self._find(gpus)
+        if found is None:
+            return None
+        if sum(h.cpus for h in self.held.values()) + cpus > self.node.cpus + _ROUNDING:
+            raise UnsafeOrderError(f"{holder} gets CPUs of {self.node.id} that {sorted(self.held)} hold")
+        hold = self.held[holder] = Hold(found, min(gpus, 1.0), cpus)
+        return hold
+
+    def _find(self, gpus: float) -> tuple[int, ...] | None:
+        used = dict.fromkeys(range(int(self.node.gpus)), 0.0)
+        for hold in self.held.values():
+            for index in hold.gpus:
+                used[index] += hold.share
+        share, count = (gpus, 1) if 0 < gpus < 1 else (1.0, round(gpus))
+        fitting = [i for i, taken in used.items() if taken + share <= 1 + _ROUNDING]
+        healthy = [i for i in fitting if i not in self.lost]
+        if len(fitting) < count:
+            raise UnsafeOrderError(f"{gpus:g} GPUs of {self.node.id} are given away twice; {self.held} hold them")
+        if len(healthy) < count:
+            return None
+        healthy.sort(key=lambda i: (-used[i], i))  # as Ray does, a GPU that is shared is filled first
+        return tuple(healthy[:count])
+
+    def uuid(self, index: int) -> str:
+        """A GPU's identity."""
+        return f"GPU-{self.node.id}-{index}"

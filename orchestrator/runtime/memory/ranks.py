@@ -1,0 +1,307 @@
+"""One rank: its actor with numbered events, and its process with the exit record that it leaves.
+
+As on Ray: an attempt is launched once, orders of older attempts are refused, an attempt that is stopped before it is
+launched never starts, and the events of an attempt are kept for each asker's cursor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from orchestrator.runtime.gangs.errors import GangLostError
+from orchestrator.runtime.memory.checkpoints import Saved
+from orchestrator.runtime.memory.faults import Exit
+from orchestrator.runtime.memory.nodes import UnsafeOrderError
+from orchestrator.runtime.ranks.rank_events import RankEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.states import StopScope
+    from orchestrator.runtime.memory.agenda import Agenda
+    from orchestrator.runtime.memory.nodes import MemoryNode
+    from orchestrator.runtime.memory.scripts import Script
+
+_FIRST_PID: Final = 1000
+
+
+class StaleAttemptError(Exception):
+    """An order names an attempt that was replaced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """What an actor says of itself: the attempt that it has launched, its process id, and its GPUs."""
+
+    launched: int
+    pid: int
+    gpus: tuple[int, ...]
+
+
+News: TypeAlias = RankEvent | Saved
+PollAnswer: TypeAlias = tuple[int, Sequence[News]] | GangLostError
+"""The cursor to ask with next and what is new, or that the actor is gone."""
+
+
+@dataclass(slots=True)
+class _Poll:
+    """An asker that waits for events above its cursor."""
+
+    attempt: int
+    cursor: int
+    answer: Callable[[PollAnswer], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class MemoryActor:
+    """The actor of one rank of one gang."""
+
+    job_id: JobId
+    gang: int
+    rank: int
+    pid: int
+    gpus: tuple[int, ...]
+    node: MemoryNode
+    agenda: Agenda
+    processes: Processes
+    attempt: int = 0
+    launched: int = 0
+    called_off: int = 0
+    events: list[News] = field(default_factory=list)
+    process: Process | None = None
+    dead: GangLostError | None = None
+    _polls: list[_Poll] = field(default_factory=list)
+
+    # -- orders
+
+    def hello(self) -> Greeting:
+        """What the actor says of itself."""
+        self._check_alive()
+        return Greeting(launched=self.launched, pid=self.pid, gpus=self.gpus)
+
+    def prepare(self, attempt: int) -> None:
+        """Make room for an attempt: what is left of an older one is gone when this returns."""
+        self._check(attempt)
+        if attempt > self.attempt:
+            if self.process is not None:
+                self.process.kill()
+            self.attempt, self.events, self.process = attempt, [], None
+
+    def launch(self, attempt: int) -> None:
+        """Start the rank's process, once per attempt; not when the attempt has been called off."""
+        self._check(attempt)
+        if self.launched >= attempt or self.called_off >= attempt:
+            return
+        self.launched = attempt
+        self.process = self.processes.start(self)
+        self.tell(kind="started", pid=self.process.pid)
+
+    def stop(self, attempt: int, deadline: float) -> None:
+        """SIGTERM now, SIGKILL at wall time ``deadline``."""
+        self._call_off(attempt)
+        if self.process is not None:
+            self.process.stop(deadline)
+
+    def kill(self, attempt: int) -> None:
+        """SIGKILL of the whole tree, now."""
+        self._call_off(attempt)
+        if self.process is not None:
+            self.process.kill()
+
+    def poll(self, attempt: int, cursor: int, answer: Callable[[PollAnswer], None]) -> None:
+        """Have ``answer`` called with the events above ``cursor`` once there are some, or with the loss of the actor."""
+        if self.dead is not None:
+            answer(self.dead)
+            return
+        self._check(attempt)
+        if attempt == self.attempt and len(self.events) > cursor:
+            answer((len(self.events), tuple(self.events[cursor:])))
+        else:
+            self._polls.append(_Poll(attempt, cursor, answer))
+
+    def _call_off(self, attempt: int) -> None:
+        self._check(attempt)
+        self.called_off = max(self.called_off, attempt)
+        if attempt > self.attempt:
+            self.prepare(attempt)
+        if self.launched < attempt:
+            self.launched = attempt
+            self.tell(kind="gone")
+
+    def _check(self, attempt: int) -> None:
+        self._check_alive()
+        if attempt < self.attempt:
+            raise StaleAttemptError(f"{self.job_id} rank {self.rank}: attempt {attempt} was replaced by {self.attempt}")
+
+    def _check_alive(self) -> None:
+        if self.dead is not None:
+            raise self.dead
+
+    # -- what happens
+
+    def tell(self, **fields: Any) -> None:
+        """Number an event; whatever waits for it is answered."""
+        self.add(RankEvent(number=len(self.events) + 1, at=self.agenda.now, **fields))
+
+    def add(self, news: News) -> None:
+        """Keep what is new, and answer what waits for it."""
+        self.events.append(news)
+        polls, self._polls = self._polls, []
+        for poll in polls:
+            if poll.attempt >= self.attempt:
+                self.poll(poll.attempt, poll.cursor, poll.answer)
+
+    def die(self, reason: str, *, node_lost: bool = False, kill: bool = True) -> None:
+        """The actor is gone; with ``kill`` its process too, whose keeper holds a lifeline to it."""
+        if self.dead is not None:
+            return
+        self.dead = GangLostError(self.rank, f"rank {self.rank}: {reason}", node_lost=node_lost)
+        if kill and self.process is not None:
+            self.process.kill()
+        polls, self._polls = self._polls, []
+        for poll in polls:
+            poll.answer(self.dead)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Process:
+    """One rank's process. ``stopped_at`` is when it noticed a SIGTERM."""
+
+    pid: int
+    job_id: JobId
+    gang: int
+    attempt: int
+    rank: int
+    script: Script
+    actor: MemoryActor
+    processes: Processes
+    alive: bool = True
+    hangs: bool = False
+    ordered: bool = False
+    """Its end was ordered."""
+    stop_seen_at: float | None = None
+    stop_scope: StopScope | None = None
+
+    def stop(self, deadline: float) -> None:
+        """SIGTERM now, SIGKILL at ``deadline``; a second stop may only bring that forward."""
+        agenda = self.processes.agenda
+        agenda.at(deadline, self.kill)
+        self.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL to the whole tree, as ordered."""
+        self.ordered = True
+        self.end(Exit(signal=9))
+
+    def terminate(self, *, exit_code: int | None = None, scope: StopScope | None = None) -> None:
+        """SIGTERM: the script ends when it has saved, unless it hangs or ignores that."""
+        takes = self.script.stop_takes
+        if not self.alive or self.hangs or takes is None or self.stop_seen_at is not None:
+            return
+        self.stop_seen_at, self.stop_scope = self.processes.agenda.now, scope
+        code = self.script.stop_exit_code if exit_code is None else exit_code
+        self.processes.agenda.after(takes, partial(self.end, Exit(code=code)))
+
+    def end(self, how: Exit) -> None:
+        """The process and everything that it has started are gone; nothing where they are already."""
+        if self.alive:
+            self.alive = False
+            self.processes.ended(self, how)
+
+    def end_by_itself(self, how: Exit) -> None:
+        """It has come to the end of its script."""
+        if not self.hangs:
+            self.end(how)
+
+
+@dataclass(slots=True)
+class Processes:
+    """Every rank's process that runs anywhere, and what the ended ones have left. ``on_end`` is told of each end."""
+
+    agenda: Agenda
+    on_end: Callable[[Process], None]
+    script_of: Callable[[JobId], Script]
+    on_start: Callable[[Process], float]
+    """Is told of each start; how far into its script, in seconds, the process begins."""
+    records: dict[JobId, dict[tuple[int, int], RankEvent]] = field(default_factory=dict)
+    """Exit records by job, then attempt and rank, of processes that ended by themselves."""
+    started: Counter[JobId] = field(default_factory=Counter)
+    """How many processes were ever started, by job."""
+    _running: dict[JobId, dict[int, Process]] = field(default_factory=dict)
+    _pids: int = _FIRST_PID
+
+    def start(self, actor: MemoryActor) -> Process:
+        """A process for the actor's attempt. Raises UnsafeOrderError when one of another attempt still runs."""
+        others = self._running.setdefault(actor.job_id, {})
+        beside = others.get(actor.rank) or next(iter(others.values()), None)
+        if beside is not None and (beside.attempt != actor.attempt or beside.rank == actor.rank):
+            raise UnsafeOrderError(
+                f"rank {actor.rank} of {actor.job_id}, attempt {actor.attempt}, starts beside rank {beside.rank} of"
+                f" attempt {beside.attempt}"
+            )
+        self._pids += 1
+        self.started[actor.job_id] += 1
+        process = Process(
+            pid=self._pids,
+            job_id=actor.job_id,
+            gang=actor.gang,
+            attempt=actor.attempt,
+            rank=actor.rank,
+            script=self.script_of(actor.job_id),
+            actor=actor,
+            processes=self,
+        )
+        others[actor.rank] = process
+        began = self.on_start(process)
+        if process.script.seconds is not None:
+            left = max(0.0, process.script.seconds - began)
+            self.agenda.after(left, partial(process.end_by_itself, Exit(code=process.script.exit_code)))
+        return process
+
+    def of(self, job_id: JobId) -> tuple[Process, ...]:
+        """The job's running processes, by the order in which they started."""
+        return tuple(self._running.get(job_id, {}).values())
+
+    def one(self, job_id: JobId, rank: int) -> Process | None:
+        """The running process of a rank."""
+        return self._running.get(job_id, {}).get(rank)
+
+    def __iter__(self) -> Iterator[Process]:
+        for running in self._running.values():
+            yield from running.values()
+
+    def forget(self, job_id: JobId) -> None:
+        """Drop the exit records of a job."""
+        self.records.pop(job_id, None)
+
+    def ended(self, process: Process, how: Exit) -> None:
+        """Record the end, and have the actor tell it if it lives."""
+        running = self._running[process.job_id]
+        del running[process.rank]
+        if not running:
+            del self._running[process.job_id]
+        if process.actor.dead is None:
+            event = RankEvent(number=len(process.actor.events) + 1, at=self.agenda.now, **_exit_fields(process, how))
+            if not process.ordered:
+                self.records.setdefault(process.job_id, {})[process.attempt, process.rank] = event
+            process.actor.add(event)
+            process.actor.tell(kind="gone")
+        self.on_end(process)
+
+
+def _exit_fields(process: Process, how: Exit) -> dict[str, Any]:
+    return {
+        "kind": "exited",
+        "exit_code": how.code,
+        "signal": how.signal,
+        "error_type": how.error_type,
+        "error_message": how.error_message,
+        "log_tail": how.log_tail,
+        "stop_seen_at": process.stop_seen_at,
+        "stop_scope": process.stop_scope,
+    }
