@@ -44,7 +44,7 @@ unit: $(STAMP)
 
 integration: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests/integration tests/acceptance tests/faults
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests/integration tests/acceptance tests/faults tests/contract/test_ray.py
 
 # Real kills of everything, alone; part of integration too.
 faults: $(STAMP)

@@ -141,6 +141,10 @@ def _neutral(hint: Any) -> Any:
 def _check(hint: Any, number: Check = is_finite) -> Check:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
+        options = [_check(option, number) for option in arguments if option is not type(None)]
+        if len(options) == 1 and len(options) < len(arguments):
+            (only,) = options
+            return lambda value: value is None or only(value)
         options = [_check(option, number) for option in arguments]
         return lambda value: any(option(value) for option in options)
     if origin is tuple:

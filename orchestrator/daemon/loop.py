@@ -21,7 +21,7 @@ from orchestrator.core.scheduler.scheduler import State, decide, desired_effect
 from orchestrator.store.errors import BrokenChainError, VersionConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 WRITE_RETRY_SECONDS: Final = 0.5
 MAX_ROUNDS: Final = 1000
+FACTS_AT_ONCE: Final = 64
+"""Facts of a large gang that are folded before other tasks of the daemon get a turn."""
 
 
 def _ignore(_job: Job, _event: Event) -> None:
@@ -68,8 +70,10 @@ class Loop:
         on_write_failed: Callable[[], None] = _ignore_failure,
         log: FilteringBoundLogger,
         now: Callable[[], float] = time.time,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.now = now
+        self._pause = pause
         self._store = store
         self._runtime = runtime
         self._on_change = on_change
@@ -116,6 +120,11 @@ class Loop:
             self.nodes = nodes
             self._wake.set()
 
+    @property
+    def woken(self) -> bool:
+        """Something has come in that no round has seen yet."""
+        return self._wake.is_set()
+
     def wake(self) -> None:
         """Decide again."""
         self._wake.set()
@@ -147,8 +156,10 @@ class Loop:
         commands, self._commands = self._commands, []
         before = dict(self.decided)
         batch: list[Change] = []
-        for event in inbox:
+        for number, event in enumerate(inbox, 1):
             self._take(event, batch)
+            if number % FACTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
         answered: list[asyncio.Future[None]] = []
         for make, done in commands:
             try:
@@ -161,9 +172,11 @@ class Loop:
         wake_at = self._decide(batch)
         if batch:
             await self._write(batch)
-            for change in batch:
+            for number, change in enumerate(batch, 1):
                 self.jobs[change.after.id] = change.after
                 self._observe(change.after, change.event)
+                if number % FACTS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
         for done in answered:
             if not done.done():
                 done.set_result(None)
@@ -233,7 +246,7 @@ class Loop:
                 if self.blocked_by_disk is None:
                     self._log.exception("store.write_failed", events=len(batch))
                 self.blocked_by_disk = str(error)
-                await asyncio.sleep(WRITE_RETRY_SECONDS)
+                await self._pause(WRITE_RETRY_SECONDS)
             else:
                 self.blocked_by_disk = None
                 return

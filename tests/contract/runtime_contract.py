@@ -103,6 +103,7 @@ class Arm(ABC):
         """Order the attempt; return when every rank is up."""
         self.ensure(job)
         await self.until("every rank is up", lambda: self.of(job, ev.AttemptRunning))
+        await self.until("every script runs", lambda: self.alive(job) == job.num_workers)
 
     async def released(self, job: Job) -> None:
         """Release the gang; return when that is reported."""

@@ -166,18 +166,14 @@ class MemoryGangs:
             self._post([ev.GangPlaced(job_id=job.id, at=self._cluster.now(), gang=job.gang, seats=seats)])
         if any(greeting.launched < attempt for greeting in gang.greetings):
             yield [Order(a.node, partial(a.prepare, attempt)) for a in gang.actors]
-            self._tell_resumption(job)
+            self._tell_torn(job)
             yield [Order(a.node, partial(a.launch, attempt)) for a in gang.actors]
         self._watch(job, gang)
 
-    def _tell_resumption(self, job: Job) -> None:
-        """Which checkpoint the attempt begins with, and which turned out to be torn."""
-        checkpoints = self._cluster.checkpoints
-        for torn in checkpoints.broken.pop(job.id, ()):
+    def _tell_torn(self, job: Job) -> None:
+        """Which checkpoints turned out to be torn when the one was looked for that the attempt begins with."""
+        for torn in self._cluster.checkpoints.broken.pop(job.id, ()):
             self._note(job.id, "quarantined", f"{torn.path} is torn")
-        stored = checkpoints.newest(job.id, gang=0)
-        if stored is not None:
-            self._post([_checkpoint(job.id, stored)])
 
     def _stop(self, job: Job, deadline: float) -> Steps:
         gang = yield from self._attach(job, create=False)

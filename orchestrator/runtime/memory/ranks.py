@@ -181,6 +181,8 @@ class Process:
     actor: MemoryActor
     processes: Processes
     alive: bool = True
+    began: float = 0.0
+    """How far into its script it began."""
     hangs: bool = False
     ordered: bool = False
     """Its end was ordered."""
@@ -257,9 +259,9 @@ class Processes:
             processes=self,
         )
         others[actor.rank] = process
-        began = self.on_start(process)
+        process.began = self.on_start(process)
         if process.script.seconds is not None:
-            left = max(0.0, process.script.seconds - began)
+            left = max(0.0, process.script.seconds - process.began)
             self.agenda.after(left, partial(process.end_by_itself, Exit(code=process.script.exit_code)))
         return process
 
