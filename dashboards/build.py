@@ -104,16 +104,16 @@ def write(root: Path = ROOT) -> list[str]:
     return changed
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     """The command line. Exit code 1: `--check` found a difference."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.build", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when a file differs")
     if parser.parse_args(arguments).check:
-        found = differences()
+        found = differences(root)
         for sentence in found:
             sys.stderr.write(f"{sentence}: run python -m dashboards.build\n")
         return 1 if found else 0
-    for path in write():
+    for path in write(root):
         sys.stdout.write(f"wrote {path}\n")
     return 0
 

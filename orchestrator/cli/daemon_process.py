@@ -41,10 +41,13 @@ class DaemonProcess:
         if self._handle is not None:
             os.close(self._handle)
 
-    def wait_until_gone(self, seconds: float) -> None:
-        """Return when the process has ended. Raises DeadlineError, and DaemonFrozenError for one that is stopped."""
+    def wait_until_gone(self, seconds: float, *, look_seconds: float = LOOK_SECONDS) -> None:
+        """Return when the process has ended. Raises DeadlineError, and DaemonFrozenError for one that is stopped.
+
+        Every ``look_seconds`` the process is looked at.
+        """
         deadline = time.monotonic() + seconds
-        while not self._has_ended(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+        while not self._has_ended(min(look_seconds, max(0.0, deadline - time.monotonic()))):
             if self.pid and is_stopped(self.pid):
                 raise DaemonFrozenError.of(self._endpoint.label, self.pid)
             if time.monotonic() > deadline:

@@ -71,6 +71,8 @@ REMEMBER_ENDED: Final = 1000
 class Daemon:
     """Runs one home. ``start`` returns when jobs are taken and placed; ``run`` when told to stop. Ranks get ``umask``."""
 
+    tasks_end_seconds: float = TASKS_END_SECONDS
+
     def __init__(self, settings: Settings, options: ServeOptions, environ: Mapping[str, str], umask: int) -> None:
         self.settings = settings
         self.options = options
@@ -365,7 +367,7 @@ class Daemon:
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            _, self.deaf_tasks = await asyncio.wait(self._tasks, timeout=TASKS_END_SECONDS)
+            _, self.deaf_tasks = await asyncio.wait(self._tasks, timeout=self.tasks_end_seconds)
             for task in self.deaf_tasks:
                 self.log.error("daemon.task_does_not_end", task=task.get_name())
         await self.gangs.close()

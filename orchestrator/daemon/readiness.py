@@ -19,7 +19,16 @@ FRESH_SECONDS: Final = 1.0
 class Readiness:
     """``known`` are problems that are known without asking; ``parts`` are named calls that return when the part works."""
 
-    def __init__(self, known: Callable[[], Sequence[str]], parts: Mapping[str, Callable[[], Awaitable[Any]]]) -> None:
+    def __init__(
+        self,
+        known: Callable[[], Sequence[str]],
+        parts: Mapping[str, Callable[[], Awaitable[Any]]],
+        *,
+        part_seconds: float = PART_SECONDS,
+        fresh_seconds: float = FRESH_SECONDS,
+    ) -> None:
+        self._part_seconds = part_seconds
+        self._fresh_seconds = fresh_seconds
         self._known = known
         self._parts = parts
         self._asking: asyncio.Task[list[str]] | None = None
@@ -27,7 +36,7 @@ class Readiness:
 
     async def problems(self) -> list[str]:
         """Why no job can be taken and placed now; nothing where one can."""
-        if self._asking is None or (self._asking.done() and time.monotonic() - self._asked_at > FRESH_SECONDS):
+        if self._asking is None or (self._asking.done() and time.monotonic() - self._asked_at > self._fresh_seconds):
             self._asked_at = time.monotonic()
             self._asking = asyncio.create_task(self._ask(), name="readiness")
         return [*self._known(), *await asyncio.shield(self._asking)]
@@ -38,9 +47,9 @@ class Readiness:
 
     async def _one(self, name: str, part: Callable[[], Awaitable[Any]]) -> str:
         try:
-            await within(PART_SECONDS, part())
+            await within(self._part_seconds, part())
         except TimeoutError:
-            return f"{name} gives no answer within {PART_SECONDS:g} s"
+            return f"{name} gives no answer within {self._part_seconds:g} s"
         except Exception as error:
             return f"{name} does not work: {error}"
         return ""

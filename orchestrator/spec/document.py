@@ -85,7 +85,7 @@ class MapNode:
 Node = ScalarNode | ListNode | MapNode
 
 
-def compose(text: str, *, source: str, problems: list[Problem]) -> Node | None:
+def compose(text: str, *, source: str, problems: list[Problem], loader: Any = _LOADER) -> Node | None:
     """Read one YAML document; None when it is empty. What can be passed over is added to `problems`.
 
     Raises:
@@ -96,7 +96,7 @@ def compose(text: str, *, source: str, problems: list[Problem]) -> Node | None:
     _check_text(text, source)
     builder = _Builder(source, problems)
     try:
-        for event in _events(text):
+        for event in _events(text, loader):
             builder.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -123,8 +123,8 @@ def kind_of(node: Node) -> str:
             return quoted(node.text)
 
 
-def _events(text: str) -> Iterator[Any]:
-    yield from yaml.parse(text, Loader=_LOADER)
+def _events(text: str, loader: Any) -> Iterator[Any]:
+    yield from yaml.parse(text, Loader=loader)
 
 
 def _fail(mark: Mark, message: str, hint: str = "", *, cause: Exception | None = None) -> NoReturn:

@@ -77,10 +77,12 @@ def parse_job(
     source: str = "job.yaml",
     overrides: Sequence[str] = (),
     rules: Sequence[Callable[[JobSpec], Iterable[Finding]]] = (),
+    refused: Mapping[str, str] = NOT_YET,
 ) -> JobSpec:
     """Read a job file. `source` names it in messages; `overrides` are the arguments of `--set`, such as `a.b=c`.
 
-    `rules` find what else is wrong: those of packages that this one knows nothing of.
+    `rules` find what else is wrong: those of packages that this one knows nothing of. `refused` are the keys whose
+    feature is not built yet.
 
     Raises:
         SpecError: with every problem, each with its line and column, in the order of the file.
@@ -90,7 +92,7 @@ def parse_job(
     root = _root(compose(text, source=source, problems=problems), source, overrides, problems)
     root = apply_overrides(root, overrides, problems)
     spec = JOB.read(root, (), problems)
-    findings = [*cross_checks(spec), *not_yet(to_dict(spec), _defaults())]
+    findings = [*cross_checks(spec), *not_yet(to_dict(spec), _defaults(), refused)]
     findings += [finding for rule in rules for finding in rule(spec)]
     seen = {problem.path for problem in problems}
     problems += [

@@ -328,11 +328,10 @@ def test_frozen_server_is_not_waited_for_forever(bare: RunningServer) -> None:
     assert bare.client.hello_sync().pid == bare.started.pid
 
 
-def test_other_version_is_refused_but_may_end_the_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_version_is_refused_but_may_end_the_server(folder: Path) -> None:
     pid = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT).pid
-    client = ForkServerClient(folder / "s")
-    client.hello_sync()
-    monkeypatch.setattr(wire, "PROTOCOL", 99)
+    ForkServerClient(folder / "s").hello_sync()
+    client = ForkServerClient(folder / "s", protocol=99)
     with pytest.raises(ForkServerVersionError, match="protocol 1, not 99; shut that server down"):
         client.hello_sync()
     client.shutdown_sync()

@@ -58,6 +58,14 @@ PREDECESSOR_SECONDS = 10.0
 PREDECESSOR_POLL_SECONDS = 0.05
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """How long a connection may take to send a request."""
+
+    head_seconds: float = HEAD_SECONDS
+    body_seconds: float = LATE_BODY_SECONDS
+
+
 class OrchProtocol(H11Protocol):
     """uvicorn's HTTP/1.1, with the peer of a Unix socket, and with a deadline for every request's head and body.
 
@@ -65,6 +73,7 @@ class OrchProtocol(H11Protocol):
     """
 
     release: Callable[[], None]
+    deadlines: Deadlines
     _receiving: _Receiving | None = None
     _deadline: asyncio.TimerHandle | None = None
 
@@ -103,7 +112,7 @@ class OrchProtocol(H11Protocol):
     def _set_deadline(self, receiving: _Receiving | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        seconds = {_Receiving.HEAD: HEAD_SECONDS, _Receiving.BODY: LATE_BODY_SECONDS}
+        seconds = {_Receiving.HEAD: self.deadlines.head_seconds, _Receiving.BODY: self.deadlines.body_seconds}
         self._receiving = receiving
         self._deadline = None if receiving is None else self.loop.call_later(seconds[receiving], self._give_up)
 
@@ -124,8 +133,9 @@ def _peer(sock: socket.socket | None) -> Peer | None:
 class _Server(uvicorn.Server):
     """A uvicorn server without signal handlers and without its ten wake-ups a second, with a cap of connections."""
 
-    def __init__(self, config: uvicorn.Config, cap: int) -> None:
+    def __init__(self, config: uvicorn.Config, cap: int, deadlines: Deadlines) -> None:
         super().__init__(config)
+        self._deadlines = deadlines
         self.ready = asyncio.Event()
         self.stop = asyncio.Event()
         self._cap = cap
@@ -144,6 +154,7 @@ class _Server(uvicorn.Server):
     def _protocol(self, release: Callable[[], None]) -> OrchProtocol:
         made = OrchProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
         made.release = release
+        made.deadlines = self._deadlines
         return made
 
     async def main_loop(self) -> None:
@@ -186,7 +197,14 @@ class ApiServer:
     ``cap`` bounds the connections of each socket; by default it follows from the process's descriptors.
     """
 
-    def __init__(self, app: ASGIApp, sockets: Sequence[socket.socket], *, cap: int | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        sockets: Sequence[socket.socket],
+        *,
+        cap: int | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> None:
         self._sockets = list(sockets)
         self._server = _Server(
             uvicorn.Config(
@@ -204,6 +222,7 @@ class ApiServer:
                 timeout_graceful_shutdown=STOP_SECONDS,
             ),
             connection_cap() if cap is None else cap,
+            deadlines or Deadlines(),
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -243,17 +262,20 @@ class ControlSocket:
         os.close(self.lock)
 
 
-def bind_control_socket(path: Path, *, group: str | None = None) -> ControlSocket:
+def bind_control_socket(
+    path: Path, *, group: str | None = None, predecessor_seconds: float = PREDECESSOR_SECONDS
+) -> ControlSocket:
     """Listen on ``path`` with mode 0600, or 0660 for ``group``.
 
     A socket that a dead daemon left is replaced. Raises RefusedError where a live daemon listens, where the path holds
     something else than a socket, or where its directory is open to others; BadRequestError for an unknown group.
+    A daemon on its way out is waited for ``predecessor_seconds``.
     """
     gid = None if group is None else group_id(group)
     _private_directory(path.parent, traversable=group is not None)
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        _take(lock, path)
+        _take(lock, path, predecessor_seconds)
         _clear(path)
         sock = _bind(path)
         if gid is not None and group is not None:
@@ -274,9 +296,9 @@ def _private_directory(directory: Path, *, traversable: bool) -> None:
         ) from error
 
 
-def _take(lock: int, path: Path) -> None:
+def _take(lock: int, path: Path, seconds: float) -> None:
     """Lock, or refuse; a daemon that has stopped answering and is on its way out is waited for."""
-    deadline = time.monotonic() + PREDECESSOR_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,7 +27,14 @@ from orchestrator.api.errors import (
 from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION
 from orchestrator.api.server.app import control_routes
 from orchestrator.api.server.gate import Gate, GatePolicy
-from orchestrator.api.server.listeners import ApiServer, address_of, bind_control_socket, bind_tcp, host_names
+from orchestrator.api.server.listeners import (
+    ApiServer,
+    Deadlines,
+    address_of,
+    bind_control_socket,
+    bind_tcp,
+    host_names,
+)
 from orchestrator.api.server.read_app import MetricsPage, create_read_app, read_policy
 from orchestrator.api.service import Verb
 from orchestrator.api.transport.endpoint import Endpoint
@@ -392,7 +399,8 @@ class FakeService:
 class ServedFake:
     """A FakeService behind real listeners, on an event loop in a thread of its own."""
 
-    def __init__(self, directory: Path, policy: GatePolicy, token: str) -> None:
+    def __init__(self, directory: Path, policy: GatePolicy, token: str, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
         self.service = FakeService()
         self.endpoint = Endpoint(socket_path=str(directory / "orch.sock"))
         self.tcp_endpoint = Endpoint()
@@ -451,7 +459,7 @@ class ServedFake:
         await self._serve(create_read_app(self.service, policy), reading)
 
     async def _serve(self, app: Any, sock: Any) -> None:
-        server = ApiServer(app, [sock])
+        server = ApiServer(app, [sock], deadlines=self._deadlines)
         await server.start()
         self._servers.append(server)
 
@@ -485,9 +493,10 @@ def serve_fake(
     token: str = "",
     max_body_bytes: int = MAX_BODY_BYTES,
     body_seconds: float = BODY_SECONDS,
+    deadlines: Deadlines | None = None,
 ) -> Iterator[ServedFake]:
     """A FakeService on ``directory/orch.sock``, on a reading port, and with ``token`` on a TCP control port as well."""
     policy = GatePolicy(owner_uid=owner_uid, max_body_bytes=max_body_bytes, body_seconds=body_seconds)
-    served = ServedFake(directory, policy, token)
+    served = ServedFake(directory, policy, token, deadlines or Deadlines())
     with served.running():
         yield served

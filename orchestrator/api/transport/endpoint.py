@@ -19,14 +19,23 @@ if TYPE_CHECKING:
 MAX_SOCKET_BYTES = 100
 SHARED_DIRECTORY = "/tmp"  # noqa: S108 - only where nothing else is short enough; its owner is checked
 
+CONNECT_SECONDS = 30.0
+"""A listener that takes no connection for so long serves none."""
+
+SILENCE_SECONDS = 10.0
+"""After so long without a byte, however late the deadline, the daemon's process is looked at: one that is stopped ends
+the wait."""
+
 
 class Endpoint(NamedTuple):
-    """A Unix socket (``socket_path``), or a TCP address with the daemon's token."""
+    """A Unix socket (``socket_path``), or a TCP address with the daemon's token; and how long its silence is borne."""
 
     socket_path: str = ""
     host: str = ""
     port: int = 0
     token: str = ""
+    connect_seconds: float = CONNECT_SECONDS
+    silence_seconds: float = SILENCE_SECONDS
 
     @property
     def label(self) -> str:
@@ -54,11 +63,11 @@ def _user_home(environ: Mapping[str, str]) -> str:
     return os.path.realpath(home) if home.startswith("/") else os.path.expanduser("~")
 
 
-def control_socket(environ: Mapping[str, str], uid: int) -> str:
+def control_socket(environ: Mapping[str, str], uid: int, *, shared: str = SHARED_DIRECTORY) -> str:
     """The control socket of the daemon of ``$ORCH_HOME``.
 
     It lies in there unless that path is too long for a socket; then under ``$XDG_RUNTIME_DIR`` or, without one, in a
-    directory of the user under /tmp, by a digest of the home.
+    directory of the user under ``shared``, by a digest of the home.
     """
     home = orch_home(environ)
     usual = f"{home.rstrip('/')}/run/orch.sock"
@@ -70,7 +79,7 @@ def control_socket(environ: Mapping[str, str], uid: int) -> str:
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     if runtime.startswith("/") and _fits(short := f"{os.path.realpath(runtime).rstrip('/')}/orch-{digest}.sock"):
         return short
-    return f"{SHARED_DIRECTORY}/orch-{uid}-{digest}/orch.sock"
+    return f"{shared}/orch-{uid}-{digest}/orch.sock"
 
 
 def _fits(path: str) -> bool:
@@ -112,7 +121,7 @@ def may_serve(socket_path: str, uid: int) -> bool:
     return True
 
 
-def endpoint_from(environ: Mapping[str, str]) -> Endpoint:
+def endpoint_from(environ: Mapping[str, str], *, shared: str = SHARED_DIRECTORY) -> Endpoint:
     """The daemon that ``environ`` points at: ``$ORCH_ADDRESS`` with ``$ORCH_TOKEN``, else the socket of ``$ORCH_HOME``.
 
     Raises BadRequestError for an address that is not ``http://host:port``, or a relative home; NotPermittedError for a
@@ -120,8 +129,8 @@ def endpoint_from(environ: Mapping[str, str]) -> Endpoint:
     """
     address = environ.get("ORCH_ADDRESS", "")
     if not address:
-        path = control_socket(environ, os.getuid())
-        if path.startswith(f"{SHARED_DIRECTORY}/orch-"):
+        path = control_socket(environ, os.getuid(), shared=shared)
+        if path.startswith(f"{shared}/orch-"):
             _refuse_a_trap(path)
         return Endpoint(socket_path=path)
     host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")

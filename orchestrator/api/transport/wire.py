@@ -34,12 +34,6 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 RECEIVE_BYTES = 64 * 1024
 BUSY_RETRY_SECONDS = 0.02
-CONNECT_SECONDS = 30.0
-"""A listener that takes no connection for so long serves none."""
-
-SILENCE_SECONDS = 10.0
-"""After so long without a byte, however late the deadline, the daemon's process is looked at: one that is stopped ends
-the wait."""
 
 
 class ConnectionLostError(DaemonUnreachableError):
@@ -59,9 +53,10 @@ class Reply(NamedTuple):
 class _Stream:
     """The receiving half of a connection: a buffer, and a deadline for whatever is read next."""
 
-    def __init__(self, sock: socket.socket, label: str) -> None:
+    def __init__(self, sock: socket.socket, endpoint: Endpoint) -> None:
         self._socket = sock
-        self._label = label
+        self._label = endpoint.label
+        self._silence_seconds = endpoint.silence_seconds
         self._buffer = bytearray()
         self.deadline = 0.0
 
@@ -70,7 +65,7 @@ class _Stream:
             left = self.deadline - time.monotonic()
             if left <= 0:
                 raise DeadlineError(f"the daemon at {self._label} did not answer in time")
-            self._socket.settimeout(min(left, SILENCE_SECONDS))
+            self._socket.settimeout(min(left, self._silence_seconds))
             try:
                 data = self._socket.recv(RECEIVE_BYTES)
             except TimeoutError:
@@ -145,7 +140,7 @@ def _length(text: str, base: int, label: str) -> int:
 
 def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
     """A connected socket; ``deadline`` is monotonic time. Raises DaemonUnreachableError, NotPermittedError."""
-    deadline = min(deadline, time.monotonic() + CONNECT_SECONDS)
+    deadline = min(deadline, time.monotonic() + endpoint.connect_seconds)
     left = max(0.001, deadline - time.monotonic())
     try:
         if not endpoint.socket_path:
@@ -217,14 +212,14 @@ def _open(
     sock = connect(endpoint, deadline)
     try:
         try:
-            sock.settimeout(max(0.001, min(deadline - time.monotonic(), CONNECT_SECONDS)))
+            sock.settimeout(max(0.001, min(deadline - time.monotonic(), endpoint.connect_seconds)))
             sock.sendall(_request(endpoint, method, path, body))
         except TimeoutError as error:
             check_running(sock, endpoint.label)
             raise DeadlineError(f"the daemon at {endpoint.label} did not take the request in time") from error
         except (BrokenPipeError, ConnectionResetError):
             pass  # a server that refuses an oversized body answers and closes; its answer may still be read
-        stream = _Stream(sock, endpoint.label)
+        stream = _Stream(sock, endpoint)
         stream.deadline = deadline
         status, headers = stream.head()
         _check_protocol(headers, endpoint)

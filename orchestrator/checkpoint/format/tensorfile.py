@@ -54,8 +54,8 @@ def plan(tensors: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[TensorEnt
     return tuple(entries)
 
 
-def header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> bytes:
-    """Everything before the data: length and padded JSON. Raises ValueError above the format's 100 MB."""
+def header(entries: Sequence[TensorEntry], metadata: Mapping[str, str], *, most_bytes: int = MAX_HEADER_BYTES) -> bytes:
+    """Everything before the data: length and padded JSON. Raises ValueError above ``most_bytes``, the format's 100 MB."""
     body: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     for entry in entries:
         body[entry.name] = {
@@ -65,7 +65,7 @@ def header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> bytes
         }
     raw = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-(len(raw) + _LENGTH.size) % _ALIGN)
-    if len(raw) > MAX_HEADER_BYTES:
+    if len(raw) > most_bytes:
         raise ValueError(f"{len(entries)} tensors need a header of {len(raw)} bytes; safetensors allows 100 MB")
     return _LENGTH.pack(len(raw)) + raw
 

@@ -67,6 +67,15 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How much of the time writes take, and how long what fails or does not come is waited for."""
+
+    busy_share: float = BUSY_SHARE
+    retry_seconds: float = RETRY_SECONDS
+    patience_seconds: float = PATIENCE_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PersisterStatus:
     """What became of this rank's snapshots. ``at`` is a wall time, ``seconds`` how long the last write took.
 
@@ -122,7 +131,9 @@ class SnapshotPersister:
         settings: StoreSettings,
         interval_seconds: float = INTERVAL_SECONDS,
         on_persisted: Callable[[CheckpointInfo], None] | None = None,
+        pace: Pace | None = None,
     ) -> None:
+        self.pace = pace or Pace()
         self._directory = SnapshotDirectory(snapshot_dir)
         self._rank, self._settings = rank, settings
         self._interval, self._on_persisted = interval_seconds, on_persisted
@@ -258,7 +269,7 @@ class SnapshotPersister:
         now = time.monotonic()
         word = hold.get()
         if word and not flushing:
-            if now - self._round_since < PATIENCE_SECONDS and not self._is_over(word, mine):
+            if now - self._round_since < self.pace.patience_seconds and not self._is_over(word, mine):
                 return
             hold.set(0)
         if not flushing and now < self._not_before:
@@ -330,7 +341,7 @@ class SnapshotPersister:
         slot.mark_stored(word)
         if self._store_state is not None:
             self._store_state.fail(failing=False)
-        self._not_before = max(self._not_before, started + seconds / BUSY_SHARE)
+        self._not_before = max(self._not_before, started + seconds / self.pace.busy_share)
         self._tell(meta, info, seconds)
         return True
 
@@ -362,7 +373,7 @@ class SnapshotPersister:
             self._on_persisted(info)
 
     def _failed(self, message: str) -> None:
-        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._retry_at = time.monotonic() + self.pace.retry_seconds
         if self._store_state is not None:
             self._store_state.fail(failing=True)
         self._status = dataclasses.replace(self._status, failures=self._status.failures + 1, failure=message)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.format import codec, sharded
 from orchestrator.checkpoint.format.layout import Version
-from orchestrator.checkpoint.repository.resume import Resume
+from orchestrator.checkpoint.repository.resume import WAIT_SECONDS, Resume
 from orchestrator.checkpoint.storage.directory import CheckpointDirectory
 from orchestrator.checkpoint.storage.fence import Fence
 from orchestrator.checkpoint.storage.info import CheckpointInfo, Retention
@@ -56,6 +56,7 @@ class CheckpointStore:
         snapshots: SnapshotReader | None = None,
         environ: Mapping[str, str] | None = None,
         lease: int = 0,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size}; check RANK and WORLD_SIZE")
@@ -77,6 +78,7 @@ class CheckpointStore:
             world_size=world_size,
             attempt=self._fence.attempt,
             token=token,
+            wait_seconds=wait_seconds,
         )
 
     @property

@@ -38,7 +38,9 @@ class Resume:
         world_size: int,
         attempt: int,
         token: str | None,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
+        self._wait_seconds = wait_seconds
         self._directory, self._snapshots = directory, snapshots
         self._storage = directory.storage
         self._rank, self._world_size = rank, world_size
@@ -110,11 +112,11 @@ class Resume:
         return self._snapshots.load(version, self._rank, self._world_size, self._into)
 
     def _wait_for(self, ticket: str) -> str:
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + self._wait_seconds
         while (agreed := self._read(ticket)) is None:
             if time.monotonic() >= deadline:
                 raise ResumeMismatchError(
-                    f"rank {self._rank} waited {WAIT_SECONDS:.0f} s for rank 0 to choose a checkpoint;"
+                    f"rank {self._rank} waited {self._wait_seconds:.0f} s for rank 0 to choose a checkpoint;"
                     " every rank must call load()"
                 )
             time.sleep(_POLL_SECONDS)

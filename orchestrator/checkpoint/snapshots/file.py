@@ -221,14 +221,14 @@ class SnapshotSlot:
         return self.identity() == identity(meta.version)
 
 
-def available_memory_bytes() -> int | None:
+def available_memory_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS) -> int | None:
     """Memory that new pages may take on this machine, and in this process's control group; None where nobody says."""
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
-        lines = MEMINFO.read_text().splitlines()
+        lines = meminfo.read_text().splitlines()
         found.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024)
     with contextlib.suppress(OSError, ValueError, LookupError):
-        group = CGROUPS / Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
+        group = cgroups / Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         # Pages of files are given back when something else wants them; those of shared memory are not among these.
@@ -236,7 +236,7 @@ def available_memory_bytes() -> int | None:
     with contextlib.suppress(OSError, ValueError, LookupError, StopIteration):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         path = next(line.split(":", 2)[2] for line in lines if "memory" in line.split(":")[1].split(","))
-        group = CGROUPS / "memory" / path.lstrip("/")
+        group = cgroups / "memory" / path.lstrip("/")
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         used = int((group / "memory.usage_in_bytes").read_text())
         files = int(stat["total_active_file"]) + int(stat["total_inactive_file"])

@@ -66,13 +66,20 @@ def shares(sizes: Sequence[tuple[int, int]], threads: int) -> list[list[Piece]]:
 
 
 class TensorCopy:
-    """Copies into ``targets``, tensors of torch on the CPU, with up to this many threads."""
+    """Copies into ``targets``, tensors of torch on the CPU, with up to this many threads; with one below ``worth_bytes``."""
 
-    def __init__(self, targets: Sequence[Any], *, threads: int, pool: ThreadPoolExecutor | None) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Any],
+        *,
+        threads: int,
+        pool: ThreadPoolExecutor | None,
+        worth_bytes: int = WORTH_BYTES,
+    ) -> None:
         self.targets = list(targets)
         self._pool = pool
         sizes = [(target.numel() * target.element_size(), target.shape[0] if target.dim() else 0) for target in targets]
-        worth = pool is not None and threads > 1 and sum(size for size, _ in sizes) >= WORTH_BYTES
+        worth = pool is not None and threads > 1 and sum(size for size, _ in sizes) >= worth_bytes
         self._shares = shares(sizes, threads) if worth else []
         self._pieces = [[piece.of(self.targets) for piece in share] for share in self._shares]
 

@@ -26,10 +26,12 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REMEDY = "give the job a checkpoint.storage_path on a small file system of its own"
 
 
-def refuse_to_fill(directory: Path, *, much: bool, common: Sequence[str] | None = None) -> int:
+def refuse_to_fill(
+    directory: Path, *, much: bool, common: Sequence[str] | None = None, much_bytes: int = MUCH_BYTES
+) -> int:
     """Bytes that filling the file system of ``directory`` takes. Raises RefusedError where that would hurt others.
 
-    ``much`` says that more than MUCH_BYTES may be taken; ``common`` are places that nobody may fill (None: the usual).
+    ``much`` says that more than ``much_bytes`` may be taken; ``common`` are places that nobody may fill (None: the usual).
     """
     device = directory.stat().st_dev
     for place in common if common is not None else (*COMMON_PLACES, str(Path.home())):
@@ -44,7 +46,7 @@ def refuse_to_fill(directory: Path, *, much: bool, common: Sequence[str] | None 
     free = _free_bytes(directory)
     if kind == "tmpfs" and free > _memory_available_bytes() // 2:
         raise RefusedError(f"filling {directory} would take half of the memory that is left", hint=_REMEDY)
-    if free > MUCH_BYTES and not much:
+    if free > much_bytes and not much:
         raise RefusedError(
             f"filling {directory} takes {free / 1024**3:.1f} GiB until the drill is over",
             hint=f"--yes says that it may; or {_REMEDY}",

@@ -26,8 +26,19 @@ _MOST: Final = 2**53
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def append(path: Path, attempt: int, highest_step: int, snapshot: ProgressSnapshot, at: float) -> None:
-    """Add a line of what was reported ``at``. Raises OSError; a line that does not fit on the disk is not begun."""
+def append(
+    path: Path,
+    attempt: int,
+    highest_step: int,
+    snapshot: ProgressSnapshot,
+    at: float,
+    *,
+    most_bytes: int = MOST_BYTES,
+) -> None:
+    """Add a line of what was reported ``at``. Raises OSError; a line that does not fit on the disk is not begun.
+
+    A file that would be longer than ``most_bytes`` becomes metrics.jsonl.1 first, in place of an older one.
+    """
     line = {
         "at": round(at, 3),
         "attempt": attempt,
@@ -42,7 +53,7 @@ def append(path: Path, attempt: int, highest_step: int, snapshot: ProgressSnapsh
         # JSON has no NaN, and a diverged loss is one.
         "metrics": {name: value if math.isfinite(value) else None for name, value in snapshot.metrics.items()},
     }
-    if _append(path, (json.dumps(line) + "\n").encode()) > MOST_BYTES:
+    if _append(path, (json.dumps(line) + "\n").encode()) > most_bytes:
         path.replace(path.with_name(path.name + ".1"))
         _append(path, (json.dumps(line) + "\n").encode())
 

@@ -52,8 +52,9 @@ class Snapshot:
 
 @dataclass(slots=True)
 class _LeftOutCount:
-    """Counts what ignore files leave out, up to ``MAX_COUNTED`` files: a directory of data may hold millions."""
+    """Counts what ignore files leave out, up to ``most`` files: a directory of data may hold millions."""
 
+    most: int = MAX_COUNTED
     files: int = 0
     size_bytes: int = 0
     by: set[str] = field(default_factory=set)
@@ -65,13 +66,13 @@ class _LeftOutCount:
         stack = [(entry, relative)]
         while stack:
             entry, relative = stack.pop()
-            if self.files >= MAX_COUNTED:
+            if self.files >= self.most:
                 self.more = True
                 return
             try:
                 if entry.is_dir(follow_symlinks=False):
                     with os.scandir(entry.path) as inside:
-                        stack += [(e, f"{relative}/{e.name}") for e in islice(inside, MAX_COUNTED + 1)]
+                        stack += [(e, f"{relative}/{e.name}") for e in islice(inside, self.most + 1)]
                     continue
                 size = entry.stat(follow_symlinks=False).st_size
             except OSError:
@@ -98,11 +99,14 @@ class _Found:
     status: os.stat_result
 
 
-def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int) -> Snapshot:
-    """Take a snapshot of ``directory``. ``blob`` names a digest's file. Raises SnapshotError."""
+def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int, max_counted: int = MAX_COUNTED) -> Snapshot:
+    """Take a snapshot of ``directory``. ``blob`` names a digest's file. Raises SnapshotError.
+
+    At most ``max_counted`` files that ignore files leave out are counted.
+    """
     if not directory.is_dir():
         raise SnapshotError(f"working_dir {directory} is not a directory; set working_dir to one, or to null for none")
-    left_out = _LeftOutCount()
+    left_out = _LeftOutCount(most=max_counted)
     found = list(_walk(directory, left_out))
     size = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
     if size > max_bytes:

@@ -113,11 +113,11 @@ def _home(settings: Settings) -> list[Finding]:
     return [_ok(f"{home}: {free / 1e9:.0f} GB free")]
 
 
-def _privacy(settings: Settings) -> list[Finding]:
+def _privacy(settings: Settings, *, shared_memory: Path = SHARED_MEMORY) -> list[Finding]:
     """Whether other users of the machine can get at what orch keeps, or have taken its places."""
     findings = [
         Finding(level=Level.ERROR, what=f"{path} is not this user's alone", remedy=f"remove it: sudo rm -r {path}")
-        for path in (user_directory(), page_directory(namespace(settings.home)))
+        for path in (user_directory(), page_directory(namespace(settings.home), shared_memory=shared_memory))
         if _is_taken(path)
     ]
     if not settings.home.exists():

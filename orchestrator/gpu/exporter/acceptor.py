@@ -29,7 +29,8 @@ class Acceptor:
     """Serves ``sock``, which listens already, until ``close``. Made and used in the event loop's thread.
 
     ``make`` returns the protocol of a new connection and is given what that protocol must call once, in its
-    ``connection_lost``. ``on_pause`` is told of each pause: the error, or None where the cap is reached.
+    ``connection_lost``. ``on_pause`` is told of each pause: the error, or None where the cap is reached. Out of
+    descriptors, it accepts again after ``retry_seconds``.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Acceptor:
         cap: int,
         tls: ssl.SSLContext | None = None,
         on_pause: Callable[[OSError | None], None] = _untold,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.sock = sock
@@ -47,6 +49,7 @@ class Acceptor:
         self._cap = cap
         self._tls = tls
         self._on_pause = on_pause
+        self._retry_seconds = retry_seconds
         self._open = 0
         self._listening = self._closed = False
         self._retry: asyncio.TimerHandle | None = None
@@ -94,7 +97,7 @@ class Acceptor:
                 if error.errno not in _EXHAUSTED:
                     raise
                 self._pause()
-                self._retry = self._loop.call_later(RETRY_SECONDS, self._resume)
+                self._retry = self._loop.call_later(self._retry_seconds, self._resume)
                 self._on_pause(error)
                 return
             connection.setblocking(False)

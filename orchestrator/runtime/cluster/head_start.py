@@ -23,7 +23,7 @@ import structlog
 from orchestrator.runtime.cluster.head_processes import Head, clear_sessions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 HEAD_SECONDS: Final = 60.0
@@ -70,24 +70,34 @@ def scaled(seconds: float, load: float, cpus: int) -> float:
     return seconds * min(max(1.0, load / cpus), MOST_LOAD)
 
 
-async def launch_head(options: Mapping[str, Any], temp_dir: Path, environ: Mapping[str, str]) -> Head:
-    """A new head, tried START_TRIES times. Raises ClusterError with the last reason; no process is left then."""
-    for number in range(1, START_TRIES + 1):
+async def launch_head(
+    options: Mapping[str, Any],
+    temp_dir: Path,
+    environ: Mapping[str, str],
+    *,
+    starter: Sequence[str] = STARTER,
+    tries: int = START_TRIES,
+    limit: Callable[[], float] = start_seconds,
+) -> Head:
+    """A new head, tried ``tries`` times. Raises ClusterError with the last reason; no process is left then.
+
+    ``starter`` is the command that starts it; ``limit`` says in seconds how long one try may take.
+    """
+    for number in range(1, tries + 1):
         await asyncio.to_thread(clear_sessions, temp_dir)
         try:
-            return await _launch(options, temp_dir, environ)
+            return await _launch([*starter, json.dumps(options)], temp_dir, environ, limit())
         except BaseException as error:
             await asyncio.to_thread(clear_sessions, temp_dir)
-            if not isinstance(error, ClusterError) or number == START_TRIES:
+            if not isinstance(error, ClusterError) or number == tries:
                 raise
-            log.warning("ray.start_failed", reason=str(error), tried=number, of=START_TRIES)
+            log.warning("ray.start_failed", reason=str(error), tried=number, of=tries)
     raise AssertionError("the last try raises")
 
 
-async def _launch(options: Mapping[str, Any], temp_dir: Path, environ: Mapping[str, str]) -> Head:
-    seconds = start_seconds()
+async def _launch(command: Sequence[str], temp_dir: Path, environ: Mapping[str, str], seconds: float) -> Head:
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        process = _begin(options, environ, stdout, stderr)
+        process = _begin(command, environ, stdout, stderr)
         try:
             async with asyncio.timeout(seconds):
                 # The head mostly waits for its own processes: this one imports Ray meanwhile, which takes it a second.
@@ -107,11 +117,11 @@ async def _launch(options: Mapping[str, Any], temp_dir: Path, environ: Mapping[s
 
 
 def _begin(
-    options: Mapping[str, Any], environ: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
+    command: Sequence[str], environ: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     """The starter's process. Not asyncio's: one of those that is given up complains when its loop is closed."""
     return subprocess.Popen(
-        [*STARTER, json.dumps(options)],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,

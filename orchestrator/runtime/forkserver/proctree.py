@@ -71,30 +71,31 @@ def _descendants_from_tasks(root: int) -> list[int]:
     return found
 
 
-def descendants(root: int) -> list[int]:
+def descendants(root: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> list[int]:
     """Everything below `root` at this moment, zombies included, parents before their children.
 
     The per-task lists are quick but may miss a process while its siblings end, and not every kernel has them; an
-    empty answer is therefore confirmed by a scan of /proc, which is slow (about 20 µs a process) but sees all.
+    empty answer is therefore confirmed by a scan of /proc, which is slow (about 20 µs a process) but sees all;
+    `from_lists` false leaves it to the scan.
     """
-    found = _descendants_from_tasks(root) if _HAS_CHILDREN_FILES else []
+    found = _descendants_from_tasks(root) if from_lists else []
     return found or _descendants_from_scan(root)
 
 
-def children(parent: int) -> list[int]:
+def children(parent: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> list[int]:
     """The direct children of `parent`, zombies included."""
-    if _HAS_CHILDREN_FILES:
+    if from_lists:
         return _children_from_tasks(parent)
     return [pid for pid, its_parent in _parents().items() if its_parent == parent]
 
 
-def kill_sweep(root: int) -> int:
+def kill_sweep(root: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> int:
     """SIGKILL to everything below `root`; returns how many were there.
 
     A number read from /proc could belong to another process by the time it is used, but only after the kernel has
     gone once around its whole range of process numbers within microseconds.
     """
-    found = descendants(root)
+    found = descendants(root, from_lists=from_lists)
     for pid in found:
         kill(pid, signal.SIGKILL)
     return len(found)

@@ -58,6 +58,15 @@ FLUSH_SECONDS: Final = 30.0
 _UNREACHABLE_RETRY_SECONDS: Final = 0.5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a poll is held, an order may go unanswered, and what failed rests before it is tried again."""
+
+    poll_seconds: float = POLL_SECONDS
+    order_seconds: float = ORDER_SECONDS
+    retry_seconds: float = _UNREACHABLE_RETRY_SECONDS
+
+
 @dataclass(slots=True)
 class _Gang:
     """What is known in memory of a job's gang; all of it can be found again."""
@@ -102,7 +111,9 @@ class Gangs:
         gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[str, ...]]],
         pool: Pool,
         log: FilteringBoundLogger,
+        patience: Patience | None = None,
     ) -> None:
+        self._patience = patience or Patience()
         self._pool = pool
         self._gpu_evidence = gpu_evidence
         self._rank_umask = rank_umask
@@ -403,7 +414,9 @@ class Gangs:
             return found
 
         try:
-            return await self._ask([answer(rank, call) for rank, call in enumerate(calls)], seconds=ORDER_SECONDS)
+            return await self._ask(
+                [answer(rank, call) for rank, call in enumerate(calls)], seconds=self._patience.order_seconds
+            )
         except TimeoutError:
             for rank in set(range(len(calls))) - answered:
                 await self._end_actor(job, rank)
@@ -437,7 +450,7 @@ class Gangs:
         if place is None or agent is None:
             return False
         try:
-            return bool(await within(ORDER_SECONDS, agent.is_stopped.remote(place[1])))
+            return bool(await within(self._patience.order_seconds, agent.is_stopped.remote(place[1])))
         except Exception:  # whatever Ray says of an agent that is dead or out of reach: another is made
             return False
 
@@ -490,18 +503,18 @@ class Gangs:
                 self._log.exception("gang.watcher_failed", job=job.id, attempt=attempt, rank=rank)
                 gang.gone.discard(rank)  # it may have been set before what failed: the story is told anew
                 gang.cursors.pop(rank, None)
-                await asyncio.sleep(_UNREACHABLE_RETRY_SECONDS)
+                await asyncio.sleep(self._patience.retry_seconds)
             else:
                 return
 
     async def _follow(self, job: Job, gang: _Gang, attempt: int, rank: int) -> None:
         """One rank's story, from its first event to its last; an actor that dies loses the gang."""
-        late = 0
+        late, held = 0, self._patience.poll_seconds
         while rank not in gang.gone:
             try:
                 reply: PollReply = await within(
-                    POLL_SECONDS + ORDER_SECONDS,
-                    gang.actors[rank].poll.remote(attempt, gang.cursors.get(rank, PollCursor()), POLL_SECONDS),
+                    held + self._patience.order_seconds,
+                    gang.actors[rank].poll.remote(attempt, gang.cursors.get(rank, PollCursor()), held),
                 )
             except asyncio.CancelledError:
                 raise
@@ -517,7 +530,7 @@ class Gangs:
                 if rank not in gang.unreached:
                     gang.unreached.add(rank)
                     self._note(job.id, "unreachable", f"rank {rank} is out of reach: {error}", degraded=True)
-                await asyncio.sleep(_UNREACHABLE_RETRY_SECONDS)
+                await asyncio.sleep(self._patience.retry_seconds)
                 continue
             if rank in gang.unreached:
                 gang.unreached.discard(rank)

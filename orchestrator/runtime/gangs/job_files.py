@@ -87,8 +87,16 @@ class JobFiles:
     """See the module."""
 
     def __init__(
-        self, cluster: Cluster, paths: Paths, limits: LogLimits, *, outputs_max_bytes: int, pool: Pool
+        self,
+        cluster: Cluster,
+        paths: Paths,
+        limits: LogLimits,
+        *,
+        outputs_max_bytes: int,
+        pool: Pool,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
+        self._chunk_bytes = chunk_bytes
         self._pool = pool
         self._cluster = cluster
         self._paths = paths
@@ -137,7 +145,7 @@ class JobFiles:
         path, offset = self._paths.blob(digest), 0
         size = path.stat().st_size
         while True:
-            data = await asyncio.to_thread(_read, path, offset)
+            data = await asyncio.to_thread(_read, path, offset, self._chunk_bytes)
             last = offset + len(data) >= size
             await self._ask(node_id, "put_blob", digest, offset, data, last=last)
             offset += len(data)
@@ -268,7 +276,7 @@ class JobFiles:
                 while data := await self._ask(node_id, "read_output", job.id, found.path, offset):
                     await self._pool.run(file.write, data)
                     offset += len(data)
-                    if len(data) < CHUNK_BYTES:
+                    if len(data) < self._chunk_bytes:
                         break
             place.finish()
 
@@ -290,6 +298,6 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _read(path: Path, offset: int) -> bytes:
+def _read(path: Path, offset: int, size: int) -> bytes:
     with path.open("rb") as file:
-        return os.pread(file.fileno(), CHUNK_BYTES, offset)
+        return os.pread(file.fileno(), size, offset)

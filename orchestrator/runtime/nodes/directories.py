@@ -37,10 +37,10 @@ def make_node_directory(namespace: str, node_id: str) -> Path:
     return directory
 
 
-def check_places(namespace: str) -> None:
+def check_places(namespace: str, *, shared_memory: Path = SHARED_MEMORY) -> None:
     """Raise NotPrivateError where another user has taken a place of this machine's own node. Makes nothing."""
     check_private(node_directory(namespace, "local"))
-    check_private(page_directory(namespace))
+    check_private(page_directory(namespace, shared_memory=shared_memory))
 
 
 def fork_socket(node_dir: Path, python: str) -> Path:
@@ -50,9 +50,9 @@ def fork_socket(node_dir: Path, python: str) -> Path:
     return node_dir / "fork" / f"{hashlib.sha256(identity.encode()).hexdigest()[:12]}.sock"
 
 
-def page_directory(namespace: str) -> Path:
+def page_directory(namespace: str, *, shared_memory: Path = SHARED_MEMORY) -> Path:
     """Where progress pages live: shared memory where there is some."""
-    base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    base = shared_memory if shared_memory.is_dir() else Path(tempfile.gettempdir())
     return base / f"orch-{os.getuid()}-{namespace.removeprefix('orch-')}"
 
 
@@ -61,14 +61,16 @@ def snapshot_directory(pages: Path, job_id: str) -> Path:
     return pages / f"{job_id}.snapshots"
 
 
-def clear_pages(node_dir: Path, live: Collection[str], young_seconds: float = 60.0) -> None:
+def clear_pages(
+    node_dir: Path, live: Collection[str], young_seconds: float = 60.0, *, shared_memory: Path = SHARED_MEMORY
+) -> None:
     """Remove the pages and snapshots that jobs which are not ``live`` have left in a node's shared memory.
 
     What is younger may belong to a job that the asker did not know of when it asked. Nothing is removed where the
     directory of pages is another user's, or a link.
     """
     now = time.time()
-    with _entries(page_directory(node_dir.parent.name)) as (folder, entries):
+    with _entries(page_directory(node_dir.parent.name, shared_memory=shared_memory)) as (folder, entries):
         for entry in entries:
             job_id = entry.name.split(".", 1)[0]
             with contextlib.suppress(OSError):

@@ -55,9 +55,14 @@ class LogPart:
 
 
 class NodeFiles:
-    """See the module. ``home`` is a directory of this node, laid out like the daemon's own."""
+    """See the module. ``home`` is a directory of this node, laid out like the daemon's own.
 
-    def __init__(self, home: Path) -> None:
+    Files are read in chunks of ``chunk_bytes``; blobs are kept up to ``cache_bytes`` in all.
+    """
+
+    def __init__(self, home: Path, *, chunk_bytes: int = CHUNK_BYTES, cache_bytes: int = CACHE_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._cache_bytes = cache_bytes
         self.paths = Paths(home=home, socket=home / "none")
 
     def missing_blobs(self, job_id: str, wanted: Sequence[str]) -> list[str]:
@@ -120,7 +125,7 @@ class NodeFiles:
             offset = place.offset if place.inode in inodes else 0
             for file, inode in list(zip(opened, inodes, strict=True))[first:]:
                 file.seek(offset)
-                data = file.read(CHUNK_BYTES)
+                data = file.read(self._chunk_bytes)
                 data = data[: data.rfind(b"\n") + 1]
                 if data:
                     next_place = LogPlace(inode=inode, offset=offset + len(data))
@@ -157,7 +162,7 @@ class NodeFiles:
         try:
             handle = open_output(folder, name)
             try:
-                return os.pread(handle, CHUNK_BYTES, offset)
+                return os.pread(handle, self._chunk_bytes, offset)
             finally:
                 os.close(handle)
         finally:
@@ -174,7 +179,7 @@ class NodeFiles:
         blobs = [(p.stat(), p) for p in self.paths.blobs.glob("sha256/*/*")]
         size = sum(status.st_size for status, _ in blobs)
         for status, path in sorted(blobs, key=lambda each: each[0].st_atime):
-            if size <= CACHE_BYTES:
+            if size <= self._cache_bytes:
                 break
             if now - status.st_ctime > young_seconds:
                 path.unlink(missing_ok=True)

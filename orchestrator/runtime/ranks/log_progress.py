@@ -53,7 +53,9 @@ class LogProgress:
         warn: Callable[[str], None],
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
+        search_program: str = _SEARCH,
     ) -> None:
+        self._search_program = search_program
         self._deadline_seconds = deadline_seconds
         self._pattern = pattern
         self._previous = previous_step
@@ -116,7 +118,7 @@ class LogProgress:
         process = self._process
         if process is None:
             process = self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", "-c", _SEARCH, self._pattern),
+                *(sys.executable, "-I", "-S", "-c", self._search_program, self._pattern),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

@@ -130,7 +130,10 @@ class Spawned:
 class ForkServerClient:
     """Speaks to the server behind one socket; holds no connection between calls, so it survives the server's restart."""
 
-    def __init__(self, socket_path: Path, *, deadline: timedelta = _CALL_DEADLINE) -> None:
+    def __init__(
+        self, socket_path: Path, *, deadline: timedelta = _CALL_DEADLINE, protocol: int = wire.PROTOCOL
+    ) -> None:
+        self._protocol = protocol
         self._path = socket_path
         self._deadline = deadline
 
@@ -164,7 +167,7 @@ class ForkServerClient:
             return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
 
     async def _call(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        data = wire.encode({"protocol": wire.PROTOCOL, **message})
+        data = wire.encode({"protocol": self._protocol, **message})
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, StoppedServerWatch(loop) as stopped:
             sock.setblocking(False)
@@ -221,7 +224,7 @@ class ForkServerClient:
             return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
 
     def _call_sync(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        data = wire.encode({"protocol": wire.PROTOCOL, **message})
+        data = wire.encode({"protocol": self._protocol, **message})
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(self._deadline.total_seconds())
             try:

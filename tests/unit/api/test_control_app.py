@@ -14,7 +14,6 @@ from orchestrator.api.errors import (
     BadRequestError,
     NoSuchJobError,
     NoSuchNodeError,
-    ProtocolMismatchError,
     RefusedError,
 )
 from orchestrator.api.protocol import PAGE
@@ -239,14 +238,6 @@ def test_another_protocol_is_refused_with_the_way_out(served: ServedFake) -> Non
     assert answer.status == 426
     assert "orch down && orch up" in answer.json["hint"]
     assert answer.headers["x-orch-protocol"] == "1"
-
-
-def test_a_client_of_another_version_says_so(
-    served: ServedFake, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orchestrator.api.transport.wire.PROTOCOL_VERSION", 99)
-    with pytest.raises(ProtocolMismatchError):
-        client.jobs()
 
 
 def test_a_failure_inside_is_one_sentence(served: ServedFake, capfd: pytest.CaptureFixture[str]) -> None:

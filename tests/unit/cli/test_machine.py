@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.launch import DemoOptions, Finding, Level, ServeOptions, UpReply, serve_arguments
 from orchestrator.api.transport.endpoint import endpoint_from
-from orchestrator.cli import daemon_process
-from orchestrator.cli.commands import machine
 from orchestrator.cli.daemon_process import DaemonProcess
 from tests.unit.cli.commands.test_submit import module
 
@@ -180,7 +178,8 @@ def test_down_with_jobs(orch: Orch, served: ServedFake) -> None:
 
 
 def test_a_daemon_that_will_not_go(orch: Orch, served: ServedFake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "DOWN_SECONDS", 0.2)
+    wait = DaemonProcess.wait_until_gone
+    monkeypatch.setattr(DaemonProcess, "wait_until_gone", lambda process, _seconds: wait(process, 0.2))
     done = orch("down")
     assert done.code == 4
     assert "has not ended" in done.err
@@ -246,12 +245,11 @@ def test_down_returns_when_the_process_has_ended(
 def test_down_beside_a_daemon_that_is_stopped_meanwhile(
     orch: Orch, slow_to_end: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon_process, "LOOK_SECONDS", 0.1)
     wait = DaemonProcess.wait_until_gone
 
     def stopped(process: DaemonProcess, seconds: float) -> None:
         os.kill(slow_to_end.pid, signal.SIGSTOP)
-        wait(process, seconds)
+        wait(process, seconds, look_seconds=0.1)
 
     monkeypatch.setattr(DaemonProcess, "wait_until_gone", stopped)
     done = orch("down")

@@ -14,8 +14,6 @@ from orchestrator.daemon import daemon
 from orchestrator.daemon.process import serve
 from orchestrator.spec.settings import Settings
 
-daemon.TASKS_END_SECONDS = 0.2
-
 async def deaf():
     while True:
         try:
@@ -24,6 +22,8 @@ async def deaf():
             pass
 
 class Daemon(daemon.Daemon):
+    tasks_end_seconds = 0.2
+
     async def start(self):
         self._spawn(deaf())
         await asyncio.sleep(0)

@@ -9,26 +9,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.daemon import readiness
 from orchestrator.daemon.readiness import Readiness
 from orchestrator.store.disk import MIN_FREE_BYTES
 from orchestrator.store.sqlite import SqliteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
     from typing import Any
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(parts: Mapping[str, Callable[[], Awaitable[Any]]], known: Callable[[], list[str]] = list) -> Readiness:
     """A part that is stuck is told at once."""
-    monkeypatch.setattr(readiness, "PART_SECONDS", 0.5)
+    return Readiness(known, parts, part_seconds=0.5)
 
 
 def asked(**parts: Callable[[], Awaitable[Any]]) -> list[str]:
     async def ask() -> list[str]:
-        return await Readiness(lambda: ["known"], parts).problems()
+        return await impatient(parts, lambda: ["known"]).problems()
 
     return asyncio.run(ask())
 
@@ -60,7 +58,7 @@ def test_a_pool_without_a_free_thread_is_not_ready() -> None:
         for _ in range(100):
             loop.run_in_executor(None, free.wait)
         try:
-            return await Readiness(list, {"the pool": lambda: asyncio.to_thread(int)}).problems()
+            return await impatient({"the pool": lambda: asyncio.to_thread(int)}).problems()
         finally:
             free.set()
 
@@ -68,7 +66,7 @@ def test_a_pool_without_a_free_thread_is_not_ready() -> None:
 
 
 @pytest.mark.parametrize("pool", ["_readers", "writer"])
-def test_a_store_whose_thread_is_stuck_is_not_ready(tmp_path: Path, pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_whose_thread_is_stuck_is_not_ready(tmp_path: Path, pool: str) -> None:
     store = SqliteStore.open(tmp_path / "s", reserve=None, reserve_bytes=0, min_free_bytes=min(MIN_FREE_BYTES, 1))
     stuck = threading.Event()
 
@@ -81,15 +79,13 @@ def test_a_store_whose_thread_is_stuck_is_not_ready(tmp_path: Path, pool: str, m
         committed = undone = lambda _: None
 
     async def ask() -> list[str]:
-        readiness = Readiness(list, {"the store": store.answers})
-        assert await readiness.problems() == []
-        monkeypatch.setattr("orchestrator.daemon.readiness.FRESH_SECONDS", -1.0)
+        assert await Readiness(list, {"the store": store.answers}, part_seconds=60.0).problems() == []
         if pool == "writer":
             held = asyncio.ensure_future(store._writer.do(Stuck()))
         else:
             held = asyncio.ensure_future(asyncio.wrap_future(store._readers.submit(stuck.wait, 60)))
         await asyncio.sleep(0)
-        problems = await readiness.problems()
+        problems = await impatient({"the store": store.answers}).problems()
         stuck.set()
         await held
         return problems
@@ -98,7 +94,8 @@ def test_a_store_whose_thread_is_stuck_is_not_ready(tmp_path: Path, pool: str, m
         assert asyncio.run(ask()) == ["the store gives no answer within 0.5 s"]
 
 
-def test_many_who_ask_at_once_cost_one_look() -> None:
+@pytest.mark.parametrize(("fresh_seconds", "cost"), [(3600.0, 1), (-1.0, 2)])
+def test_many_who_ask_at_once_cost_one_look_while_it_is_fresh(fresh_seconds: float, cost: int) -> None:
     looks = 0
 
     async def look() -> None:
@@ -106,8 +103,9 @@ def test_many_who_ask_at_once_cost_one_look() -> None:
         looks += 1
 
     async def ask() -> None:
-        ready = Readiness(list, {"part": look})
+        ready = Readiness(list, {"part": look}, fresh_seconds=fresh_seconds)
         await asyncio.gather(*(ready.problems() for _ in range(100)))
+        await ready.problems()
 
     asyncio.run(ask())
-    assert looks == 1
+    assert looks == cost

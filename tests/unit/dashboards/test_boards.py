@@ -75,9 +75,10 @@ def test_build_repairs_what_differs_and_check_only_tells(tmp_path: Path, capsys:
     assert capsys.readouterr().err == ""
 
 
-def test_check_fails_on_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(build, "HEADER", "# another header\n")
-    assert build.main(["--check"]) == 1
+def test_check_fails_on_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build.write(tmp_path)
+    (tmp_path / "orchestrator/data/orch.rules.yml").write_text("# another header\n")
+    assert build.main(["--check"], tmp_path) == 1
     assert "orchestrator/data/orch.rules.yml is not what its source makes: run python -m" in capsys.readouterr().err
 
 

@@ -1,7 +1,7 @@
 """YAML text to nodes: positions, bounds, and what is refused; with libyaml and without it."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import pytest
 import yaml
@@ -12,22 +12,32 @@ from orchestrator.spec.problems import Problem, SpecError
 from orchestrator.spec.source import MAX_JOB_BYTES
 from tests.support.work import calls
 
-
-@pytest.fixture(params=[yaml.CSafeLoader, yaml.SafeLoader], ids=["libyaml", "python"], autouse=True)
-def _loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "_LOADER", request.param)
+Read: TypeAlias = Callable[[str], tuple[Node | None, list[Problem]]]
+Refused: TypeAlias = Callable[[str], Problem]
 
 
-def read(text: str) -> tuple[Node | None, list[Problem]]:
-    problems: list[Problem] = []
-    return compose(text, source="t.yaml", problems=problems), problems
+@pytest.fixture(params=[yaml.CSafeLoader, yaml.SafeLoader], ids=["libyaml", "python"])
+def read(request: pytest.FixtureRequest) -> Read:
+    """Reads a text with one of the two parsers."""
+
+    def read(text: str) -> tuple[Node | None, list[Problem]]:
+        problems: list[Problem] = []
+        return compose(text, source="t.yaml", problems=problems, loader=request.param), problems
+
+    return read
 
 
-def refused(text: str) -> Problem:
-    with pytest.raises(SpecError) as caught:
-        read(text)
-    (problem,) = caught.value.problems
-    return problem
+@pytest.fixture
+def refused(read: Read) -> Refused:
+    """What is wrong with a text, which is one thing."""
+
+    def refused(text: str) -> Problem:
+        with pytest.raises(SpecError) as caught:
+            read(text)
+        (problem,) = caught.value.problems
+        return problem
+
+    return refused
 
 
 def plain(node: Node | None) -> Any:
@@ -41,7 +51,7 @@ def plain(node: Node | None) -> Any:
     return None
 
 
-def test_a_document_becomes_a_tree_with_positions() -> None:
+def test_a_document_becomes_a_tree_with_positions(read: Read) -> None:
     root, problems = read("a: 1\nbé: [x,\n  {c: d}]\n")
     assert plain(root) == {"a": "1", "bé": ["x", {"c": "d"}]}
     assert problems == []
@@ -71,7 +81,7 @@ def test_a_document_becomes_a_tree_with_positions() -> None:
         ("=", "text"),
     ],
 )
-def test_scalars_stay_as_written_and_know_what_yaml_takes_them_for(text: str, kind: str) -> None:
+def test_scalars_stay_as_written_and_know_what_yaml_takes_them_for(text: str, kind: str, read: Read) -> None:
     root, problems = read(text)
     assert isinstance(root, ScalarNode)
     assert (root.text, root.kind) == (text.strip("'"), kind)
@@ -79,11 +89,11 @@ def test_scalars_stay_as_written_and_know_what_yaml_takes_them_for(text: str, ki
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "\ufeff"])
-def test_an_empty_text_has_no_node(text: str) -> None:
+def test_an_empty_text_has_no_node(text: str, read: Read) -> None:
     assert read(text) == (None, [])
 
 
-def test_aliases_stand_for_their_values() -> None:
+def test_aliases_stand_for_their_values(read: Read) -> None:
     root, problems = read("a: &x [1, 2]\nb: *x\nc: {d: *x}\n")
     assert plain(root) == {"a": ["1", "2"], "b": ["1", "2"], "c": {"d": ["1", "2"]}}
     assert problems == []
@@ -109,7 +119,7 @@ def test_aliases_stand_for_their_values() -> None:
     ],
 )
 def test_what_cannot_be_read_is_one_problem_with_its_place(
-    text: str, line: int, column: int, message: str, hint: str
+    text: str, line: int, column: int, message: str, hint: str, refused: Refused
 ) -> None:
     problem = refused(text)
     assert message in problem.message
@@ -129,7 +139,9 @@ def test_what_cannot_be_read_is_one_problem_with_its_place(
         ('a: "x\\0y"\n', 1, "NUL or half a character", "remove it"),
     ],
 )
-def test_what_can_be_passed_over_is_noted_and_the_rest_is_read(text: str, line: int, message: str, hint: str) -> None:
+def test_what_can_be_passed_over_is_noted_and_the_rest_is_read(
+    text: str, line: int, message: str, hint: str, read: Read
+) -> None:
     root, (problem,) = read(text + "rest: here\n")
     assert message in problem.message
     assert hint in problem.hint
@@ -137,13 +149,13 @@ def test_what_can_be_passed_over_is_noted_and_the_rest_is_read(text: str, line: 
     assert plain(root)["rest"] == "here"
 
 
-def test_no_tag_makes_an_object() -> None:
+def test_no_tag_makes_an_object(read: Read) -> None:
     root, problems = read("a: !!python/object/apply:os.system ['exit 1']\n")
     assert plain(root) == {"a": ["exit 1"]}
     assert len(problems) == 1
 
 
-def test_a_billion_laughs_ends_at_the_bound_on_values() -> None:
+def test_a_billion_laughs_ends_at_the_bound_on_values(refused: Refused) -> None:
     lines = ["a0: &a0 [" + ",".join(["lol"] * 10) + "]"]
     lines += [f"a{i}: &a{i} [" + ",".join([f"*a{i - 1}"] * 10) + "]" for i in range(1, 10)]
     problem = refused("\n".join(lines))
@@ -151,7 +163,7 @@ def test_a_billion_laughs_ends_at_the_bound_on_values() -> None:
     assert problem.line == 1 or problem.line > 3
 
 
-def test_depth_through_aliases_is_bounded() -> None:
+def test_depth_through_aliases_is_bounded(refused: Refused) -> None:
     lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [[[[*a{i - 1}]]]]" for i in range(1, 12)]
     assert "nested deeper than 32 levels through the alias" in refused("\n".join(lines)).message
 
@@ -159,16 +171,18 @@ def test_depth_through_aliases_is_bounded() -> None:
 @pytest.mark.parametrize(
     "text", ["[" * 500_000, "{a: " * 200_000, "- " * 400_000, "a: [" + "x, " * 300_000 + "]"], ids=["[", "{", "-", "x"]
 )
-def test_a_large_hostile_text_is_refused_before_it_is_read_through(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_hostile_text_is_refused_before_it_is_read_through(
+    text: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     events: list[object] = []
 
-    def noted(every: Iterator[object]) -> Iterator[object]:
-        for event in every:
+    def noted(text: str, loader: object) -> Iterator[object]:
+        for event in parsed(text, loader):
             events.append(event)
             yield event
 
-    read = document._events
-    monkeypatch.setattr(document, "_events", lambda whole: noted(read(whole)))
+    parsed = document._events
+    monkeypatch.setattr(document, "_events", noted)
     problem = refused(text)
     assert len(events) < MAX_NODES + 10
     assert calls(lambda: refused(text)) < 200 * len(events) + 50_000
@@ -176,10 +190,10 @@ def test_a_large_hostile_text_is_refused_before_it_is_read_through(text: str, mo
 
 
 @pytest.mark.parametrize("text", ["#" + "x" * MAX_JOB_BYTES, "#" + "é" * (MAX_JOB_BYTES // 2)], ids=["ascii", "utf-8"])
-def test_a_text_over_the_size_limit_is_refused_unread(text: str) -> None:
+def test_a_text_over_the_size_limit_is_refused_unread(text: str, refused: Refused) -> None:
     assert "larger than 1048576 bytes" in refused(text).message
 
 
-def test_kinds_have_names() -> None:
+def test_kinds_have_names(read: Read) -> None:
     names = [kind_of(node) for text in ("{}", "[]", "~", "on", "x") for node in [read(text)[0]] if node is not None]
     assert names == ["a mapping", "a list", "nothing", "the YAML boolean on", '"x"']

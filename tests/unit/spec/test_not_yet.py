@@ -2,7 +2,6 @@
 
 import pytest
 
-from orchestrator.spec import checks
 from orchestrator.spec.checks import NOT_YET
 from orchestrator.spec.grammar import all_keys
 from orchestrator.spec.job import JobSpec, SpecError, parse_job
@@ -41,12 +40,10 @@ def test_a_feature_is_refused_exactly_while_it_stands_in_the_table(entry: str) -
 
 
 @pytest.mark.parametrize("entry", EXAMPLES)
-def test_removing_its_line_is_all_it_takes(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "NOT_YET", {entry: "this; wait"})
+def test_removing_its_line_is_all_it_takes(entry: str) -> None:
     with pytest.raises(SpecError, match=r"not yet: this \(wait\)"):
-        parse_job(HEAD + EXAMPLES[entry])
-    monkeypatch.setattr(checks, "NOT_YET", {})
-    assert isinstance(parse_job(HEAD + EXAMPLES[entry]), JobSpec)
+        parse_job(HEAD + EXAMPLES[entry], refused={entry: "this; wait"})
+    assert isinstance(parse_job(HEAD + EXAMPLES[entry], refused={}), JobSpec)
 
 
 def test_the_table_names_real_keys_known_forms_and_reasons() -> None:
@@ -58,21 +55,19 @@ def test_the_table_names_real_keys_known_forms_and_reasons() -> None:
         assert "; " in reason
 
 
-def test_defaults_and_other_forms_of_the_same_key_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "NOT_YET", dict.fromkeys(EXAMPLES, "this; wait"))
+def test_defaults_and_other_forms_of_the_same_key_are_fine() -> None:
     text = "resources: {num_workers: 4}\ndepends_on: []\nmatrix: null\nreport: on\ntrainer: {}\ntrackers: []\n"
     text += "checkpoint: {storage_path: /data, watch: null}\nhealth: {progress: null}\n"
-    assert parse_job(HEAD + text).resources.num_workers == 4
+    refused = dict.fromkeys(EXAMPLES, "this; wait")
+    assert parse_job(HEAD + text, refused=refused).resources.num_workers == 4
 
 
-def test_a_value_that_is_wrong_already_is_not_called_not_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "NOT_YET", {"queue": "queues; wait"})
+def test_a_value_that_is_wrong_already_is_not_called_not_yet() -> None:
     with pytest.raises(SpecError) as caught:
-        parse_job(HEAD + "queue: [x]\n")
+        parse_job(HEAD + "queue: [x]\n", refused={"queue": "queues; wait"})
     assert len(caught.value.problems) == 1
 
 
-def test_an_unknown_form_in_the_table_is_a_mistake_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "NOT_YET", {"queue:green": "queues; wait"})
+def test_an_unknown_form_in_the_table_is_a_mistake_of_ours() -> None:
     with pytest.raises(ValueError, match="unknown form 'green'"):
-        parse_job(HEAD)
+        parse_job(HEAD, refused={"queue:green": "queues; wait"})

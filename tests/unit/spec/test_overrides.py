@@ -1,11 +1,12 @@
 """`--set key=value`: what it sets, what it refuses, and how it names itself in messages."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from orchestrator.spec import checks
-from orchestrator.spec.job import JobSpec, LogPolicy, Problem, SpecError, parse_job, to_dict
+from orchestrator.spec import job
+from orchestrator.spec.job import JobSpec, LogPolicy, Problem, SpecError, to_dict
 
 FILE = """\
 name: digits
@@ -17,9 +18,7 @@ priority: 10
 """
 
 
-@pytest.fixture(autouse=True)
-def _everything_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "NOT_YET", {})
+parse_job = partial(job.parse_job, refused={})  # as if everything were built
 
 
 def problems_of(*overrides: str, text: str = FILE) -> tuple[Problem, ...]:

@@ -11,11 +11,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
-from orchestrator.api.server import listeners as serve
+from orchestrator.api.server.listeners import Deadlines
 from orchestrator.api.server.testing import serve_fake
-from orchestrator.gpu.exporter import acceptor
 from orchestrator.gpu.exporter.acceptor import Acceptor
 
 if TYPE_CHECKING:
@@ -31,6 +28,13 @@ def connected(path: str) -> Iterator[socket.socket]:
         sock.settimeout(60)
         sock.connect(path)
         yield sock
+
+
+@contextlib.contextmanager
+def serving(directory: Path, **seconds: float) -> Iterator[str]:
+    """A daemon's control socket with these deadlines; its path."""
+    with serve_fake(directory, owner_uid=os.getuid(), deadlines=Deadlines(**seconds)) as served:
+        yield served.endpoint.socket_path
 
 
 def read_answer(sock: socket.socket) -> bytes:
@@ -52,18 +56,16 @@ def is_closed(sock: socket.socket) -> bool:
     return True
 
 
-def test_the_next_head_on_a_kept_connection_has_a_deadline_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "HEAD_SECONDS", 0.3)
-    with serve_fake(tmp_path, owner_uid=os.getuid()) as served, connected(served.endpoint.socket_path) as sock:
+def test_the_next_head_on_a_kept_connection_has_a_deadline_too(tmp_path: Path) -> None:
+    with serving(tmp_path, head_seconds=0.3) as path, connected(path) as sock:
         sock.sendall(KEPT + b"\r\n")
         assert read_answer(sock).startswith(b"HTTP/1.1 200")
         sock.sendall(b"GET /api/v1/health HTTP/1.1\r\nX-Slow: ")
         assert is_closed(sock)
 
 
-def test_a_body_that_no_route_reads_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "LATE_BODY_SECONDS", 0.3)
-    with serve_fake(tmp_path, owner_uid=os.getuid()) as served, connected(served.endpoint.socket_path) as sock:
+def test_a_body_that_no_route_reads_has_a_deadline(tmp_path: Path) -> None:
+    with serving(tmp_path, body_seconds=0.3) as path, connected(path) as sock:
         sock.sendall(KEPT + b"Content-Length: 100\r\n\r\nx")
         assert read_answer(sock).startswith(b"HTTP/1.1 200")
         sock.sendall(b"y")
@@ -115,14 +117,25 @@ def listener(path: Path) -> Listener:
 def test_connections_over_the_cap_wait_for_room(tmp_path: Path) -> None:
     async def serve_two_at_once() -> list[OSError | None]:
         pauses: list[OSError | None] = []
-        served = Acceptor(listener(tmp_path), Echo, cap=2, on_pause=pauses.append)
+        paused, taken = asyncio.Event(), 0
+
+        def on_pause(error: OSError | None) -> None:
+            pauses.append(error)
+            paused.set()
+
+        def make(release: Callable[[], None]) -> Echo:
+            nonlocal taken
+            taken += 1
+            return Echo(release)
+
+        served = Acceptor(listener(tmp_path), make, cap=2, on_pause=on_pause)
         opened = [await asyncio.open_unix_connection(str(tmp_path / "s")) for _ in range(3)]
         assert [await reader.read(1) for reader, _ in opened[:2]] == [b"!", b"!"]
-        waiting = asyncio.ensure_future(opened[2][0].read(1))
-        done, _ = await asyncio.wait({waiting}, timeout=0.3)
-        assert not done
-        opened[0][1].close()
-        assert await asyncio.wait_for(waiting, 60) == b"!"
+        async with asyncio.timeout(60):
+            await paused.wait()  # the third is there, and is not taken
+            assert taken == 2
+            opened[0][1].close()
+            assert await opened[2][0].read(1) == b"!"
         for _, writer in opened:
             writer.close()
         served.close()
@@ -132,9 +145,7 @@ def test_connections_over_the_cap_wait_for_room(tmp_path: Path) -> None:
     assert set(asyncio.run(serve_two_at_once())) == {None}
 
 
-def test_without_descriptors_it_pauses_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor, "RETRY_SECONDS", 0.2)
-
+def test_without_descriptors_it_pauses_and_goes_on(tmp_path: Path) -> None:
     async def run_out() -> tuple[int, list[OSError | None]]:
         pauses: list[OSError | None] = []
         often = asyncio.Event()
@@ -146,7 +157,7 @@ def test_without_descriptors_it_pauses_and_goes_on(tmp_path: Path, monkeypatch: 
 
         sock = listener(tmp_path)
         sock.exhausted = True
-        served = Acceptor(sock, Echo, cap=10, on_pause=paused)
+        served = Acceptor(sock, Echo, cap=10, on_pause=paused, retry_seconds=0.2)
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
         await often.wait()
         tries = sock.tries

@@ -102,12 +102,11 @@ def test_a_daemon_on_its_way_out_is_waited_for(tmp_path: Path) -> None:
     timer.join()
 
 
-def test_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "PREDECESSOR_SECONDS", 0.1)
+def test_but_not_for_ever(tmp_path: Path) -> None:
     lock = os.open(tmp_path / "s.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     with pytest.raises(RefusedError, match="another daemon"):
-        bind_control_socket(tmp_path / "s")
+        bind_control_socket(tmp_path / "s", predecessor_seconds=0.1)
     os.close(lock)
 
 
@@ -216,11 +215,12 @@ def wait_until(condition: object) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /api/v1/jobs HTTP/1.1\r\nX-Slow: "])
-def test_a_connection_that_never_finishes_its_head_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
-) -> None:
-    monkeypatch.setattr(serve, "HEAD_SECONDS", 0.1)
-    with serve_fake(tmp_path, owner_uid=os.getuid()) as served, socket.socket(socket.AF_UNIX) as sock:
+def test_a_connection_that_never_finishes_its_head_is_closed(tmp_path: Path, said: bytes) -> None:
+    quick = serve.Deadlines(head_seconds=0.1)
+    with (
+        serve_fake(tmp_path, owner_uid=os.getuid(), deadlines=quick) as served,
+        socket.socket(socket.AF_UNIX) as sock,
+    ):
         sock.settimeout(60)
         sock.connect(served.endpoint.socket_path)
         sock.sendall(said)

@@ -55,18 +55,17 @@ def test_a_link_and_its_target_are_one_daemon(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_someone_else_in_tmp_is_a_trap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "SHARED_DIRECTORY", str(tmp_path))
     environ = {"ORCH_HOME": "/very" * 40}
-    found = endpoint_from(environ)
+    found = endpoint_from(environ, shared=str(tmp_path))
     assert found.socket_path.startswith(f"{tmp_path}/orch-{os.getuid()}-"), "nothing is there yet: `orch up` makes it"
     Path(found.socket_path).parent.mkdir()
-    assert endpoint_from(environ) == found
+    assert endpoint_from(environ, shared=str(tmp_path)) == found
     another = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: another)
-    theirs = endpoint_from(environ)
+    theirs = endpoint_from(environ, shared=str(tmp_path))
     Path(theirs.socket_path).parent.mkdir()  # made by the uid that runs the test, which is not the one that asks
     with pytest.raises(NotPermittedError, match="not a directory of this user alone"):
-        endpoint_from(environ)
+        endpoint_from(environ, shared=str(tmp_path))
 
 
 def test_an_address_beats_the_home() -> None:

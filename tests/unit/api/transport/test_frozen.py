@@ -74,11 +74,11 @@ def test_a_stopped_daemon_is_named_with_the_remedy(silent: Silent) -> None:
     assert f"kill -CONT {pid}" in caught.value.hint
 
 
-def test_a_long_deadline_does_not_hold_up_the_news(silent: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "SILENCE_SECONDS", 0.2)
+def test_a_long_deadline_does_not_hold_up_the_news(silent: Silent) -> None:
+    endpoint = silent.endpoint._replace(silence_seconds=0.2)
     silent.stop()
     with pytest.raises(DaemonFrozenError):
-        wire.call(silent.endpoint, "POST", "/api/v1/prune", body={}, deadline_seconds=3600.0)
+        wire.call(endpoint, "POST", "/api/v1/prune", body={}, deadline_seconds=3600.0)
 
 
 def test_a_slow_daemon_is_not_called_stopped(silent: Silent) -> None:
@@ -87,12 +87,12 @@ def test_a_slow_daemon_is_not_called_stopped(silent: Silent) -> None:
     assert type(caught.value) is DeadlineError
 
 
-def test_a_submission_to_a_stopped_daemon_is_not_sent_again(silent: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "SILENCE_SECONDS", 0.2)
+def test_a_submission_to_a_stopped_daemon_is_not_sent_again(silent: Silent) -> None:
+    endpoint = silent.endpoint._replace(silence_seconds=0.2)
     pid = silent.stop()
     body = submission.request_body("name: x", "job.yaml", environ={}, cwd="/")
     with pytest.raises(DaemonFrozenError, match=f"process {pid}") as caught:
-        submission.submit(silent.endpoint, body, environ={}, deadline_seconds=3600.0)
+        submission.submit(endpoint, body, environ={}, deadline_seconds=3600.0)
     assert "orch status" in caught.value.hint
 
 
@@ -101,13 +101,12 @@ def fill_queue(endpoint: Endpoint, kept: contextlib.ExitStack) -> None:
         kept.enter_context(wire.connect(endpoint, time.monotonic() + 3600.0))
 
 
-def test_a_full_queue_of_connections_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "CONNECT_SECONDS", 0.2)
+def test_a_full_queue_of_connections_has_an_end(tmp_path: Path) -> None:
     silent = Silent(tmp_path, backlog=1)
     try:
         silent.stop()
         with contextlib.ExitStack() as kept, pytest.raises(DaemonUnreachableError) as caught:
-            fill_queue(silent.endpoint, kept)
+            fill_queue(silent.endpoint._replace(connect_seconds=0.2), kept)
         assert caught.value.exit_code == EXIT_UNREACHABLE
     finally:
         silent.close()

@@ -98,7 +98,7 @@ def test_a_damaged_file_is_refused(raw, message):
         tensorfile.parse(raw)
 
 
-def test_a_header_beyond_the_formats_limit_is_refused(monkeypatch):
-    monkeypatch.setattr(tensorfile, "MAX_HEADER_BYTES", 100)
+def test_a_header_beyond_the_formats_limit_is_refused():
+    entries = tensorfile.plan([(f"tensor{n}", "F32", (1,)) for n in range(10)])
     with pytest.raises(ValueError, match="safetensors allows 100 MB"):
-        build({f"tensor{n}": ("F32", (1,)) for n in range(10)})
+        tensorfile.header(entries, {}, most_bytes=100)

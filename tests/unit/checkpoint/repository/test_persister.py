@@ -7,14 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from orchestrator.checkpoint import CheckpointStatus, CheckpointStore
 from orchestrator.checkpoint.format.layout import Version
-from orchestrator.checkpoint.repository import persister
-from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
+from orchestrator.checkpoint.repository.persister import Pace, SnapshotPersister, StoreSettings
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, identity
 from orchestrator.checkpoint.snapshots.top_scores import TopScores
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
@@ -73,6 +73,7 @@ def persist(folder, root):
     def persist(rank=0, *, storage=None, **options):
         kept = {name: options.pop(name) for name in ("keep_best", "score_attribute", "score_order") if name in options}
         settings = StoreSettings(root=storage or str(root), keep=options.pop("keep", None), **kept)
+        options["pace"] = Pace(**{"busy_share": 1e9, "retry_seconds": 0.0, **options.pop("pace", {})})
         one = SnapshotPersister(folder, rank=rank, settings=settings, **{"interval_seconds": 0.0, **options})
         made.append(one)
         return one
@@ -80,12 +81,6 @@ def persist(folder, root):
     yield persist
     for one in made:
         one.close()
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(persister, "BUSY_SHARE", 1e9)
-    monkeypatch.setattr(persister, "RETRY_SECONDS", 0.0)
 
 
 def state(step):
@@ -145,9 +140,8 @@ def test_writes_keep_their_distance(write, persist, root):
     assert stored(root) == [2, 1]
 
 
-def test_a_slow_storage_stretches_the_distance(write, persist, root, monkeypatch):
-    monkeypatch.setattr(persister, "BUSY_SHARE", 1e-9)
-    one = persist()
+def test_a_slow_storage_stretches_the_distance(write, persist, root):
+    one = persist(pace={"busy_share": 1e-9})
     write(1)
     assert one.poll()
     write(2)
@@ -221,9 +215,8 @@ def test_a_failing_storage_is_told_and_tried_again(write, persist, root, error):
     assert (one.status.failure, stored(root)) == ("", [1])
 
 
-def test_after_a_failure_it_waits(write, persist, root, monkeypatch):
-    monkeypatch.setattr(persister, "RETRY_SECONDS", 3600.0)
-    one = persist(storage=FaultyStorage(root, fail_at=2, error=errno.EIO))
+def test_after_a_failure_it_waits(write, persist, root):
+    one = persist(storage=FaultyStorage(root, fail_at=2, error=errno.EIO), pace={"retry_seconds": 3600.0})
     write(1)
     assert not one.poll()
     assert not one.poll()
@@ -313,7 +306,7 @@ def test_ranks_that_hold_different_steps_begin_anew(write, persist, root):
     hold.close()
 
 
-def test_a_rank_that_never_delivers_is_given_up_for_a_newer_step(write, persist, folder, monkeypatch):
+def test_a_rank_that_never_delivers_is_given_up_for_a_newer_step(write, persist, folder):
     hold = SnapshotDirectory(folder).hold()
     zero = persist(0)
     for step in (10, 20):
@@ -321,7 +314,7 @@ def test_a_rank_that_never_delivers_is_given_up_for_a_newer_step(write, persist,
             write(step, rank=rank, world_size=2, gang=True)
         zero.poll()
         assert hold.get() == identity(Version(attempt=1, step=10))
-    monkeypatch.setattr(persister, "PATIENCE_SECONDS", 0.0)
+    zero.pace = replace(zero.pace, patience_seconds=0.0)
     zero.poll()
     assert hold.get() == identity(Version(attempt=1, step=20))
     hold.close()

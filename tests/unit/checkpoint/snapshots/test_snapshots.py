@@ -260,25 +260,21 @@ def test_memory_that_is_not_there_is_not_taken(folder, write, monkeypatch):
     assert writer.save({"state": {"big": torch.zeros(90_000)}}, step=2, gang=False)
 
 
-def test_memory_that_is_left_is_the_machines_or_the_control_groups(tmp_path, monkeypatch):
-    from orchestrator.checkpoint.snapshots import file as snapshot_file
+def test_memory_that_is_left_is_the_machines_or_the_control_groups(tmp_path):
+    from orchestrator.checkpoint.snapshots.file import available_memory_bytes
 
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    1000 kB\n")
-    monkeypatch.setattr(snapshot_file, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(snapshot_file, "CGROUPS", tmp_path / "none")
-    assert snapshot_file.available_memory_bytes() == 1_024_000
+    assert available_memory_bytes(tmp_path / "meminfo", tmp_path / "none") == 1_024_000
     with open("/proc/self/cgroup") as file:
         group = tmp_path / "groups" / file.read().strip().rpartition("::")[2].lstrip("/")
     group.mkdir(parents=True, exist_ok=True)
     (group / "memory.max").write_text("600000\n")
     (group / "memory.current").write_text("500000\n")
     (group / "memory.stat").write_text("anon 1\nactive_file 1000\ninactive_file 2000\n")
-    monkeypatch.setattr(snapshot_file, "CGROUPS", tmp_path / "groups")
-    assert snapshot_file.available_memory_bytes() == 103_000
+    assert available_memory_bytes(tmp_path / "meminfo", tmp_path / "groups") == 103_000
     (group / "memory.max").write_text("max\n")
-    assert snapshot_file.available_memory_bytes() == 1_024_000
-    monkeypatch.setattr(snapshot_file, "MEMINFO", tmp_path / "none")
-    assert snapshot_file.available_memory_bytes() is None
+    assert available_memory_bytes(tmp_path / "meminfo", tmp_path / "groups") == 1_024_000
+    assert available_memory_bytes(tmp_path / "none", tmp_path / "groups") is None
 
 
 def test_too_long_a_description_is_refused(write):

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.checkpoint.snapshots import tensor_copy
 from orchestrator.checkpoint.snapshots.reader import SnapshotReader
 from orchestrator.checkpoint.snapshots.tensor_copy import (
     MOST_THREADS,
@@ -57,10 +56,8 @@ def test_the_parts_are_about_even(sizes: list[tuple[int, int]], threads: int) ->
         assert taken <= total / threads + 3 * SPLIT_BYTES, "what is too small to be cut goes one way or the other"
 
 
-@pytest.fixture(autouse=True)
-def worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads are worth it for less than they really are, so that tests need not copy much."""
-    monkeypatch.setattr(tensor_copy, "WORTH_BYTES", 4 << 20)
+WORTH_BYTES = 4 << 20
+"""Threads are worth it for less than they really are, so that tests need not copy much."""
 
 
 @pytest.fixture
@@ -84,11 +81,11 @@ def some_tensors() -> list[torch.Tensor]:
 
 def test_several_threads_copy_what_one_does(pool: ThreadPoolExecutor) -> None:
     sources = some_tensors()
-    assert sum(source.numel() * source.element_size() for source in sources) > tensor_copy.WORTH_BYTES
+    assert sum(source.numel() * source.element_size() for source in sources) > WORTH_BYTES
     targets = [
         torch.zeros_like(source, requires_grad=False, memory_format=torch.contiguous_format) for source in sources
     ]
-    copy = TensorCopy(targets, threads=3, pool=pool)
+    copy = TensorCopy(targets, threads=3, pool=pool, worth_bytes=WORTH_BYTES)
     for change in range(3):
         with torch.no_grad():
             changed = [source + change for source in sources]
@@ -106,16 +103,16 @@ def test_little_is_copied_by_the_caller_alone() -> None:
 
     with Nobody(1) as pool:
         target, source = torch.zeros(1000), torch.randn(1000)
-        TensorCopy([target], threads=2, pool=pool).copy([source])
+        TensorCopy([target], threads=2, pool=pool, worth_bytes=WORTH_BYTES).copy([source])
         assert torch.equal(target, source)
-        TensorCopy([], threads=2, pool=pool).copy([])
+        TensorCopy([], threads=2, pool=pool, worth_bytes=WORTH_BYTES).copy([])
 
 
 def test_what_one_thread_cannot_copy_is_the_callers_error(pool: ThreadPoolExecutor) -> None:
     targets = [torch.zeros(600, 1000), torch.zeros(600, 1000), torch.zeros(600, 1000)]
     sources = [torch.ones(600, 1000), torch.ones(600, 1000), torch.ones(600, 999)]
     with pytest.raises(RuntimeError, match="999"):
-        TensorCopy(targets, threads=3, pool=pool).copy(sources)
+        TensorCopy(targets, threads=3, pool=pool, worth_bytes=WORTH_BYTES).copy(sources)
     assert torch.equal(targets[0], sources[0]), "the others are done when the error comes"
     assert torch.equal(targets[1], sources[1])
 
@@ -123,7 +120,7 @@ def test_what_one_thread_cannot_copy_is_the_callers_error(pool: ThreadPoolExecut
 def test_threads_that_take_no_more_work_leave_it_to_the_caller() -> None:
     pool = ThreadPoolExecutor(2)
     targets, sources = [torch.zeros(3000, 1000) for _ in range(3)], [torch.randn(3000, 1000) for _ in range(3)]
-    copy = TensorCopy(targets, threads=3, pool=pool)
+    copy = TensorCopy(targets, threads=3, pool=pool, worth_bytes=WORTH_BYTES)
     pool.shutdown()  # as the interpreter does at its end, before the last copies are made
     copy.copy(sources)
     assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
@@ -134,7 +131,7 @@ def test_a_snapshot_by_several_threads_is_read_back(tmp_path) -> None:
     try:
         for step in (1, 2, 3, 4):
             state = {"a": torch.full((800, 1000), float(step)), "b": torch.arange(700_000) + step, "step": step}
-            assert writer.save({"state": state}, step=step, gang=False) > tensor_copy.WORTH_BYTES
+            assert writer.save({"state": state}, step=step, gang=False) > WORTH_BYTES
             reader = SnapshotReader(tmp_path, job_id="j")
             newest = reader.newest()
             assert newest is not None

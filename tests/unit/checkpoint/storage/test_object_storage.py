@@ -15,7 +15,6 @@ from orchestrator.checkpoint import (
     ResumeMismatchError,
     StaleAttemptError,
 )
-from orchestrator.checkpoint.repository import resume
 from orchestrator.checkpoint.storage.object_storage import ObjectStorage
 from orchestrator.checkpoint.storage.storage import LocalStorage, open_storage
 from tests.unit.checkpoint.faulty import PowerCutError
@@ -248,10 +247,9 @@ def test_rank_0_decides_and_the_others_wait_for_it(url):
     assert results == [4, 4]
 
 
-def test_a_rank_does_not_wait_for_ever(url, monkeypatch):
-    monkeypatch.setattr(resume, "WAIT_SECONDS", 0.0)
+def test_a_rank_does_not_wait_for_ever(url):
     with pytest.raises(ResumeMismatchError, match="every rank must call load"):
-        CheckpointStore(url, attempt=2, rank=1, world_size=2, token="run2").load_latest()
+        CheckpointStore(url, attempt=2, rank=1, world_size=2, token="run2", wait_seconds=0.0).load_latest()
 
 
 # The port

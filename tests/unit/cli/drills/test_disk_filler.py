@@ -87,9 +87,8 @@ def test_where_others_write_nothing_is_filled(tmp_path: Path, small_disk: Path) 
 
 
 def test_much_room_is_taken_only_when_asked_for(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ballast, "MUCH_BYTES", MIB)
     with pytest.raises(RefusedError, match="until the drill is over") as caught:
-        refuse_to_fill(small_disk, much=False)
+        refuse_to_fill(small_disk, much=False, much_bytes=MIB)
     assert "--yes" in caught.value.hint
     assert refuse_to_fill(small_disk, much=True) > MIB
     monkeypatch.setattr(ballast, "_memory_available_bytes", lambda: 2 * MIB)

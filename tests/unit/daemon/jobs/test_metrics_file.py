@@ -201,10 +201,9 @@ def test_a_full_disk_leaves_no_half_line(path: Path, monkeypatch: pytest.MonkeyP
     assert path.read_bytes() == whole
 
 
-def test_a_file_has_a_bound_and_its_newest_line_is_always_in_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_file, "MOST_BYTES", 2000)
+def test_a_file_has_a_bound_and_its_newest_line_is_always_in_it(path: Path) -> None:
     for step in range(1, 101):
-        metrics_file.append(path, 1, step, report(step, T0 + step), T0 + step)
+        metrics_file.append(path, 1, step, report(step, T0 + step), T0 + step, most_bytes=2000)
         found = metrics_file.newest(path)
         assert found is not None
         assert found[2].step == step

@@ -122,34 +122,33 @@ def test_the_mount_point_of_a_volume_that_belongs_to_root_serves_as_a_home(tmp_p
     assert "RefusedError" in as_user(VICTIM, lambda: prepare_home(Settings(home=home, uid=VICTIM)))
 
 
-def what_doctor_says(settings: Settings) -> list[str]:
-    return [f"{f.what}: {f.remedy}" for f in doctor._privacy(settings) if f.level is not Level.OK]
+def what_doctor_says(settings: Settings, shared: Path) -> list[str]:
+    return [f"{f.what}: {f.remedy}" for f in doctor._privacy(settings, shared_memory=shared) if f.level is not Level.OK]
 
 
 def test_doctor_says_what_others_can_get_at(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
-    monkeypatch.setattr(node_dir, "SHARED_MEMORY", shared)
     settings = old_home(tmp_path / "home")
-    (said,) = what_doctor_says(settings)
+    (said,) = what_doctor_says(settings, shared)
     assert "other users can read or write" in said
     assert f"chmod go-rwx {settings.home}" in said
     settings.home.chmod(0o711)
-    (said,) = what_doctor_says(settings)
+    (said,) = what_doctor_says(settings, shared)
     assert "other users can get at" in said
     prepare_home(settings)
-    assert not what_doctor_says(settings)
+    assert not what_doctor_says(settings, shared)
     for directory in (settings.home, settings.paths.run):  # as for a group
         directory.chmod(0o710)
-    assert not what_doctor_says(settings)
+    assert not what_doctor_says(settings, shared)
     settings.paths.run.chmod(0o750)
-    (said,) = what_doctor_says(settings)
+    (said,) = what_doctor_says(settings, shared)
     assert f"other users can get at {settings.paths.run}" in said
     settings.paths.run.chmod(0o700)
     (shared / f"orch-{os.getuid()}").symlink_to(tmp_path)
-    pages = node_dir.page_directory(namespace(settings.home))
+    pages = node_dir.page_directory(namespace(settings.home), shared_memory=shared)
     pages.mkdir()
     pages.chmod(0o777)
-    assert [said.partition(" ")[0] for said in what_doctor_says(settings)] == [
+    assert [said.partition(" ")[0] for said in what_doctor_says(settings, shared)] == [
         str(shared / f"orch-{os.getuid()}"),
         str(pages),
     ]

@@ -7,13 +7,12 @@ import contextlib
 import gc
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from orchestrator.runtime.cluster import head_start
 from orchestrator.runtime.cluster.head_start import START_TRIES, ClusterError, launch_head, scaled
 from tests.support.processes import all_gone
 
@@ -54,17 +53,13 @@ class Starter:
             "hangs": hangs,
         }
 
-    def launch(self) -> str:
-        return asyncio.run(launch_head(self.options, self.temp_dir, dict(os.environ))).gcs_address
+    def launch(self, **options: Any) -> str:
+        starter = (sys.executable, "-c", STARTER)
+        launched = launch_head(self.options, self.temp_dir, dict(os.environ), starter=starter, **options)
+        return asyncio.run(launched).gcs_address
 
     def pids(self) -> list[int]:
         return [int(line) for line in self.pids_file.read_text().split()]
-
-
-@pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's starter replaced."""
-    monkeypatch.setattr(head_start, "STARTER", (sys.executable, "-c", STARTER))
 
 
 def test_a_start_that_fails_is_tried_again_and_told_in_one_line(tmp_path: Path) -> None:
@@ -91,14 +86,10 @@ def test_a_start_that_never_works_leaves_no_process(tmp_path: Path) -> None:
     all_gone("what failed starts began", starter.pids())
 
 
-def test_a_start_that_hangs_is_given_up_without_a_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(head_start, "START_TRIES", 1)
-    monkeypatch.setattr(head_start, "start_seconds", lambda: 3.0)
+def test_a_start_that_hangs_is_given_up_without_a_trace(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     starter = Starter(tmp_path, hangs=True)
     with pytest.raises(ClusterError, match="did not start within 3 s"):
-        starter.launch()
+        starter.launch(tries=1, limit=lambda: 3.0)
     gc.collect()
     all_gone("what the start began", starter.pids())
     assert "Event loop is closed" not in capfd.readouterr().err

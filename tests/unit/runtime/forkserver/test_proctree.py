@@ -19,24 +19,22 @@ def shell() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sh", "-c", program], stdout=subprocess.PIPE, start_new_session=True)
 
 
-def grown(root: int) -> list[int]:
+def grown(root: int, *, from_lists: bool) -> list[int]:
     until = time.monotonic() + 10
-    while len(found := proctree.descendants(root)) < 2:
+    while len(found := proctree.descendants(root, from_lists=from_lists)) < 2:
         assert time.monotonic() < until
         time.sleep(0.01)
     return found
 
 
-@pytest.mark.parametrize("scan", [True, False])
-def test_descendants(shell: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, scan: bool) -> None:
-    if scan:
-        monkeypatch.setattr(proctree, "_HAS_CHILDREN_FILES", False)
-    elif not proctree._HAS_CHILDREN_FILES:
+@pytest.mark.parametrize("from_lists", [False, True])
+def test_descendants(shell: subprocess.Popen[bytes], from_lists: bool) -> None:
+    if from_lists and not proctree._HAS_CHILDREN_FILES:
         pytest.skip("this kernel lists no children")
-    child, grandchild = grown(shell.pid)
-    assert proctree.children(shell.pid) == [child]
-    assert proctree.children(child) == [grandchild]
-    assert proctree.kill_sweep(shell.pid) == 2
+    child, grandchild = grown(shell.pid, from_lists=from_lists)
+    assert proctree.children(shell.pid, from_lists=from_lists) == [child]
+    assert proctree.children(child, from_lists=from_lists) == [grandchild]
+    assert proctree.kill_sweep(shell.pid, from_lists=from_lists) == 2
     shell.communicate(timeout=10)  # it waited for the two
     assert proctree.descendants(shell.pid) == []
 

@@ -68,6 +68,7 @@ class Watched:
             gpu_evidence=unused,
             pool=Pool("starts", 1),
             log=structlog.get_logger(),
+            patience=module.Patience(retry_seconds=0.0),
         )
 
     def _post(self, events: Any) -> None:
@@ -117,8 +118,7 @@ def test_progress_that_cannot_be_taken_does_not_hide_the_end(monkeypatch: pytest
     assert told.count("job_noted") == 2, "each once"
 
 
-def test_a_watcher_that_fails_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_UNREACHABLE_RETRY_SECONDS", 0.0)
+def test_a_watcher_that_fails_begins_anew() -> None:
     watched = Watched(reply(1, STARTED), reply(3, EXITED, GONE), reply(3, STARTED, EXITED, GONE))
     watched.failing = 1
     told = watched.run()

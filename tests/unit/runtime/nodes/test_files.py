@@ -17,11 +17,9 @@ import pytest
 from orchestrator.core.job import Job
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.runtime.cluster.cluster import Cluster
-from orchestrator.runtime.gangs import job_files
 from orchestrator.runtime.gangs.job_files import JobFiles, LogMirror
-from orchestrator.runtime.nodes import files as node_files
 from orchestrator.runtime.nodes.directories import clear_pages, node_directory, page_directory
-from orchestrator.runtime.nodes.files import BlobDamagedError, NodeFiles
+from orchestrator.runtime.nodes.files import CHUNK_BYTES, BlobDamagedError, NodeFiles
 from orchestrator.runtime.nodes.working_copy import find_outputs, keep_output, new_output
 from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.ranks.log_reading import LogReader
@@ -121,17 +119,14 @@ def test_a_blob_arrives_in_pieces_and_is_checked(tmp_path: Path) -> None:
     assert files.paths.blob(digest).read_bytes() == data
 
 
-def test_jobs_that_have_ended_are_forgotten_and_the_cache_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = NodeFiles(tmp_path)
+def test_jobs_that_have_ended_are_forgotten_and_the_cache_is_bounded(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path, cache_bytes=100)
     for name in ("live-aaaaaa", "ended-aaaaaa"):
         write(files.paths.work(name), a="1")
     old, new = (hashlib.sha256(data).hexdigest() for data in (b"o" * 60, b"n" * 60))
     files.put_blob(old, 0, b"o" * 60, last=True)
     files.put_blob(new, 0, b"n" * 60, last=True)
     os.utime(files.paths.blob(old), (1, 1))
-    monkeypatch.setattr(node_files, "CACHE_BYTES", 100)
     assert files.keep_only({"live-aaaaaa"}) == [], "what is young may be a job that the asker does not know yet"
     assert files.keep_only({"live-aaaaaa"}, young_seconds=-1) == ["ended-aaaaaa"]
     assert files.paths.work("live-aaaaaa").exists()
@@ -216,8 +211,8 @@ def test_a_mirror_that_was_removed_goes_on_where_it_was(tmp_path: Path) -> None:
 class Agent:
     """A node's agent without Ray: its files, and a directory that it may not see."""
 
-    def __init__(self, home: Path, *, sees: bool = True) -> None:
-        self.node = NodeFiles(home)
+    def __init__(self, home: Path, *, sees: bool = True, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.node = NodeFiles(home, chunk_bytes=chunk_bytes)
         self.calls: list[str] = []
         self.files = SimpleNamespace(remote=self._files)
         self.reads = SimpleNamespace(remote=self._reads)
@@ -231,13 +226,17 @@ class Agent:
         return self._sees and Path(path).read_text() == text
 
 
-def two_sides(tmp_path: Path, *agents: Agent, limit: int = 1000) -> tuple[JobFiles, Paths]:
+def two_sides(
+    tmp_path: Path, *agents: Agent, limit: int = 1000, chunk_bytes: int = CHUNK_BYTES
+) -> tuple[JobFiles, Paths]:
     """The daemon's side with nodes "n0", "n1", ... that share nothing, and "here", which does."""
     known = {f"n{number}": agent for number, agent in enumerate(agents)}
     reports = {name: SimpleNamespace(home_shared=False) for name in known} | {"here": SimpleNamespace(home_shared=True)}
     cluster = cast("Cluster", SimpleNamespace(agents=known, reports=reports))
     paths = Paths(home=tmp_path / "daemon", socket=tmp_path)
-    return JobFiles(cluster, paths, LIMITS, outputs_max_bytes=limit, pool=Pool("outputs", 1)), paths
+    pool = Pool("outputs", 1)
+    files = JobFiles(cluster, paths, LIMITS, outputs_max_bytes=limit, pool=pool, chunk_bytes=chunk_bytes)
+    return files, paths
 
 
 def job_on(paths: Paths, *nodes: str, **keys: Any) -> Job:
@@ -249,10 +248,9 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(coroutine)
 
 
-def test_a_working_copy_travels_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_files, "CHUNK_BYTES", 7)
+def test_a_working_copy_travels_once(tmp_path: Path) -> None:
     agent = Agent(tmp_path / "node")
-    ours, paths = two_sides(tmp_path, agent)
+    ours, paths = two_sides(tmp_path, agent, chunk_bytes=7)
     source = write(tmp_path / "source", **{"train.py": "print('a script')\n", "lib__a.py": "", "lib__b.py": "A = 1\n"})
     (source / "train.py").chmod(0o755)
     taken = snapshot.take(source, paths.blob, max_bytes=10_000)
@@ -292,11 +290,9 @@ def test_a_directory_that_a_node_does_not_share_is_found_out(tmp_path: Path) -> 
         run(ours.blind(str(tmp_path / "file" / "x"), ["n0"]))
 
 
-def test_outputs_of_several_nodes_come_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_files, "CHUNK_BYTES", 3)
-    monkeypatch.setattr(node_files, "CHUNK_BYTES", 3)
-    agents = [Agent(tmp_path / "a"), Agent(tmp_path / "b")]
-    ours, paths = two_sides(tmp_path, *agents)
+def test_outputs_of_several_nodes_come_together(tmp_path: Path) -> None:
+    agents = [Agent(tmp_path / "a", chunk_bytes=3), Agent(tmp_path / "b", chunk_bytes=3)]
+    ours, paths = two_sides(tmp_path, *agents, chunk_bytes=3)
     write(paths.work(JOB), out__here="0")
     write(agents[0].node.paths.work(JOB), out__same="from a", out__a="aaaa")
     write(agents[1].node.paths.work(JOB), out__same="from b")

@@ -20,7 +20,6 @@ from orchestrator.private_files import (
     open_private,
     remove_private,
 )
-from orchestrator.runtime.nodes import directories as node_dir
 from orchestrator.runtime.nodes.directories import (
     clear_pages,
     make_node_directory,
@@ -145,7 +144,6 @@ def test_a_path_below_a_directory_that_a_rank_writes_to_follows_no_link(tmp_path
 def places(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`/tmp` and `/dev/shm` in one directory that every user can write to."""
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
-    monkeypatch.setattr(node_dir, "SHARED_MEMORY", shared)
     return shared
 
 
@@ -188,9 +186,9 @@ def test_pages_in_a_directory_of_another_user_are_neither_made_nor_removed(place
     node = node_directory("orch-home", "n")
 
     def victim() -> list[str]:
-        assert page_directory("orch-home") == pages
-        clear_pages(node, (), young_seconds=-1)
-        remove_of_jobs(page_directory("orch-home"), {"job"})
+        assert page_directory("orch-home", shared_memory=places) == pages
+        clear_pages(node, (), young_seconds=-1, shared_memory=places)
+        remove_of_jobs(pages, {"job"})
         remove_private(pages)
         with contextlib.suppress(NotPrivateError):
             make_private(pages)
@@ -246,11 +244,11 @@ def test_a_page_is_not_written_through_a_link(tmp_path: Path) -> None:
 
 
 def test_pages_of_one_job_are_removed_and_no_other_s(places: Path) -> None:
-    pages = make_private(page_directory("orch-home"))
+    pages = make_private(page_directory("orch-home", shared_memory=places))
     for name in (page_name("job-a", 0), page_name("job-a", 1), page_name("job-b", 0)):
         (pages / name).write_text("")
     (pages / "job-a.snapshots" / "x").mkdir(parents=True)
-    remove_of_jobs(page_directory("orch-home"), {"job-a"})
+    remove_of_jobs(pages, {"job-a"})
     assert [path.name for path in pages.iterdir()] == ["job-b.0.page"]
 
 

@@ -63,7 +63,8 @@ class Scene:
         self.ended: list[Any] = []
         agent = SimpleNamespace(is_stopped=Remote(says(stopped)))
         cluster = SimpleNamespace(silent={}, reports={}, agent_for=lambda _node: agent, call=self._call)
-        options = {"progress": lambda *_: None, "gpu_evidence": says(()), **options}
+        patience = module.Patience(retry_seconds=0.0)
+        options = {"patience": patience, "progress": lambda *_: None, "gpu_evidence": says(()), **options}
         self.gangs = Gangs(
             cluster=cluster,  # type: ignore[arg-type]  # what the followers need of it
             paths=Paths(home=tmp_path, socket=tmp_path / "socket"),
@@ -94,11 +95,6 @@ class Scene:
         self.gangs._watch(JOB, self.gang, 1)
         async with asyncio.timeout(20):
             await asyncio.gather(*self.gang.watchers)
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_UNREACHABLE_RETRY_SECONDS", 0.0)
 
 
 def no_progress(*_: Any) -> None:
@@ -146,22 +142,18 @@ def test_a_lost_actor_is_told_though_the_ends_cannot_be_fetched(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("stopped", "polls"), [(True, 1), (False, module.LATE_ANSWERS)])
-def test_an_actor_that_answers_no_poll_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, polls: int
-) -> None:
+def test_an_actor_that_answers_no_poll_is_ended(tmp_path: Path, stopped: bool, polls: int) -> None:
     from ray.exceptions import ActorDiedError
 
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(module, "ORDER_SECONDS", 0.05)
-    scene = Scene(tmp_path, Remote(*[never] * polls, says(ActorDiedError())), stopped=stopped)
+    patience = module.Patience(poll_seconds=0.0, order_seconds=0.05, retry_seconds=0.0)
+    scene = Scene(tmp_path, Remote(*[never] * polls, says(ActorDiedError())), stopped=stopped, patience=patience)
     asyncio.run(scene.follow())
     assert scene.ended == [scene.actor]
     assert scene.kinds()[-1] == "gang_lost"
 
 
-def test_an_actor_that_takes_no_order_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ORDER_SECONDS", 0.05)
-    scene = Scene(tmp_path, Remote(never))
+def test_an_actor_that_takes_no_order_is_ended(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, Remote(never), patience=module.Patience(order_seconds=0.05))
 
     async def kill() -> None:
         with pytest.raises(TimeoutError):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-import pytest
-
-from orchestrator.runtime.ranks import log_progress
 from orchestrator.runtime.ranks.log_progress import LogProgress
 from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
 
@@ -20,9 +18,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def run(
-    pattern: str, story: Callable[[LogProgress], Awaitable[None]], previous: int = 0, **changes: float
-) -> list[str]:
+def run(pattern: str, story: Callable[[LogProgress], Awaitable[None]], previous: int = 0, **changes: Any) -> list[str]:
     said: list[str] = []
 
     async def all_of_it() -> None:
@@ -103,14 +99,12 @@ def test_without_a_pattern_nothing_is_searched() -> None:
     assert run("", story) == []
 
 
-def test_a_search_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_progress, "_SEARCH", "import sys; sys.exit(3)")
-
+def test_a_search_that_dies_is_told() -> None:
     async def story(found: LogProgress) -> None:
         found.feed("step 7")
         await found.close()
 
-    (said,) = run(r"step (\d+)", story)
+    (said,) = run(r"step (\d+)", story, search_program="import sys; sys.exit(3)")
     assert "could not be searched for" in said
 
 
