@@ -38,7 +38,7 @@ def server() -> Iterator[RunningServer]:
 
 
 async def nobody_starts_one(_plan: RankPlan) -> None:
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
 
 
 def make_host(tmp_path: Path, **changes: float) -> RankHost:

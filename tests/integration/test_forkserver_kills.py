@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator.runtime.spawn.client import (
@@ -235,15 +236,44 @@ def test_signal_reaches_the_whole_group(server: RunningServer, tmp_path: Path) -
     assert not any(alive(pid) for pid in tree.values())
 
 
+def has_a_child(rank: Rank) -> None:
+    wait_until(lambda: children_of(rank.keeper_pid) != [], "the keeper to fork")
+
+
+def has_a_group(rank: Rank) -> None:
+    has_a_child(rank)
+    (pid,) = children_of(rank.keeper_pid)
+    wait_until(lambda: os.getpgid(pid) == pid, "the process to leave its parent's group")
+
+
+def has_started(rank: Rank) -> None:
+    rank.events.append(rank.lifeline.next_event_sync(EVENT))  # type: ignore[arg-type]
+
+
+def has_begun_the_script(rank: Rank) -> None:
+    wait_until((rank.record_path.parent / "ready").exists, "the script")
+
+
+MOMENTS_OF_A_START = (lambda _rank: None, has_a_child, has_a_group, has_started, has_begun_the_script)
+
+
 def test_signal_is_never_lost_in_the_start(server: RunningServer, tmp_path: Path) -> None:
     """Sent before the process has left its parent's group, or while it still has its parent's handlers."""
     ends = []
-    for number in range(20):
+    for moment in (*MOMENTS_OF_A_START, *reversed(MOMENTS_OF_A_START)) * 2:
+        (tmp_path / "ready").unlink(missing_ok=True)
         rank = start(server, tmp_path, "stopping.py", str(tmp_path), "die")
-        time.sleep(number * 0.002)
+        moment(rank)
         rank.lifeline.signal(signal.SIGTERM)
         ends.append(finish(rank).exited.signal)
-    assert ends == [signal.SIGTERM] * 20
+    assert ends == [signal.SIGTERM] * 4 * len(MOMENTS_OF_A_START)
+
+
+def working_directory(process: psutil.Process) -> str:
+    try:
+        return process.cwd()
+    except psutil.Error:
+        return ""
 
 
 def test_fleeing_processes_are_caught(server: RunningServer, tmp_path: Path) -> None:
@@ -254,9 +284,7 @@ def test_fleeing_processes_are_caught(server: RunningServer, tmp_path: Path) -> 
     rank.lifeline.kill()
     finish(rank)
     assert isinstance(rank.events[-1], Gone)
-    last = [(tmp_path / "marks" / line).read_text() for line in "abc"]
-    time.sleep(0.2)
-    assert [(tmp_path / "marks" / line).read_text() for line in "abc"] == last
+    assert [process for process in psutil.process_iter() if working_directory(process) == str(tmp_path)] == []
 
 
 def test_killed_keeper_takes_its_tree_along(server: RunningServer, tmp_path: Path) -> None:
@@ -319,7 +347,7 @@ def test_unread_events_wait_and_hold_nobody_up(server: RunningServer, tmp_path: 
     )
     rank = asyncio.run(start_rank(server.client, tmp_path, request))
     wait_until(rank.record_path.exists, "the record")
-    time.sleep(0.1)
+    wait_until(lambda: children_of(rank.keeper_pid) == [], "the process to be gone")
     assert [type(event) for event in finish(rank).events] == [Started, ErrorRaised, Exited, Gone]
 
 

@@ -210,7 +210,8 @@ def freeze_the_daemon(stack: Stack, seen: Seen, watched: Watched) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         seen.until_fired(watched, "OrchDaemonDown")
-        time.sleep(2)  # late enough to be called slow
+        missed = 'count_over_time((up{job="orch-daemon"} == 0)[1m:1s]) >= 5'
+        watched.eventually(lambda: watched.query(missed), "it is late enough to be called slow")
     finally:
         os.kill(pid, signal.SIGCONT)
     seen.until_fired(watched, "OrchDaemonSlow")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import sys
+import termios
 import threading
 import time
 from contextlib import contextmanager
@@ -21,6 +24,7 @@ from orchestrator.api.errors import (
 )
 from orchestrator.api.transport import wire
 from orchestrator.api.transport.endpoint import Endpoint
+from tests.support.stack import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,11 +62,19 @@ def server(path: Path, behave: Callable[[socket.socket], None]) -> Iterator[Endp
         assert not thread.is_alive()
 
 
+def unread(connection: socket.socket) -> int:
+    """Bytes that the other end has not read; 0 when it has gone."""
+    try:
+        return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
+
+
 def says(*parts: bytes) -> Callable[[socket.socket], None]:
     def behave(connection: socket.socket) -> None:
         for part in parts:
+            wait_until("what came before is read: parts arrive apart", lambda: unread(connection) == 0)
             connection.sendall(part)
-            time.sleep(0.001)  # so that parts arrive apart
 
     return behave
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -86,7 +85,7 @@ def test_a_reader_at_any_moment_gets_valid_json(tmp_path: Path) -> None:
     wait_for(lambda: reads, "the first read")
     for number in range(80):
         file.append([json.dumps({"number": number, "padding": "x" * 300})] * 5)
-        time.sleep(0.005)  # a recording flushes once a second
+        wait_for(lambda: len(reads) + len(broken) > number, "a read of it")  # noqa: B023 - called at once
     done.set()
     reader.join()
     file.close()

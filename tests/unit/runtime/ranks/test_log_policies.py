@@ -44,7 +44,7 @@ def test_the_loop_goes_on_during_a_search_and_a_search_that_is_cancelled_leaves_
         while {p.pid for p in psutil.Process().children()} <= before:  # noqa: ASYNC110  (a process starts)
             await asyncio.sleep(0)
         for _ in range(10):
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         assert not search.done()
         search.cancel()
         await asyncio.gather(search, return_exceptions=True)
