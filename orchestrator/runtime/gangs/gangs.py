@@ -22,6 +22,7 @@ from orchestrator.runtime.gangs.actors import find_or_create, remove
 from orchestrator.runtime.gangs.errors import GangLostError, as_lost, is_away
 from orchestrator.runtime.gangs.event_mapping import exited, in_memory, last_words, resumed, saved, seats_of
 from orchestrator.runtime.gangs.launch_spec import Places, checkpoint_dir, rank_plan
+from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.gangs.reports import LeftOut, usable
 from orchestrator.runtime.gangs.resume_source import newest_checkpoint, watch_settings
 from orchestrator.runtime.nodes.directories import page_directory
@@ -45,26 +46,12 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.rank_events import PollReply, RankEvent
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
-POLL_SECONDS: Final = 30.0
 RPC_SECONDS: Final = 60.0
-ORDER_SECONDS: Final = 20.0
-"""How long a live actor may take to answer an order that it carries out later."""
-
 LATE_ANSWERS: Final = 3
 """Answers to polls in a row that an actor may owe before it is ended; one that is stopped is ended at the first."""
 GONE_SECONDS: Final = 60.0
 UNPLACED_SECONDS: Final = 5.0
 FLUSH_SECONDS: Final = 30.0
-_UNREACHABLE_RETRY_SECONDS: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long a poll is held, an order may go unanswered, and what failed rests before it is tried again."""
-
-    poll_seconds: float = POLL_SECONDS
-    order_seconds: float = ORDER_SECONDS
-    retry_seconds: float = _UNREACHABLE_RETRY_SECONDS
 
 
 @dataclass(slots=True)

@@ -16,8 +16,8 @@ from orchestrator.core import events as ev
 from orchestrator.core.attempt import Attempt, Exit
 from orchestrator.core.conformance import unchecked
 from orchestrator.core.job import Job
-from orchestrator.runtime.gangs import gangs as module
 from orchestrator.runtime.gangs.gangs import Gangs, _Gang
+from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.spawn.lifeline import Ending, ErrorRaised, Exited, ExitRecord, Gone, Started
@@ -68,7 +68,7 @@ class Watched:
             gpu_evidence=unused,
             pool=Pool("starts", 1),
             log=structlog.get_logger(),
-            patience=module.Patience(retry_seconds=0.0),
+            patience=Patience(retry_seconds=0.0),
         )
 
     def _post(self, events: Any) -> None:

@@ -14,6 +14,7 @@ import structlog
 from orchestrator.core import events as ev
 from orchestrator.runtime.gangs import gangs as module
 from orchestrator.runtime.gangs.gangs import Gangs, _Gang
+from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.ranks.actor import RankGreeting
 from orchestrator.runtime.ranks.logs import LogLimits
@@ -63,7 +64,7 @@ class Scene:
         self.ended: list[Any] = []
         agent = SimpleNamespace(is_stopped=Remote(says(stopped)))
         cluster = SimpleNamespace(silent={}, reports={}, agent_for=lambda _node: agent, call=self._call)
-        patience = module.Patience(retry_seconds=0.0)
+        patience = Patience(retry_seconds=0.0)
         options = {"patience": patience, "progress": lambda *_: None, "gpu_evidence": says(()), **options}
         self.gangs = Gangs(
             cluster=cluster,  # type: ignore[arg-type]  # what the followers need of it
@@ -145,7 +146,7 @@ def test_a_lost_actor_is_told_though_the_ends_cannot_be_fetched(tmp_path: Path) 
 def test_an_actor_that_answers_no_poll_is_ended(tmp_path: Path, stopped: bool, polls: int) -> None:
     from ray.exceptions import ActorDiedError
 
-    patience = module.Patience(poll_seconds=0.0, order_seconds=0.05, retry_seconds=0.0)
+    patience = Patience(poll_seconds=0.0, order_seconds=0.05, retry_seconds=0.0)
     scene = Scene(tmp_path, Remote(*[never] * polls, says(ActorDiedError())), stopped=stopped, patience=patience)
     asyncio.run(scene.follow())
     assert scene.ended == [scene.actor]
@@ -153,7 +154,7 @@ def test_an_actor_that_answers_no_poll_is_ended(tmp_path: Path, stopped: bool, p
 
 
 def test_an_actor_that_takes_no_order_is_ended(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, Remote(never), patience=module.Patience(order_seconds=0.05))
+    scene = Scene(tmp_path, Remote(never), patience=Patience(order_seconds=0.05))
 
     async def kill() -> None:
         with pytest.raises(TimeoutError):

@@ -1,0 +1,19 @@
+"""How long gangs wait for their actors. Must not wait itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+POLL_SECONDS: Final = 30.0
+ORDER_SECONDS: Final = 20.0
+RETRY_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a poll is held, a live actor may take to answer an order that it carries out later, and what failed rests."""
+
+    poll_seconds: float = POLL_SECONDS
+    order_seconds: float = ORDER_SECONDS
+    retry_seconds: float = RETRY_SECONDS
