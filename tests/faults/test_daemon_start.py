@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import psutil
@@ -49,8 +50,10 @@ def test_up_beside_a_daemon_that_is_stopped(stack: Stack) -> None:
     pid = stack.up()["pid"]
     os.kill(pid, signal.SIGSTOP)
     wait_until("it is stopped", lambda: is_stopped(pid))
-    for command in (["up"], ["status"], ["down"], ["submit", "-"]):
-        done = stack.orch(*command)
+    commands = (["up"], ["status"], ["down"], ["submit", "-"])
+    with ThreadPoolExecutor(len(commands)) as pool:  # each is patient for some seconds
+        answers = list(pool.map(lambda command: stack.orch(*command), commands))
+    for command, done in zip(commands, answers, strict=True):
         assert done.returncode == 4, (command, done.stderr)
         assert f"process {pid}" in done.stderr.splitlines()[0]
         assert f"kill -CONT {pid}" in done.stderr

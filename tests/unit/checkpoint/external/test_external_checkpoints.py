@@ -20,6 +20,9 @@ from orchestrator.checkpoint.external.external_checkpoints import SETTLE_SECONDS
 from orchestrator.checkpoint.external.watcher import FileWatcher
 from orchestrator.checkpoint.storage.info import CheckpointStatus
 
+NOW = time.time()
+"""What a file's age is counted from, and where the clock of those who look stands."""
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
@@ -32,7 +35,7 @@ def watch(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3, *, later
     """What looks at the files ``later`` seconds from now."""
     registry = str(job.parent / "registry")
     settings = WatchSettings(pattern=pattern, directory=str(job), registry=registry, keep=keep)
-    return WatchedFiles(settings, clock=lambda: time.time() + later)
+    return WatchedFiles(settings, clock=lambda: NOW + later)
 
 
 def write(job: Path, step: int, *, age: float = 100.0, names: tuple[str, ...] = ("a.pt", "state.json")) -> Path:
@@ -51,7 +54,7 @@ def write(job: Path, step: int, *, age: float = 100.0, names: tuple[str, ...] = 
 
 
 def touch(folder: Path, age: float) -> None:
-    then = time.time() - age
+    then = NOW - age
     for path in (*folder.rglob("*"), folder):
         os.utime(path, (then, then), follow_symlinks=False)
 
@@ -76,7 +79,7 @@ def test_what_was_being_written_when_its_writer_was_killed_never_counts(job: Pat
     write(job, 1, age=100)
     write(job, 2, age=0.5)
     files = watch(job)
-    assert [info.step for info in files.scan(attempt=1, writer_gone_at=time.time())] == [1]
+    assert [info.step for info in files.scan(attempt=1, writer_gone_at=NOW)] == [1]
     touch(job / "out" / "ckpt-2", 0.5)
     later = watch(job)  # the next attempt finds it quiet, and knows better
     shutil.copystat(job / "out" / "ckpt-2", job / "out" / "ckpt-2")
@@ -85,7 +88,7 @@ def test_what_was_being_written_when_its_writer_was_killed_never_counts(job: Pat
 
 def test_what_a_killed_writer_left_is_not_taken_up_by_the_next_attempt(job: Path) -> None:
     write(job, 2, age=0.5)
-    assert watch(job).scan(attempt=1, writer_gone_at=time.time() - 0.4) == []
+    assert watch(job).scan(attempt=1, writer_gone_at=NOW - 0.4) == []
     assert registered(watch(job, later=SETTLE_SECONDS)) == [], "though it has been quiet since"
     write(job, 2, age=10, names=("b.pt",))  # written again: another thing
     assert registered(watch(job)) == [2]
@@ -93,7 +96,7 @@ def test_what_a_killed_writer_left_is_not_taken_up_by_the_next_attempt(job: Path
 
 def test_a_writer_that_ended_well_has_finished_what_it_wrote(job: Path) -> None:
     write(job, 3, age=0)
-    assert [i.step for i in watch(job).scan(attempt=1, writer_gone_at=time.time(), ended_well=True)] == [3]
+    assert [i.step for i in watch(job).scan(attempt=1, writer_gone_at=NOW, ended_well=True)] == [3]
 
 
 @pytest.mark.parametrize("name", ["a.pt", "state.json", "w.safetensors"])
@@ -235,11 +238,11 @@ def test_the_watcher_registers_retains_and_tells(job: Path) -> None:
     assert watcher.status.path == str(job / "out" / "ckpt-2")
     assert [path.name for path in (job / "out").iterdir()] == ["ckpt-2"]
     write(job, 3, age=0)
-    watcher.ended(time.time(), well=False)
+    watcher.ended(NOW, well=False)
     watcher.look()
     assert watcher.status.step == 2
     write(job, 4, age=0)
-    watcher.ended(time.time(), well=True)
+    watcher.ended(NOW, well=True)
     watcher.look()
     assert watcher.status.step == 4
     watcher.close()
@@ -261,7 +264,7 @@ def test_a_registry_that_cannot_be_written_is_told_and_deletes_nothing(job: Path
 def overwrite(path: Path, step: int, *, age: float = 1.0) -> None:
     """Save as torch.save and nanoGPT do: into the same file."""
     torch.save({"step": step, "w": torch.full((5000,), float(step))}, path)
-    then = time.time() - age
+    then = NOW - age + step / 1000
     os.utime(path, (then, then))
 
 
@@ -274,7 +277,7 @@ def tear(path: Path) -> None:
 def replace(path: Path, step: int) -> None:
     draft = path.with_suffix(".tmp")
     torch.save({"step": step, "w": torch.full((5000,), float(step))}, draft)
-    then = time.time() - 100 + step
+    then = NOW - 100 + step
     os.utime(draft, (then, then))
     draft.replace(path)
 
@@ -288,7 +291,7 @@ def step_in(path: str | Path | None) -> int:
 def test_a_whole_file_of_a_dead_writer_counts_at_once(job: Path, name: str) -> None:
     overwrite(job / "out" / name, 7, age=0.5)
     files = watch(job, pattern=f"out/{name}")
-    (info,) = files.scan(attempt=1, writer_gone_at=time.time(), step_at=lambda at: 7)
+    (info,) = files.scan(attempt=1, writer_gone_at=NOW, step_at=lambda at: 7)
     assert (info.step, files.newest_good(attempt=2), files.notes) == (7, str(job / "out" / name), [])
 
 
@@ -303,7 +306,7 @@ def test_a_torn_file_of_a_dead_writer_gives_way_to_the_copy_of_the_one_before(jo
     assert files.scan(attempt=1) == []
     assert files.is_waiting
     later = watch(job, pattern="out/ckpt.pt")
-    assert later.scan(attempt=1, writer_gone_at=time.time()) == []
+    assert later.scan(attempt=1, writer_gone_at=NOW) == []
     assert later.newest_good(attempt=2) == str(path)
     assert step_in(path) == 2
     assert [note.code for note in later.notes] == ["checkpoint_restored"]
@@ -351,7 +354,7 @@ def test_a_file_that_was_put_back_says_nothing_of_how_the_script_writes(job: Pat
         (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
         assert copy.stat().st_ino != path.stat().st_ino
         tear(path)
-        files.scan(attempt=step, writer_gone_at=time.time())
+        files.scan(attempt=step, writer_gone_at=NOW)
         assert files.newest_good(attempt=step + 1) == str(path)
         assert step_in(path) == step
 
@@ -381,7 +384,7 @@ def test_a_file_that_cannot_tell_is_not_replaced_by_its_copy(job: Path) -> None:
     files = watch(job, pattern="out/state.dat")
     assert registered(files) == [0]
     path.write_bytes(b"two, perhaps whole")
-    files.scan(attempt=1, writer_gone_at=time.time())
+    files.scan(attempt=1, writer_gone_at=NOW)
     found = files.newest_good(attempt=2)
     assert found is not None
     assert found != str(path)
@@ -398,7 +401,7 @@ def test_that_no_own_file_is_used_is_told(job: Path) -> None:
     assert files.newest_good(attempt=2) is None
     assert files.notes == [], "it was there before the job"
     tear(path)
-    files.scan(attempt=2, writer_gone_at=time.time())
+    files.scan(attempt=2, writer_gone_at=NOW)
     assert files.newest_good(attempt=3) is None
     (note,) = files.notes
     assert note.code == "checkpoint_unused"
@@ -422,8 +425,8 @@ def test_a_full_disk_leaves_the_file_itself_and_says_that_it_has_no_copy(
 
 
 def test_the_step_of_a_file_is_the_one_that_was_reported_when_it_was_saved(job: Path) -> None:
-    path, now = job / "out" / "ckpt.pt", time.time()
-    reported = iter([(now - 20, 100), (now - 10, 200), (now - 1, 290)])
+    path = job / "out" / "ckpt.pt"
+    reported = iter([(NOW - 20, 100), (NOW - 10, 200), (NOW - 1, 290)])
     settings = WatchSettings(pattern="out/ckpt.pt", directory=str(job), registry=str(job.parent / "registry"))
     watcher = FileWatcher(settings, reported=lambda: next(reported))
     watcher.look()
@@ -477,7 +480,7 @@ def test_what_is_no_regular_file_never_holds_anything_up(job: Path, kind: str) -
     else:
         path.symlink_to(job.parent / "elsewhere")
     files.scan(attempt=1)
-    assert files.scan(attempt=1, writer_gone_at=time.time()) == []
+    assert files.scan(attempt=1, writer_gone_at=NOW) == []
     assert step_in(files.newest_good(attempt=2)) == 1
 
 
