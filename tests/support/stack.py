@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import psutil
 
@@ -46,6 +46,9 @@ def wait_until(what: str, condition: Any, seconds: float = PATIENCE_SECONDS, int
 
 class Stack:
     """One home. ``up`` starts the daemon; ``close`` ends everything that belongs to the home, whatever state it is in."""
+
+    in_use: ClassVar[list[Self]] = []
+    """Those of this process whose daemon was started and that are not closed: what a failure shows."""
 
     def __init__(
         self,
@@ -81,15 +84,21 @@ class Stack:
     # -- the daemon
 
     def up(self) -> dict[str, Any]:
+        self._note_use()
         done = self.orch("up", *self._arguments, "--json", seconds=UP_SECONDS)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     def serve(self, program: str | None = None) -> subprocess.Popen[bytes]:
         """The daemon as a child, from its first moment on; ``program`` is Python that changes it and calls ``main``."""
+        self._note_use()
         orch = ORCH if program is None else [PYTHON, "-c", program]
-        with (self.home / "serve.log").open("ab") as log:
+        with self.serve_log_path.open("ab") as log:
             return subprocess.Popen([*orch, "serve", *self._arguments], env=self.environ, stdout=log, stderr=log)
+
+    def _note_use(self) -> None:
+        if self not in self.in_use:
+            self.in_use.append(self)
 
     def answers(self) -> bool:
         """A daemon is there and ready."""
@@ -105,14 +114,16 @@ class Stack:
 
     def serve_log(self) -> str:
         """The end of what daemons started by ``serve`` have said."""
-        return (self.home / "serve.log").read_text()[-3000:]
+        return self.serve_log_path.read_text()[-3000:]
+
+    @property
+    def serve_log_path(self) -> Path:
+        """What daemons started by ``serve`` say."""
+        return self.home / "serve.log"
 
     def daemon_log(self) -> str:
         """The end of what the daemon started by ``up`` has said."""
-        try:
-            return (self.settings.paths.run / "daemon.log").read_text()[-6000:]
-        except OSError as error:
-            return str(error)
+        return self.settings.paths.daemon_log.read_text()[-6000:]
 
     def daemon_pid(self) -> int:
         return self.client.health().pid
@@ -140,6 +151,8 @@ class Stack:
             wait_until("the daemon has stopped", lambda: not psutil.pid_exists(pid) or _is_zombie(pid), 30)
         self._kill_leftovers()
         shutil.rmtree(self.home, ignore_errors=True)
+        if self in self.in_use:
+            self.in_use.remove(self)
 
     def processes(self) -> list[psutil.Process]:
         """Every process that belongs to the home: by its environment, command line, directory, or parents."""

@@ -1,0 +1,129 @@
+"""What the tests themselves may not do: change a module's constants, or sleep and then look."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+FILES = sorted(TESTS.rglob("*.py"))
+CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*[A-Z0-9]")
+FOR_EVER_SECONDS = 60  # what sleeps longer is there to be ended, not to be waited for
+
+
+def programs(tree: ast.AST) -> Iterator[ast.AST]:
+    """The file, and the Python programs that it holds as texts."""
+    yield tree
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and "\n" in node.value
+            and "import" in node.value
+        ):
+            try:
+                yield ast.parse(node.value)
+            except (SyntaxError, ValueError):
+                continue
+
+
+def is_constant(name: object) -> bool:
+    return isinstance(name, str) and CONSTANT.fullmatch(name.rpartition(".")[2]) is not None
+
+
+def changed_constants(tree: ast.AST) -> Iterator[int]:
+    """Lines that give another value to a constant of something else: by ``setattr``, by a patch, or by assignment."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            named = node.args[:2] if called in ("setattr", "object", "patch", "delattr") else []
+            if any(isinstance(one, ast.Constant) and is_constant(one.value) for one in named):
+                yield node.lineno
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(one, ast.Attribute) and is_constant(one.attr) for one in targets):
+                yield node.lineno
+
+
+def is_short_sleep(node: ast.AST) -> bool:
+    if (
+        not isinstance(node, ast.Call)
+        or (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) != "sleep"
+    ):
+        return False
+    seconds = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+    return not (isinstance(seconds, int | float) and (seconds == 0 or seconds >= FOR_EVER_SECONDS))
+
+
+def hopeful_sleeps(tree: ast.AST, *, polls: bool = False) -> Iterator[int]:
+    """Lines of tests that sleep, but for the pauses of a ``while`` that polls for its condition."""
+    for node in ast.iter_child_nodes(tree):
+        if is_short_sleep(node) and not polls:
+            yield node.lineno  # type: ignore[attr-defined]  # a call has a line
+        inside = (
+            False if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else polls or isinstance(node, ast.While)
+        )
+        yield from hopeful_sleeps(node, polls=inside)
+
+
+def functions_that_test(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield node
+
+
+def test_no_test_changes_a_constant() -> None:
+    found = {
+        f"{path.relative_to(TESTS)}:{line}"
+        for path in FILES
+        for program in programs(ast.parse(path.read_text()))
+        for line in changed_constants(program)
+    }
+    assert found == set(), "make it a parameter of what is tested, with the constant as its default"
+
+
+def test_no_test_sleeps_for_luck() -> None:
+    found = {
+        f"{path.relative_to(TESTS)}:{line}"
+        for path in FILES
+        for test in functions_that_test(ast.parse(path.read_text()))
+        for line in hopeful_sleeps(test)
+    }
+    assert found == set(), "wait for a condition; that nothing happens is shown by one that comes after it"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def f():\n monkeypatch.setattr(module, 'LIMIT_BYTES', 3)", [2]),
+        ("def f():\n monkeypatch.setattr('a.b._LIMIT', 3)", [2]),
+        ("def f():\n patch.object(module, 'LIMIT', 3)", [2]),
+        ("def f():\n module.LIMIT = 3", [2]),
+        ("def f():\n monkeypatch.setattr(module, 'take', fails)\n LIMIT = 3\n one.limit = LIMIT", []),
+    ],
+)
+def test_the_rule_sees_a_changed_constant(text: str, found: list[int]) -> None:
+    assert list(changed_constants(ast.parse(text))) == found
+
+
+def test_the_rule_sees_a_constant_that_a_program_in_a_text_changes() -> None:
+    text = "SCRIPT = '''\nimport daemon\ndaemon.END_SECONDS = 1\n'''"
+    assert [list(changed_constants(program)) for program in programs(ast.parse(text))] == [[], [3]]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def f():\n time.sleep(1)\n assert done", [2]),
+        ("def f():\n for n in range(9):\n  time.sleep(n)", [3]),
+        ("async def f():\n await asyncio.sleep(0)\n await asyncio.sleep(3600)", []),
+        ("def f():\n while not done():\n  time.sleep(0.01)", []),
+        ("def f():\n while not done():\n  def look():\n   time.sleep(1)", [4]),
+    ],
+)
+def test_the_rule_sees_a_sleep_for_luck(text: str, found: list[int]) -> None:
+    assert list(hopeful_sleeps(ast.parse(text))) == found

@@ -1,0 +1,93 @@
+"""How the files of a suite are spread over the processes of pytest-xdist: the longest first, a daemon where it is.
+
+A file's tests stay together. The daemons of ``stack`` and ``breakable`` live as long as their process, so a process goes on
+with files of the daemon that it has, and starts another's only when nothing else is left.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
+ROOT: Final = Path(__file__).parents[2]
+DAEMONS: Final = ("breakable", "stack")
+SECONDS: Final = {
+    "test_ray_cluster.py": 150,
+    "test_trainer_processes.py": 100,
+    "test_prometheus_stack.py": 100,
+    "test_ray_and_power.py": 90,
+    "test_drills.py": 90,
+    "test_stops_from_outside.py": 90,
+    "test_stopped.py": 90,
+    "test_torchrun_parity.py": 80,
+    "test_daemon_kills.py": 70,
+    "test_rules_promtool.py": 70,
+    "test_trainer_examples.py": 70,
+    "test_wheel.py": 60,
+    "test_daemon_killed.py": 50,
+    "test_daemon_start.py": 50,
+    "test_trainer_numerics.py": 40,
+    "test_actors_and_services.py": 30,
+    "test_store_unusable.py": 30,
+    "test_hangs.py": 20,
+    "test_trainer_job.py": 20,
+    "test_main_job.py": 20,
+    "test_as_a_user.py": 20,
+    "test_elastic.py": 20,
+    "test_rank_remains.py": 20,
+    "test_training_process.py": 20,
+}
+"""What the long files take, about, on two idle cores; the others take less than ten. A wrong number costs balance only."""
+
+
+@functools.cache
+def shared_daemon(file: str) -> str:
+    """Which of the shared daemons the tests and fixtures of a file ask for; the empty text for none."""
+    functions = [node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef)]
+    asking = [one for one in functions if one.name.startswith("test_") or "fixture" in map(_name, one.decorator_list)]
+    asked = {argument.arg for one in asking for argument in one.args.args}
+    made = {one.name for one in asking if not one.name.startswith("test_")}
+    return next((name for name in DAEMONS if name in asked - made), "")
+
+
+def _name(decorator: ast.expr) -> str:
+    """``fixture``, of ``@pytest.fixture`` and ``@pytest.fixture(...)``."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return called.attr if isinstance(called, ast.Attribute) else ""
+
+
+def next_file(waiting: Collection[str], own: Collection[str], taken: Collection[str]) -> str:
+    """The file that a process takes next, which has the daemons ``own`` of those that are ``taken`` by processes."""
+
+    def place(file: str) -> tuple[int, int]:
+        daemon = shared_daemon(file)
+        if daemon and daemon in own:
+            preference = 0
+        elif daemon and daemon not in taken:
+            preference = 1
+        else:
+            preference = 3 if daemon else 2
+        return preference, -SECONDS.get(Path(file).name, 0)
+
+    return min(waiting, key=place)
+
+
+class LongestFirst(LoadScopeScheduling):
+    """In place of ``--dist loadfile``'s own."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.split("::", 1)[0]
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        daemons = {one: set(filter(None, map(shared_daemon, files))) for one, files in self.assigned_work.items()}
+        file = next_file(self.workqueue, daemons[node], set().union(*daemons.values()))
+        self.workqueue.move_to_end(file, last=False)
+        super()._assign_work_unit(node)
