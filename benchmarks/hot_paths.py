@@ -20,7 +20,7 @@ from orchestrator.core.fold import change_of, fold, submitted
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.states import FailureClass, JobState
-from orchestrator.spec.job import parse_job, to_dict
+from orchestrator.spec.job import parse_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ def _submission(number: int) -> ev.JobSubmitted:
         job_id=job_id,
         at=T0 + number,
         name=spec.name,
-        spec=to_dict(spec),
+        spec=spec,
         user="ada",
         uid=1000,
         idempotency_key=f"key-{number}",

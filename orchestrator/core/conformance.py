@@ -129,8 +129,8 @@ def _rule(field: Field[Any], hint: Any) -> _Rule:
 def _neutral(hint: Any) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         return None if type(None) in get_args(hint) else MISSING
-    if get_origin(hint) is tuple:
-        return ()
+    if get_origin(hint) in (tuple, list):
+        return get_origin(hint)()
     if hint is _UNRESOLVED:
         return MISSING
     if hint in (int, float, str, bool):
@@ -147,8 +147,8 @@ def _check(hint: Any, number: Check = is_finite) -> Check:
             return lambda value: value is None or only(value)
         options = [_check(option, number) for option in arguments]
         return lambda value: any(option(value) for option in options)
-    if origin is tuple:
-        return _items(_check(arguments[0], number))
+    if origin in (tuple, list):
+        return _items(origin, _check(arguments[0], number))
     if origin in (Mapping, dict):
         return _pairs(_check(arguments[0]), _check(arguments[1], is_number))
     return _simple(hint, number)
@@ -170,8 +170,8 @@ def _simple(hint: Any, number: Check) -> Check:
     return lambda value: isinstance(value, hint)
 
 
-def _items(check: Check) -> Check:
-    return lambda value: type(value) is tuple and len(value) <= MAX_ITEMS and all(map(check, value))
+def _items(kind: type[Any], check: Check) -> Check:
+    return lambda value: type(value) is kind and len(value) <= MAX_ITEMS and all(map(check, value))
 
 
 def _pairs(key: Check, item: Check) -> Check:

@@ -1,4 +1,4 @@
-"""Everything that can happen to a job, as frozen facts, and their JSON form for the store.
+"""Everything that can happen to a job, as frozen facts. ``job_record.py`` has their JSON form for the store.
 
 An event is written before what it orders is carried out. Events are small and versioned by their names: a changed
 meaning gets a new name, so that old records always fold to what they meant.
@@ -6,17 +6,16 @@ meaning gets a new name, so that old records always fold to what they meant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+# The annotations are read when the program runs, by codec.py and conformance.py.
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from orchestrator.core.conformance import repaired
-from orchestrator.core.errors import UnknownEventError
-from orchestrator.core.states import FailureClass, JobState, OutOf, StopPurpose, StopScope
+from orchestrator.core.ids import JobId  # noqa: TC001
+from orchestrator.core.states import FailureClass, JobState, OutOf, StopPurpose, StopScope  # noqa: TC001
+from orchestrator.spec.model import JobSpec  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from orchestrator.core.ids import JobId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +79,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted(Event):
-    """A job was accepted. ``spec`` is the canonical JSON form of the job.yaml."""
+    """A job was accepted."""
 
     kind: ClassVar[str] = "job_submitted"
     name: str
-    spec: Mapping[str, Any]
+    spec: JobSpec
     user: str
     uid: int
     idempotency_key: str
@@ -321,76 +320,4 @@ EVENTS: Mapping[str, type[Event]] = {
         JobUpdated,
         JobNoted,
     )
-}
-
-
-def event_body(event: Event) -> dict[str, Any]:
-    """The event's own fields as JSON-ready values; job_id, at and cause are columns of the store."""
-    return {f.name: _plain(getattr(event, f.name)) for f in fields(event) if f.name not in ("job_id", "at", "cause")}
-
-
-def event_from(kind: str, body: Mapping[str, Any], *, job_id: JobId, at: float, cause: str) -> Event:
-    """The inverse of ``event_body``. Raises UnknownEventError for a kind of a newer version.
-
-    Values of the wrong type, which earlier versions took from ranks as they came, are replaced by defaults.
-    """
-    cls = EVENTS.get(kind)
-    if cls is None:
-        raise UnknownEventError(f"event {kind!r}: upgrade orch to the version that wrote this store")
-    values = {name: _RESTORE.get((kind, name), _tuples)(value) for name, value in body.items()}
-    return repaired(cls(job_id=job_id, at=at, cause=cause, **values))[0]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Seat | Failure | LeftOut | MemoryUse):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _seats(value: Any) -> tuple[Seat, ...]:
-    return tuple(Seat(**{name: _tuples(item) for name, item in seat.items()}) for seat in value)
-
-
-def failure_from(value: Mapping[str, Any]) -> Failure:
-    """A Failure from its JSON form."""
-    restored = {name: _tuples(item) for name, item in value.items()}
-    return Failure(**{**restored, "failure_class": FailureClass(value["failure_class"])})
-
-
-def _left_out(value: Any) -> LeftOut | None:
-    return None if value is None else LeftOut(**{name: _tuples(item) for name, item in value.items()})
-
-
-def stop_scope_from(value: str | None) -> StopScope | None:
-    """A StopScope from its JSON form."""
-    return None if value is None else StopScope(value)
-
-
-def memory_from(value: Mapping[str, Any] | None) -> MemoryUse | None:
-    """A MemoryUse from its JSON form."""
-    if value is None:
-        return None
-    killed = value.get("killed")
-    return MemoryUse(**{**value, "killed": None if killed is None else OutOf(killed)})
-
-
-def _keep(value: Any) -> Any:
-    return value
-
-
-_RESTORE: Mapping[tuple[str, str], Any] = {
-    ("job_submitted", "spec"): _keep,
-    ("job_submitted", "left_out"): _left_out,
-    ("gang_placed", "seats"): _seats,
-    ("rank_exited", "stop_scope"): stop_scope_from,
-    ("rank_exited", "memory"): memory_from,
-    ("attempt_failed", "failure"): failure_from,
-    ("stop_requested", "purpose"): StopPurpose,
-    ("job_finished", "state"): JobState,
 }

@@ -18,7 +18,6 @@ from orchestrator.core.job import Job
 from orchestrator.core.job_checkpoints import checkpoint_saved
 from orchestrator.core.past_attempts import shorten
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
-from orchestrator.spec.job import from_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +37,7 @@ class Change:
 
 def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
     """The record that a submission begins."""
-    spec = from_dict(dict(event.spec))
+    spec = event.spec
     return Job(
         id=event.job_id,
         sequence=sequence,

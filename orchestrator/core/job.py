@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+# The annotations are read when the program runs, by codec.py and conformance.py.
+from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev  # noqa: TC001
 from orchestrator.core.attempt import Attempt, Exit, Stop  # noqa: TC001
+from orchestrator.core.ids import JobId  # noqa: TC001
 from orchestrator.core.past_attempts import Past
-from orchestrator.core.states import (  # conformance.py reads the annotations when it runs
-    JobState,  # noqa: TC001
-)
-from orchestrator.spec.job import ElasticWorkers, JobSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from orchestrator.core.ids import JobId
+from orchestrator.core.states import JobState  # noqa: TC001
+from orchestrator.spec.model import ElasticWorkers, JobSpec
 
 MAX_WORKERS = 10_000
 

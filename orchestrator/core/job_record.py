@@ -1,39 +1,32 @@
-"""A job's record as JSON-ready values and back, also as earlier versions have written it."""
+"""A job's record and its events as JSON-ready values and back, also as earlier versions have written them."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core import events as ev
-from orchestrator.core.attempt import Attempt, Exit, Stop
-from orchestrator.core.conformance import repaired, repaired_all
-from orchestrator.core.ids import JobId
+from orchestrator.core.attempt import Attempt
+from orchestrator.core.codec import RecordError, from_plain, leave_out, to_plain, use_form
+from orchestrator.core.errors import UnknownEventError
+from orchestrator.core.events import EVENTS, Event
 from orchestrator.core.job import Job
-from orchestrator.core.past_attempts import Past, past_from, shorten
-from orchestrator.core.states import AttemptState, JobState, StopPurpose
-from orchestrator.spec.job import from_dict, to_dict
+from orchestrator.core.past_attempts import Past, shorten
+from orchestrator.spec.job import SpecError, from_dict, to_dict
+from orchestrator.spec.model import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from orchestrator.core.ids import JobId
+    from orchestrator.spec.model import JsonValue
+
+_FORMS = 1024
+_forms: dict[int, tuple[JobSpec, dict[str, JsonValue]]] = {}
+
 
 def job_to_dict(job: Job) -> dict[str, Any]:
     """The record as JSON-ready values, for the store's row."""
-    plain: dict[str, Any] = {}
-    for f in fields(job):
-        value = getattr(job, f.name)
-        plain[f.name] = to_dict(value) if f.name == "spec" else _plain(value)
-    del plain["unusable"]
-    return plain
-
-
-def current_record(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A stored record in today's form. Records of earlier versions list all attempts and have no counters."""
-    if "past" in row:
-        return row
-    past, attempts = shorten(Past(), tuple(_attempt_from(a) for a in row["attempts"]))
-    return {**row, "past": _plain(past), "attempts": row["attempts"][len(row["attempts"]) - len(attempts) :]}
+    return to_plain(job)
 
 
 def job_from_dict(row: Mapping[str, Any]) -> Job:
@@ -41,64 +34,57 @@ def job_from_dict(row: Mapping[str, Any]) -> Job:
 
     Values of the wrong type, which earlier versions let ranks write, become defaults.
     """
-    row = current_record(row)
-    stop = row["stop"]
-    attempts, unusable = repaired_all("attempts", (_attempt_from(a) for a in row["attempts"]))
-    exits, more = repaired_all("exits", (_exit_from(e) for e in row["exits"]))
-    job = Job(
-        **{
-            **row,
-            "id": JobId(row["id"]),
-            "spec": from_dict(row["spec"]),
-            "state": JobState(row["state"]),
-            "attempts": attempts,
-            "past": past_from(row["past"]),
-            "nodes": tuple(row["nodes"]),
-            "seats": tuple(_seat_from(s) for s in row["seats"]),
-            "pids": tuple(row["pids"]),
-            "exits": exits,
-            "stop": None if stop is None else Stop(**{**stop, "purpose": StopPurpose(stop["purpose"])}),
-            "failure": None if row["failure"] is None else ev.failure_from(row["failure"]),
-            "notes": tuple(row["notes"]),
-            "story": tuple(row["story"]),
-        }
-    )
-    job, own = repaired(job)
-    found = (*own, *unusable, *more)
-    return replace(job, unusable=found) if found else job
+    job, unusable = from_plain(Job, current_record(row))
+    return replace(job, unusable=unusable) if unusable else job
 
 
-def _exit_from(value: Mapping[str, Any]) -> Exit:
-    restored = {
-        "log_tail": tuple(value["log_tail"]),
-        "evidence": tuple(value.get("evidence", ())),
-        "memory": ev.memory_from(value.get("memory")),
-        "stop_scope": ev.stop_scope_from(value.get("stop_scope")),
-    }
-    return Exit(**{**value, **restored})
+def current_record(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A stored record in today's form. Records of earlier versions list all attempts and have no counters."""
+    attempts = row.get("attempts", ())
+    if not all("progressed" in attempt for attempt in attempts):  # by its steps, where an earlier version did not say
+        attempts = [{"progressed": a["checkpoint_step"] > a["start_step"], **a} for a in attempts]
+        row = {**row, "attempts": attempts}
+    if "past" in row:
+        return row
+    past, kept = shorten(Past(), tuple(from_plain(Attempt, attempt)[0] for attempt in attempts))
+    return {**row, "past": to_plain(past), "attempts": attempts[len(attempts) - len(kept) :]}
 
 
-def _attempt_from(value: Mapping[str, Any]) -> Attempt:
-    failure = value["failure"]
-    return Attempt(
-        **{
-            "progressed": value["checkpoint_step"] > value["start_step"],  # where an earlier version did not say
-            **value,
-            "state": AttemptState(value["state"]),
-            "failure": None if failure is None else ev.failure_from(failure),
-        }
-    )
+def event_body(event: Event) -> dict[str, Any]:
+    """The event's own fields as JSON-ready values; job_id, at and cause are columns of the store."""
+    return to_plain(event)
 
 
-def _seat_from(value: Mapping[str, Any]) -> ev.Seat:
-    return ev.Seat(**{**value, "gpu_ids": tuple(value["gpu_ids"]), "gpu_uuids": tuple(value["gpu_uuids"])})
+def event_from(kind: str, body: Mapping[str, Any], *, job_id: JobId, at: float, cause: str) -> Event:
+    """The inverse of ``event_body``. Raises UnknownEventError for a kind of a newer version.
+
+    Values of the wrong type, which earlier versions took from ranks as they came, are replaced by defaults.
+    """
+    cls = EVENTS.get(kind)
+    if cls is None:
+        raise UnknownEventError(f"event {kind!r}: upgrade orch to the version that wrote this store")
+    return from_plain(cls, {**body, "job_id": job_id, "at": at, "cause": cause})[0]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, dict):
-        return dict(value)
-    return value
+def _spec_form(spec: JobSpec) -> dict[str, JsonValue]:
+    """The spec's canonical form, made once: the record is written anew with every event, its spec stays the same object."""
+    known = _forms.get(id(spec))
+    if known is not None and known[0] is spec:
+        return known[1]
+    if len(_forms) >= _FORMS:
+        _forms.clear()
+    form = to_dict(spec)
+    _forms[id(spec)] = spec, form
+    return form
+
+
+def _spec_of(form: Any) -> JobSpec:
+    try:
+        return from_dict(form)
+    except SpecError as error:
+        raise RecordError(str(error)) from error
+
+
+use_form(JobSpec, _spec_form, _spec_of)
+leave_out(Job, "unusable")
+leave_out(Event, "job_id", "at", "cause")

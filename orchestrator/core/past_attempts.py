@@ -7,11 +7,9 @@ A job may restart thousands of times, and its record is written anew with every 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from orchestrator.core.attempt import Attempt
 
 KEPT_ATTEMPTS: Final = 10
@@ -73,8 +71,3 @@ def shorten(past: Past, attempts: tuple[Attempt, ...]) -> tuple[Past, tuple[Atte
     while len(attempts) > KEPT_ATTEMPTS:
         past, attempts = past.add(attempts[0], attempts[1]), attempts[1:]
     return past, attempts
-
-
-def past_from(value: Mapping[str, Any]) -> Past:
-    """The inverse of its plain form in a stored record."""
-    return Past(**value)

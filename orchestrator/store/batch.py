@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.core.notices import notices_of
-from orchestrator.spec.job import from_dict
 from orchestrator.store.errors import BrokenChainError
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def same_submission(job: Job, event: ev.JobSubmitted) -> bool:
         job.snapshot == event.snapshot
         and job.resume_from == event.resume_from
         and job.rerun_of == event.rerun_of
-        and job.spec == from_dict(dict(event.spec))
+        and job.spec == event.spec
     )
 
 

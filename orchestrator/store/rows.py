@@ -6,9 +6,8 @@ import json
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.events import event_body, event_from
 from orchestrator.core.ids import JobId
-from orchestrator.core.job_record import job_from_dict, job_to_dict
+from orchestrator.core.job_record import event_body, event_from, job_from_dict, job_to_dict
 from orchestrator.core.notices import Notice
 from orchestrator.store.errors import UnreadableRecordError
 from orchestrator.store.port import StoredEvent, StoredNotice

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
+from orchestrator.core.ids import JobId  # noqa: TC001  # codec.py reads the annotations when it runs
 from orchestrator.core.states import FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from orchestrator.core.cluster import Node
-    from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
 
 HALF_LIFE_SECONDS: Final = 1800.0

@@ -24,7 +24,7 @@ from orchestrator.core.scheduler.placement import could_ever_fit, needs_home, ra
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.private_files import make_private, open_private
 from orchestrator.spec.entrypoint import parse_entrypoint
-from orchestrator.spec.job import JobSpec, parse_job, to_dict
+from orchestrator.spec.job import JobSpec, parse_job
 from orchestrator.spec.problems import SpecError
 from orchestrator.train.trainer.config.check import trainer_findings
 
@@ -205,7 +205,7 @@ def _event(
         job_id=JobId(new_id),
         at=at,
         name=checked.spec.name,
-        spec=to_dict(checked.spec),
+        spec=checked.spec,
         user=who.user,
         uid=who.uid,
         idempotency_key=who.key,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
 from orchestrator.core.diagnosis.straggler import find_straggler
-from orchestrator.core.events import FirstStep, event_body
+from orchestrator.core.events import FirstStep
+from orchestrator.core.job_record import event_body
 from orchestrator.core.past_attempts import recovery_seconds
 from orchestrator.core.states import JobState
 from orchestrator.gpu.drivers.simulated import is_simulated

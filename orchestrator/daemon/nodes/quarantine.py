@@ -8,11 +8,11 @@ new one with each head) is known by its host name, where no other node has that 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.core.codec import from_plain, to_plain
 from orchestrator.core.diagnosis.quarantine import Strike, avoid, check_after, condemned, condemned_gpu, strike_of
-from orchestrator.core.ids import JobId
 from orchestrator.store.port import StoredPlace
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _Held:
         recent = [s for s in self.strikes if now - s.at < FORGOTTEN_SECONDS][-MOST_STRIKES:]
         if not (recent or self.avoided or self.cordoned_by or now - self.forgiven_at < FORGOTTEN_SECONDS):
             return None
-        return asdict(replace(self, strikes=recent))
+        return to_plain(replace(self, strikes=recent))
 
 
 class NodeTrust:
@@ -73,7 +73,7 @@ class NodeTrust:
         """What an earlier daemon has written. What weighs nothing any more is forgotten: nodes come and go for ever."""
         now = self._clock()
         for place in places:
-            held = None if place.body is None else _held_from(place.body)
+            held = None if place.body is None else from_plain(_Held, place.body)[0]
             if held is None or held.body(now) is None:
                 self._unsaved.add((place.kind, place.name))
             else:
@@ -202,9 +202,3 @@ class NodeTrust:
                 failed_checks=failed,
             )
         return changed
-
-
-def _held_from(body: Mapping[str, Any]) -> _Held:
-    avoided = body["avoided"]
-    strikes = [Strike(**{**strike, "job_id": JobId(strike["job_id"])}) for strike in body["strikes"]]
-    return _Held(**{**body, "avoided": _Avoided(**avoided) if avoided else None, "strikes": strikes})

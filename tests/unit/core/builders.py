@@ -12,7 +12,7 @@ from orchestrator.core.fold import Change, change_of, fold, submitted
 from orchestrator.core.ids import JobId
 from orchestrator.core.job import Job
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
-from orchestrator.spec.job import JobSpec, ResourcesSpec, WorkerResources, to_dict
+from orchestrator.spec.job import JobSpec, ResourcesSpec, WorkerResources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +43,7 @@ def submission(spec: JobSpec | None = None, *, job_id: str = ID, at: float = T0,
             "job_id": JobId(job_id),
             "at": at,
             "name": spec.name,
-            "spec": to_dict(spec),
+            "spec": spec,
             "user": "ada",
             "uid": 1000,
             "idempotency_key": f"key-{job_id}",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import misfits, repaired
 from orchestrator.core.fold import fold
-from orchestrator.core.job_record import job_from_dict, job_to_dict
+from orchestrator.core.job_record import event_body, event_from, job_from_dict, job_to_dict
 from orchestrator.core.states import JobState
 from tests.unit.core import strategies
 from tests.unit.core.builders import ID, T0, in_state
@@ -62,12 +62,12 @@ def test_an_event_with_any_value_is_named_or_folds(event: ev.Event, data: st.Dat
     name = data.draw(st.sampled_from([f.name for f in dataclasses.fields(event) if f.name != "job_id"]))
     changed = dataclasses.replace(event, **{name: data.draw(ODD)})
     if not misfits(changed):
-        json.dumps(ev.event_body(changed), allow_nan=False)
+        json.dumps(event_body(changed), allow_nan=False)
 
 
 def test_a_stored_event_of_an_earlier_version_is_repaired() -> None:
     body = {"attempt": 1, "step": 3, "path": [1]}
-    event = ev.event_from("checkpoint_saved", body, job_id=ID, at=math.inf, cause="")
+    event = event_from("checkpoint_saved", body, job_id=ID, at=math.inf, cause="")
     assert event == ev.CheckpointSaved(job_id=ID, at=0.0, attempt=1, step=3, path="")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import UnknownEventError
-from orchestrator.core.job_record import job_from_dict, job_to_dict
+from orchestrator.core.job_record import event_body, event_from, job_from_dict, job_to_dict
 from orchestrator.core.states import JobState
 from tests.unit.core import strategies
 from tests.unit.core.builders import ID, T0, after, exited, in_state, make_spec, pending, running
@@ -19,8 +19,8 @@ from tests.unit.core.builders import ID, T0, after, exited, in_state, make_spec,
 @settings(max_examples=100, deadline=None)
 @given(strategies.all_events)
 def test_every_event_survives_its_json_form(event: ev.Event) -> None:
-    body = json.loads(json.dumps(ev.event_body(event)))
-    again = ev.event_from(event.kind, body, job_id=event.job_id, at=event.at, cause=event.cause)
+    body = json.loads(json.dumps(event_body(event)))
+    again = event_from(event.kind, body, job_id=event.job_id, at=event.at, cause=event.cause)
     assert again == event
     assert type(again) is type(event)
 
@@ -47,10 +47,10 @@ def test_a_record_of_before_a_field_was_added_takes_its_default() -> None:
 def test_an_exit_of_before_stops_were_recorded_is_one_that_nothing_asked_for() -> None:
     job = running(pending(make_spec(workers=1)))
     event = exited(job, exit_code=0)
-    body = ev.event_body(event)
+    body = event_body(event)
     for name in ("stop_seen_at", "stop_scope", "last_step", "total_steps"):
         del body[name]
-    assert ev.event_from(event.kind, body, job_id=event.job_id, at=event.at, cause="") == event
+    assert event_from(event.kind, body, job_id=event.job_id, at=event.at, cause="") == event
     row = job_to_dict(after(job, event))
     for ended in row["exits"]:
         del ended["stop_seen_at"], ended["stop_scope"], ended["last_step"], ended["total_steps"]
@@ -67,10 +67,10 @@ def test_every_event_class_is_in_the_table_and_in_the_strategies() -> None:
 
 def test_the_columns_of_the_store_are_not_in_the_body() -> None:
     event = ev.JobResumed(job_id=ID, at=T0, by="ada", cause="c")
-    assert ev.event_body(event) == {"by": "ada"}
-    assert {f.name for f in dataclasses.fields(event)} - set(ev.event_body(event)) == {"job_id", "at", "cause"}
+    assert event_body(event) == {"by": "ada"}
+    assert {f.name for f in dataclasses.fields(event)} - set(event_body(event)) == {"job_id", "at", "cause"}
 
 
 def test_an_event_of_a_newer_version_says_what_to_do() -> None:
     with pytest.raises(UnknownEventError, match="upgrade orch"):
-        ev.event_from("job_teleported", {}, job_id=ID, at=T0, cause="")
+        event_from("job_teleported", {}, job_id=ID, at=T0, cause="")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.core.events import MemoryUse, event_body, event_from
+from orchestrator.core.events import MemoryUse
 from orchestrator.core.failure import Verdict, classify
-from orchestrator.core.job_record import job_from_dict, job_to_dict
+from orchestrator.core.job_record import event_body, event_from, job_from_dict, job_to_dict
 from orchestrator.core.states import FailureClass, OutOf
 from tests.unit.core.builders import T0, after, exited, make_spec, pending, running
 

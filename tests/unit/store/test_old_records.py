@@ -1,17 +1,26 @@
-"""A store that an earlier version wrote: schema 4, records that list every attempt. It opens, and its jobs go on."""
+"""Stores that earlier versions wrote open, and their jobs go on.
+
+``old_store.sql`` is of schema 4, whose records list every attempt. ``released_store.sql`` is of version 0.1.0: a job in each state,
+and one with every key of job.yaml and every part of a record.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orchestrator.core.events import JobSubmitted, LeftOut, MemoryUse
 from orchestrator.core.past_attempts import KEPT_ATTEMPTS
+from orchestrator.core.states import JobState, OutOf, StopScope
 from orchestrator.daemon.jobs.views import job_view
-from tests.unit.core.builders import T0, failed, gone, started
+from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.spec.model import Backoff, ElasticWorkers, LogPolicy, MaxRestarts, NotifySpec
+from tests.unit.core.builders import T0, failed, gone, node, started
 from tests.unit.store.lives import write
 
 if TYPE_CHECKING:
@@ -23,6 +32,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Any]
 
 DUMP = Path(__file__).with_name("old_store.sql")
+RELEASED = Path(__file__).with_name("released_store.sql")
 
 
 @pytest.fixture
@@ -75,3 +85,60 @@ def test_its_jobs_go_on(old_store: SqliteStore, open_store: Callable[..., Sqlite
 
 def test_what_ended_before_there_was_an_account_of_tidying_is_tidied(old_store: SqliteStore, run: Run) -> None:
     assert run(old_store.untidied()) == [job(old_store, run, "ended").id]
+
+
+@pytest.fixture
+def released_store(path: Path, open_store: Callable[..., SqliteStore]) -> SqliteStore:
+    """The store of version 0.1.0, opened by this version."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(RELEASED.read_text())
+    path.chmod(0o600)
+    return open_store()
+
+
+def test_a_job_of_every_state_is_read_and_its_record_verifies(released_store: SqliteStore, run: Run) -> None:
+    assert run(released_store.verify()) == []
+    for state in JobState:
+        assert job(released_store, run, state.value.lower()).state is state
+    assert all(found.unusable == () for found in run(released_store.load_live()))
+
+
+def test_every_key_of_a_released_job_is_read(released_store: SqliteStore, run: Run) -> None:
+    found = job(released_store, run, "everything")
+    spec = found.spec
+    assert spec.resources.num_workers == ElasticWorkers(min=1, max=4, grow_after=timedelta(seconds=90))
+    assert (spec.resources.resources_per_worker.gpu, spec.resources.resources_per_worker.memory_bytes) == (0.5, 8 << 30)
+    assert (spec.stop_duration, spec.max_duration) == (timedelta(seconds=90), timedelta(days=1))
+    assert spec.retry.max_restarts == MaxRestarts(user=1, infra=3, hang=2, preemption=7)
+    assert spec.retry.backoff == Backoff(initial=timedelta(milliseconds=500))
+    assert spec.retry.log_policies == (LogPolicy(pattern="NCCL.*timeout", action="restart"),)
+    assert (spec.checkpoint.interval, spec.checkpoint.watch) == (100, "ckpt/*")
+    assert spec.notify == (NotifySpec(url="https://example.com/hook", on=("FAILED", "SUCCEEDED")),)
+    assert (dict(spec.trainer), dict(spec.env), spec.secrets) == (
+        {"batch_size": 64, "precision": "bf16", "timeout": "10m"},
+        {"A": "1"},
+        ("TOKEN",),
+    )
+    (ended,) = found.exits
+    assert (ended.stop_scope, ended.memory) == (
+        StopScope.RANK,
+        MemoryUse(used_bytes=5, limit_bytes=6, killed=OutOf.LIMIT),
+    )
+    assert ended.error_message == "grüße \ud800"
+
+
+def test_every_event_of_a_released_job_is_read_again(released_store: SqliteStore, run: Run) -> None:
+    first, *others = [stored.event for stored in run(released_store.events(job(released_store, run, "everything").id))]
+    assert isinstance(first, JobSubmitted)
+    assert first.spec == job(released_store, run, "everything").spec
+    assert first.left_out == LeftOut(files=3, size_bytes=100, by=(".gitignore",), largest=("data.bin",))
+    assert len(others) == 8
+
+
+def test_a_released_store_s_cordon_is_known(released_store: SqliteStore, run: Run) -> None:
+    places = run(released_store.places())
+    trust = NodeTrust(lambda: T0 + 1)
+    trust.restore(places)
+    assert trust.unsaved() == []
+    marked = trust.mark({"a": node("a")})["a"]
+    assert (marked.cordoned, marked.avoided) == (True, "r")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.events import JobSubmitted, LeftOut, event_body, event_from
+from orchestrator.core.events import JobSubmitted, LeftOut
 from orchestrator.core.failure import Verdict, classify
+from orchestrator.core.job_record import event_body, event_from
 from orchestrator.core.states import FailureClass
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.views import left_out_notes, left_out_view

@@ -1,0 +1,117 @@
+"""Records as JSON-ready values and back: the one codec of what is stored. Pure.
+
+cattrs writes and reads the dataclasses by their declared types, so a new field or record needs no code here. A value of the
+wrong type is kept as it was read, and ``conformance`` replaces it: one place decides what fits, for stored records and for
+what comes from ranks. A key that the class lacks is refused: the record of a newer version must not lose a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from cattrs import ClassValidationError, Converter, IterableValidationError, transform_error
+from cattrs.gen import make_dict_unstructure_fn, override
+from cattrs.v import format_exception
+
+from orchestrator.core.conformance import repaired, repaired_all
+from orchestrator.core.errors import CoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+_SIMPLE = (int, float, str, bool)
+
+
+class RecordError(CoreError):
+    """A stored record is damaged, or a newer version of orch wrote it; the message names each part that cannot be read."""
+
+
+def to_plain(record: Any) -> dict[str, Any]:
+    """The record's fields as values that JSON has."""
+    plain: dict[str, Any] = _CONVERTER.unstructure(record)
+    return plain
+
+
+def from_plain(cls: type[T], values: Mapping[str, Any]) -> tuple[T, tuple[str, ...]]:
+    """The record of such values, and the names of the fields that held what does not fit and have a default now.
+
+    A missing key takes its default. Raises RecordError where there is none, where a key is unknown, and where an enumeration or
+    a class with a form of its own does not have the value.
+    """
+    try:
+        record = _CONVERTER.structure(values, cls)
+    except (ClassValidationError, IterableValidationError) as error:
+        raise RecordError(f"{cls.__name__}: {'; '.join(transform_error(error, format_exception=_reason))}") from error
+    below: tuple[str, ...] = ()
+    for name in _record_lists(cls):  # type: ignore[arg-type]  # a class is hashable
+        items = getattr(record, name)
+        if not isinstance(items, (tuple, list)):
+            continue
+        whole, names = repaired_all(name, items)
+        if names:
+            kept: Any = type(items)(whole)
+            record, below = replace(record, **{name: kept}), (*below, *names)  # type: ignore[type-var]
+    record, own = repaired(record)
+    return record, (*own, *below)
+
+
+def leave_out(cls: type[Any], *names: str) -> None:
+    """Keep these fields out of the plain form of the class and of those below it."""
+
+    def writer(of: type[Any]) -> Callable[[Any], dict[str, Any]]:
+        omitted: Any = {name: override(omit=True) for name in names}
+        return make_dict_unstructure_fn(of, _CONVERTER, **omitted)
+
+    _CONVERTER.register_unstructure_hook_factory(lambda of: isinstance(of, type) and issubclass(of, cls), writer)
+
+
+def use_form(cls: type[T], write: Callable[[T], Any], read: Callable[[Any], T]) -> None:
+    """Write and read a class by functions of its own."""
+    _CONVERTER.register_unstructure_hook(cls, write)
+    _CONVERTER.register_structure_hook(cls, lambda value, _: read(value))
+
+
+def _reason(error: BaseException, kind: type[Any] | None) -> str:
+    return str(error) if type(error) is ValueError or isinstance(error, RecordError) else format_exception(error, kind)
+
+
+@cache
+def _record_lists(cls: Any) -> tuple[str, ...]:
+    """The fields of a class that hold tuples of records."""
+    hints = get_type_hints(cls)
+    tuples = [f.name for f in fields(cls) if _is_list(hints[f.name])]
+    return tuple(name for name in tuples if is_dataclass(get_args(hints[name])[0]))
+
+
+def _converter() -> Converter:
+    converter = Converter(forbid_extra_keys=True, unstruct_collection_overrides={tuple: list})
+    for kind in _SIMPLE:
+        converter.register_structure_hook(kind, lambda value, _: value)
+    converter.register_structure_hook(StrEnum, lambda value, kind: kind(value))
+    converter.register_structure_hook_func(_is_mapping, lambda value, _: value)
+    converter.register_structure_hook_factory(_is_list, lambda kind: _list_reader(converter, kind))
+    return converter
+
+
+def _is_mapping(kind: Any) -> bool:
+    return get_origin(kind) in (Mapping, dict)
+
+
+def _is_list(kind: Any) -> bool:
+    return get_origin(kind) in (tuple, list)
+
+
+def _list_reader(converter: Converter, kind: Any) -> Callable[[Any, Any], Any]:
+    """Reads a list into the tuple or list that is declared; what is no list stays, for ``conformance`` to replace."""
+    make, item = get_origin(kind), get_args(kind)[0]
+    if item in _SIMPLE:
+        return lambda value, _: make(value) if isinstance(value, list) else value
+    return lambda value, _: make(converter.structure(v, item) for v in value) if isinstance(value, list) else value
+
+
+_CONVERTER = _converter()
