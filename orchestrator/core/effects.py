@@ -1,12 +1,21 @@
-"""What a job's record wants done to the world. Every effect is idempotent, so a restarted daemon orders it again."""
+"""What a job's record requires of the runtime: one table, from the job's phase and what it holds to the effect.
+
+Every effect is idempotent, and follows from the record alone: a restarted daemon derives and orders it again.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+from orchestrator.core import phases as p
+from orchestrator.core.phases import Hold, hold_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +54,57 @@ class ReleaseGang:
     gang: int
 
 
-Effect = Ensure | StopRanks | KillRanks | ReleaseGang
+Effect: TypeAlias = Ensure | StopRanks | KillRanks | ReleaseGang
+_Kind: TypeAlias = type[Ensure] | type[StopRanks] | type[KillRanks] | type[ReleaseGang]
+
+_NOTHING: Mapping[Hold, _Kind | None] = {Hold.NOTHING: None}
+_LIVE: Mapping[Hold, _Kind | None] = {
+    Hold.NOTHING: None,
+    Hold.PROCESSES: Ensure,
+    Hold.ACTORS: Ensure,
+    Hold.LOST: None,  # the attempt's failure follows
+}
+_ENDING: Mapping[Hold, _Kind | None] = {
+    Hold.NOTHING: None,
+    Hold.PROCESSES: KillRanks,
+    Hold.ACTORS: ReleaseGang,
+    Hold.LOST: ReleaseGang,
+}
+
+EFFECTS: Mapping[type[p.Phase], Mapping[Hold, _Kind | None]] = {
+    p.Pending: _NOTHING,
+    p.Starting: _LIVE,
+    p.Running: _LIVE,
+    p.Finishing: {Hold.NOTHING: None, Hold.ACTORS: ReleaseGang, Hold.LOST: ReleaseGang},
+    p.Restarting: {Hold.PROCESSES: KillRanks, Hold.ACTORS: None},
+    p.Replacing: _ENDING,
+    p.GivingUp: _ENDING,
+    p.Draining: {**_ENDING, Hold.PROCESSES: StopRanks},
+    p.Suspended: _NOTHING,
+    p.Succeeded: _NOTHING,
+    p.Failed: _NOTHING,
+    p.Cancelled: _NOTHING,
+}
+"""What each phase requires, by what the job holds. What a row lacks cannot be: no value of the phase holds it."""
+
+
+def desired_effect(job: Job) -> Effect | None:
+    """The effect that the record requires, whatever was done before."""
+    kind = EFFECTS[type(job.phase)][hold_of(job.held)]
+    if kind is None:
+        return None
+    if kind is ReleaseGang:
+        return ReleaseGang(job.id, job.gang)
+    if kind is StopRanks and job.stop is not None:
+        return StopRanks(job.id, job.attempt_number, job.gang, job.stop.deadline)
+    return (Ensure if kind is Ensure else KillRanks)(job.id, job.attempt_number, job.gang)
+
+
+def table() -> str:
+    """The table in Markdown, for the documentation."""
+    names = {None: "-", Ensure: "ensure", StopRanks: "stop ranks", KillRanks: "kill ranks", ReleaseGang: "release gang"}
+    lines = ["| state | phase | " + " | ".join(Hold) + " |", "|---|---|" + "---|" * len(Hold)]
+    for phase, row in EFFECTS.items():
+        cells = [names[row[hold]] if hold in row else "" for hold in Hold]
+        lines.append(f"| {phase.state} | {phase.__name__} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

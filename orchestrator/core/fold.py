@@ -14,13 +14,32 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import events as ev
 from orchestrator.core.attempt import Attempt, Exit, Stop
 from orchestrator.core.errors import BrokenRuleError, CoreError
-from orchestrator.core.job import Job
+from orchestrator.core.job import Job, Submission
 from orchestrator.core.job_checkpoints import checkpoint_saved
 from orchestrator.core.past_attempts import shorten
+from orchestrator.core.phases import (
+    Cancelled,
+    Draining,
+    Failed,
+    Finishing,
+    Gang,
+    GivingUp,
+    Holding,
+    LostGang,
+    Pending,
+    Replacing,
+    Restarting,
+    Running,
+    Starting,
+    Succeeded,
+    Suspended,
+)
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from orchestrator.core.phases import Ended, HoldingPhase, Phase, Recovering
 
 
 STORY_LENGTH = 12
@@ -37,13 +56,11 @@ class Change:
 
 def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
     """The record that a submission begins."""
-    spec = event.spec
-    return Job(
+    submission = Submission(
         id=event.job_id,
         sequence=sequence,
-        version=1,
         name=event.name,
-        spec=spec,
+        spec=event.spec,
         user=event.user,
         uid=event.uid,
         submitted_at=event.at,
@@ -54,8 +71,12 @@ def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
         snapshot=event.snapshot,
         resume_from=event.resume_from,
         rerun_of=event.rerun_of,
-        priority=spec.priority,
-        state=JobState.PENDING,
+    )
+    return Job(
+        submission=submission,
+        version=1,
+        priority=event.spec.priority,
+        phase=Pending(),
         state_since=event.at,
         reason="waiting to be placed",
         story=(f"{event.at:.3f} job_submitted",),
@@ -87,15 +108,22 @@ def _fold(event: ev.Event, job: Job) -> Job:
     raise CoreError(f"{type(event).__name__} cannot happen to job {job.id}, which exists")
 
 
-def _to(job: Job, state: JobState, at: float, reason: str) -> Job:
-    if state is job.state:
-        return replace(job, reason=reason)
-    check_transition(job.state, state, job.story)
-    return replace(job, state=state, state_since=at, reason=reason)
+def _enter(job: Job, phase: Phase, at: float, reason: str, **changes: Any) -> Job:
+    """The record in ``phase``, with ``changes``. Raises IllegalTransitionError for what the state table lacks."""
+    if phase.state is not job.state:
+        check_transition(job.state, phase.state, job.story)
+        changes["state_since"] = at
+    return replace(job, phase=phase, reason=reason, **changes)
 
 
-def _with_attempt(job: Job, **changes: Any) -> Job:
-    return replace(job, attempts=(*job.attempts[:-1], replace(job.attempts[-1], **changes)))
+def _last_changed(job: Job, **changes: Any) -> tuple[Attempt, ...]:
+    return (*job.attempts[:-1], replace(job.attempts[-1], **changes))
+
+
+def _gang_changed(phase: HoldingPhase, **changes: Any) -> HoldingPhase:
+    if isinstance(phase, Restarting):
+        return replace(phase, gang=replace(phase.gang, **changes))
+    return phase if phase.gang is None else replace(phase, gang=replace(phase.gang, **changes))
 
 
 def _current(job: Job, attempt: int) -> bool:
@@ -103,7 +131,7 @@ def _current(job: Job, attempt: int) -> bool:
 
 
 def _holds_nothing(job: Job, event: ev.Event) -> None:
-    if job.gang_open or job.attempt_live:
+    if job.gang_open:
         raise BrokenRuleError(job.id, f"{event.kind} while its gang is not confirmed gone", job.story)
 
 
@@ -111,10 +139,14 @@ def _holds_nothing(job: Job, event: ev.Event) -> None:
 def _(event: ev.AttemptStarted, job: Job) -> Job:
     if event.attempt <= job.attempt_number:
         return job
-    fresh = event.gang != job.gang
-    if job.attempt_live or (fresh and job.gang_open):
+    fresh, held = event.gang != job.gang, job.held
+    if job.attempt_live or (fresh and held is not None):
         raise BrokenRuleError(job.id, "a second attempt while one is not confirmed gone", job.story)
-    if not fresh and (job.gang_lost or not job.gang_open):
+    if fresh:
+        gang = Gang(nodes=event.nodes)
+    elif isinstance(held, Gang):
+        gang = replace(held, nodes=event.nodes, pids=())
+    else:
         raise BrokenRuleError(job.id, "an attempt in a gang that is gone", job.story)
     attempt = Attempt(
         number=event.attempt,
@@ -125,26 +157,9 @@ def _(event: ev.AttemptStarted, job: Job) -> Job:
         checkpoint_step=job.checkpoint_step,
         ranks=len(event.nodes),
     )
-    job = _to(job, JobState.STARTING, event.at, "placing the gang" if fresh else "starting the ranks again")
     past, attempts = shorten(job.past, (*_without_log(job.attempts), attempt))
-    return replace(
-        job,
-        attempts=attempts,
-        past=past,
-        gang=event.gang,
-        gang_open=True,
-        gang_lost=False,
-        nodes=event.nodes,
-        seats=() if fresh else job.seats,
-        attempt_live=True,
-        pids=(),
-        exits=(),
-        succeeded=False,
-        retry=False,
-        not_before=0.0,
-        stop=None,
-        degraded=job.degraded and not fresh,
-    )
+    reason = "placing the gang" if fresh else "starting the ranks again"
+    return _enter(job, Starting(gang=gang, failure=job.failure), event.at, reason, attempts=attempts, past=past)
 
 
 def _without_log(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
@@ -156,73 +171,98 @@ def _without_log(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
 
 @_fold.register
 def _(event: ev.GangPlaced, job: Job) -> Job:
-    if event.gang != job.gang or not job.gang_open or job.gang_lost or job.seats == event.seats:
+    phase = job.phase
+    if not isinstance(phase, Holding) or event.gang != job.gang:
         return job
-    return replace(
-        job, seats=event.seats, reason="starting the ranks" if job.state is JobState.STARTING else job.reason
-    )
+    if not isinstance(phase.gang, Gang) or phase.gang.seats == event.seats:
+        return job
+    reason = "starting the ranks" if isinstance(phase, Starting) else job.reason
+    return replace(job, phase=_gang_changed(phase, seats=event.seats), reason=reason)
 
 
 @_fold.register
 def _(event: ev.AttemptRunning, job: Job) -> Job:
-    if not _current(job, event.attempt) or job.state is not JobState.STARTING:
+    if not _current(job, event.attempt) or not isinstance(job.phase, Starting):
         return job
+    gang = job.phase.gang
+    if gang is not None and gang.pids is not None:
+        gang = replace(gang, pids=event.pids)
+    phase = Running(gang=gang, exits=job.phase.exits, failure=job.phase.failure)
     reason = job.reason if job.gang_lost else "every rank is up"
-    job = _with_attempt(job, state=AttemptState.RUNNING, running_at=event.at)
-    return replace(_to(job, JobState.RUNNING, event.at, reason), pids=event.pids)
+    attempts = _last_changed(job, state=AttemptState.RUNNING, running_at=event.at)
+    return _enter(job, phase, event.at, reason, attempts=attempts)
 
 
 @_fold.register
 def _(event: ev.RankExited, job: Job) -> Job:
-    if not _current(job, event.attempt) or not job.gang_open or any(e.rank == event.rank for e in job.exits):
+    phase = job.phase
+    if not isinstance(phase, Holding) or phase.gang is None or not _current(job, event.attempt):
+        return job
+    if any(e.rank == event.rank for e in phase.exits):
         return job
     ended = Exit(**{f.name: getattr(event, f.name) for f in fields(Exit)})
-    return replace(job, exits=(*job.exits, ended))
+    return replace(job, phase=replace(phase, exits=(*phase.exits, ended)))
 
 
 @_fold.register
 def _(event: ev.GangLost, job: Job) -> Job:
-    if event.gang != job.gang or not job.gang_open:
+    phase = job.phase
+    if not isinstance(phase, Holding) or phase.gang is None or event.gang != job.gang:
         return job
-    if job.gang_lost and event.not_before <= job.fenced_until:
+    known = isinstance(phase.gang, LostGang)
+    if known and event.not_before <= job.fenced_until:
         return job  # nothing new; a second node that is cut off would be
+    fenced_until = max(job.fenced_until, event.not_before)
     return replace(
         job,
-        gang_lost=True,
-        keep_gang=False,
-        not_before=max(job.not_before, event.not_before),
-        fenced_until=max(job.fenced_until, event.not_before),
-        reason=job.reason if job.gang_lost else event.reason,
+        phase=_losing(phase, phase.gang, fenced_until),
+        fenced_until=fenced_until,
+        reason=job.reason if known else event.reason,
     )
+
+
+def _losing(phase: HoldingPhase, gang: Gang | LostGang, fenced_until: float) -> Phase:
+    lost = LostGang(nodes=gang.nodes, seats=gang.seats, pids=gang.pids, degraded=gang.degraded)
+    if isinstance(phase, Restarting | Replacing):
+        return _replacing(phase, lost, max(phase.not_before, fenced_until))
+    return replace(phase, gang=lost)
+
+
+def _replacing(phase: Restarting | Replacing, gang: Gang | LostGang | None, not_before: float) -> Replacing:
+    return Replacing(gang=gang, exits=phase.exits, failure=phase.failure, not_before=not_before)
 
 
 @_fold.register
 def _(event: ev.AttemptFailed, job: Job) -> Job:
-    if not _current(job, event.attempt) or job.state not in (JobState.STARTING, JobState.RUNNING) or job.succeeded:
+    phase = job.phase
+    if not _current(job, event.attempt) or not isinstance(phase, Starting | Running):
         return job
     failure_class = event.failure.failure_class
     preempted = failure_class is FailureClass.PREEMPTION
-    job = _with_attempt(
-        job,
-        state=_failed_attempt(job, failure_class),
-        ended_at=event.failed_at,
-        failure=event.failure,
-    )
-    attempt = job.attempts[-1]
+    progressed = job.attempts[-1].progressed or job.checkpoint_step > job.attempts[-1].start_step
     restarts = dict(job.restarts)
     if event.retry:
         restarts[failure_class.value] = restarts.get(failure_class.value, 0) + 1
-    progressed = attempt.progressed or job.checkpoint_step > attempt.start_step
-    job = _to(job, JobState.RECOVERING, event.at, event.failure.sentence)
-    return replace(
+    state = _failed_attempt(job, failure_class)
+    return _enter(
         job,
-        retry=event.retry,
-        keep_gang=event.keep_gang and not job.gang_lost,
-        not_before=max(event.not_before, job.not_before),
+        _recovering(phase, event, job.fenced_until),
+        event.at,
+        event.failure.sentence,
+        attempts=_last_changed(job, state=state, ended_at=event.failed_at, failure=event.failure),
         restarts=restarts,
         no_progress=(0 if progressed else job.no_progress) + int(event.retry and not preempted),
-        failure=event.failure,
     )
+
+
+def _recovering(phase: Starting | Running, event: ev.AttemptFailed, fenced_until: float) -> Recovering:
+    gang, exits, failure = phase.gang, phase.exits, event.failure
+    not_before = max(event.not_before, fenced_until)
+    if not event.retry:
+        return GivingUp(gang=gang, exits=exits, failure=failure)
+    if event.keep_gang and isinstance(gang, Gang):
+        return Restarting(gang=gang, exits=exits, failure=failure, not_before=not_before)
+    return Replacing(gang=gang, exits=exits, failure=failure, not_before=not_before)
 
 
 def _failed_attempt(job: Job, failure_class: FailureClass) -> AttemptState:
@@ -233,63 +273,71 @@ def _failed_attempt(job: Job, failure_class: FailureClass) -> AttemptState:
 
 @_fold.register
 def _(event: ev.AttemptSucceeded, job: Job) -> Job:
-    if not _current(job, event.attempt) or job.state not in (JobState.RUNNING, JobState.DRAINING) or job.succeeded:
+    phase = job.phase
+    if not _current(job, event.attempt) or not isinstance(phase, Running | Draining) or job.succeeded:
         return job
-    job = _with_attempt(job, state=AttemptState.SUCCEEDED, ended_at=event.at)
-    return replace(job, succeeded=True, attempt_live=False, reason="every rank ended with 0; releasing the GPUs")
+    gang = None if phase.gang is None else replace(phase.gang, pids=None)
+    if isinstance(phase, Draining):
+        after: Phase = replace(phase, gang=gang)
+    else:
+        after = Finishing(gang=gang, exits=phase.exits, failure=phase.failure)
+    attempts = _last_changed(job, state=AttemptState.SUCCEEDED, ended_at=event.at)
+    return _enter(job, after, event.at, "every rank ended with 0; releasing the GPUs", attempts=attempts)
 
 
 @_fold.register
 def _(event: ev.AttemptGone, job: Job) -> Job:
-    if not _current(job, event.attempt) or not job.attempt_live:
+    return _without_processes(job, event.at) if _current(job, event.attempt) else job
+
+
+def _without_processes(job: Job, at: float) -> Job:
+    phase = job.phase
+    if not isinstance(phase, Holding) or phase.gang is None or phase.gang.pids is None:
         return job
-    if job.state is JobState.DRAINING and job.attempts[-1].ended_at is None:
-        job = _with_attempt(job, ended_at=event.at, state=_drained_attempt(job))
-    return replace(job, attempt_live=False, pids=())
+    attempts = job.attempts
+    if isinstance(phase, Draining) and attempts[-1].ended_at is None:
+        attempts = _last_changed(job, ended_at=at, state=_drained_attempt(phase))
+    return replace(job, attempts=attempts, phase=_gang_changed(phase, pids=None))
 
 
-def _drained_attempt(job: Job) -> AttemptState:
-    if job.stop is not None and job.stop.purpose is StopPurpose.PREEMPT:
-        return AttemptState.PREEMPTED
-    return AttemptState.ABORTED
+def _drained_attempt(phase: Draining) -> AttemptState:
+    return AttemptState.PREEMPTED if phase.stop.purpose is StopPurpose.PREEMPT else AttemptState.ABORTED
 
 
 @_fold.register
 def _(event: ev.GangReleased, job: Job) -> Job:
     if event.gang != job.gang or not job.gang_open:
         return job
-    if job.attempt_live:
-        job = _fold(ev.AttemptGone(job_id=job.id, at=event.at, attempt=job.attempt_number), job)
-    return replace(
-        job,
-        gang_open=False,
-        gang_lost=False,
-        keep_gang=False,
-        seats=(),
-        nodes=(),
-        pids=(),
-        degraded=False,
-        checkpoint_step=job.durable_step,  # a newer one was in the memory of the actors that are gone
-        checkpoint_at=job.durable_at,
-    )
+    job = _without_processes(job, event.at)
+    phase = job.phase
+    if isinstance(phase, Restarting):
+        phase = _replacing(phase, None, phase.not_before)
+    elif isinstance(phase, Holding):
+        phase = replace(phase, gang=None)
+    # A checkpoint that is not durable was in the memory of the actors that are gone.
+    checkpoints = job.checkpoints.without_memory if job.checkpoints is not None else None
+    return replace(job, phase=phase, checkpoints=checkpoints)
 
 
 @_fold.register
 def _(event: ev.StopRequested, job: Job) -> Job:
-    if job.succeeded or (job.state is JobState.RECOVERING and not job.retry):
+    if job.succeeded or isinstance(job.phase, GivingUp):
         return job  # its end is decided; only its gang has to go
     reason = _STOP_REASONS[event.purpose].format(by=event.by)
-    if job.state is JobState.DRAINING and job.stop is not None:
-        if not event.purpose.overrides(job.stop.purpose):
+    if isinstance(job.phase, Draining):
+        before = job.phase.stop
+        if not event.purpose.overrides(before.purpose):
             return job
         # Its processes were told at the first stop: their time to save runs from there.
-        deadline = min(job.stop.deadline, event.deadline)
-        stop = Stop(purpose=event.purpose, by=event.by, at=job.stop.at, deadline=deadline)
-        return replace(job, stop=stop, reason=reason)
-    if job.attempt_live and job.attempts[-1].ended_at is None:
-        job = _with_attempt(job, state=AttemptState.DRAINING)
+        deadline = min(before.deadline, event.deadline)
+        stop = Stop(purpose=event.purpose, by=event.by, at=before.at, deadline=deadline)
+        return replace(job, phase=replace(job.phase, stop=stop), reason=reason)
+    attempts = job.attempts
+    if job.attempt_live and attempts[-1].ended_at is None:
+        attempts = _last_changed(job, state=AttemptState.DRAINING)
     stop = Stop(purpose=event.purpose, by=event.by, at=event.at, deadline=event.deadline)
-    return replace(_to(job, JobState.DRAINING, event.at, reason), stop=stop)
+    draining = Draining(gang=job.held, exits=job.exits, failure=job.failure, stop=stop)
+    return _enter(job, draining, event.at, reason, attempts=attempts)
 
 
 _STOP_REASONS: Mapping[StopPurpose, str] = {
@@ -303,45 +351,49 @@ _STOP_REASONS: Mapping[StopPurpose, str] = {
 
 @_fold.register
 def _(event: ev.JobRequeued, job: Job) -> Job:
-    if job.state is JobState.PENDING:
+    if isinstance(job.phase, Pending):
         return job
     _holds_nothing(job, event)
-    job = _to(job, JobState.PENDING, event.at, event.reason)
-    return replace(job, not_before=event.not_before, stop=None, retry=False, exits=(), succeeded=False)
+    phase = Pending(not_before=max(event.not_before, job.fenced_until), failure=job.failure)
+    return _enter(job, phase, event.at, event.reason)
 
 
 @_fold.register
 def _(event: ev.JobSuspended, job: Job) -> Job:
-    if job.state is JobState.SUSPENDED:
+    if isinstance(job.phase, Suspended):
         return job
     _holds_nothing(job, event)
-    job = _to(job, JobState.SUSPENDED, event.at, f"paused by {event.by}")
-    return replace(job, stop=None, retry=False, exits=(), succeeded=False)
+    return _enter(job, Suspended(failure=job.failure), event.at, f"paused by {event.by}")
 
 
 @_fold.register
 def _(event: ev.JobResumed, job: Job) -> Job:
-    if job.state is JobState.PENDING:
+    if isinstance(job.phase, Pending):
         return job
     _holds_nothing(job, event)
-    return replace(
-        _to(job, JobState.PENDING, event.at, f"resumed by {event.by}"), not_before=0.0, stop=None, retry=False
-    )
+    phase = Pending(not_before=job.fenced_until, failure=job.failure)
+    return _enter(job, phase, event.at, f"resumed by {event.by}")
 
 
 @_fold.register
 def _(event: ev.JobFinished, job: Job) -> Job:
     _holds_nothing(job, event)
-    if not event.state.is_terminal:
-        raise BrokenRuleError(job.id, f"finished as {event.state}, which is no end", job.story)
-    failure = _last_failure(job, event)
-    job = _to(job, event.state, event.at, event.reason)
-    return replace(job, ended_at=event.at, exit_code=event.exit_code, failure=failure, stop=None)
+    return _enter(job, _end(job, event), event.at, event.reason)
+
+
+def _end(job: Job, event: ev.JobFinished) -> Ended:
+    match event.state:
+        case JobState.SUCCEEDED:
+            return Succeeded()
+        case JobState.CANCELLED:
+            return Cancelled()
+        case JobState.FAILED:
+            return Failed(exit_code=event.exit_code, failure=_last_failure(job, event))
+        case _:
+            raise BrokenRuleError(job.id, f"finished as {event.state}, which is no end", job.story)
 
 
 def _last_failure(job: Job, event: ev.JobFinished) -> ev.Failure | None:
-    if event.state is not JobState.FAILED:
-        return None
     if job.stop is not None and job.stop.purpose is StopPurpose.TIMEOUT:
         return ev.Failure(failure_class=FailureClass.TIMEOUT, code="max_duration", sentence=event.reason)
     return job.failure
@@ -356,7 +408,8 @@ def _(event: ev.CheckpointSaved, job: Job) -> Job:
 def _(event: ev.FirstStep, job: Job) -> Job:
     if not _current(job, event.attempt) or job.attempts[-1].first_step_at is not None:
         return job
-    return _with_attempt(job, first_step_at=event.step_at, first_step=event.step, steps_lost=event.steps_lost)
+    changes = {"first_step_at": event.step_at, "first_step": event.step, "steps_lost": event.steps_lost}
+    return replace(job, attempts=_last_changed(job, **changes))
 
 
 @_fold.register
@@ -368,7 +421,10 @@ def _(event: ev.JobUpdated, job: Job) -> Job:
 
 @_fold.register
 def _(event: ev.JobNoted, job: Job) -> Job:
-    degraded = job.degraded if event.degraded is None else event.degraded
+    degraded = job.degraded if event.degraded is None or not job.gang_open else event.degraded
     if degraded == job.degraded and job.notes[-1:] == (event.message,):
         return job
-    return replace(job, degraded=degraded, notes=(*job.notes[-9:], event.message))
+    phase = job.phase
+    if isinstance(phase, Holding) and degraded != job.degraded:
+        phase = _gang_changed(phase, degraded=degraded)
+    return replace(job, phase=phase, notes=(*job.notes[-9:], event.message))

@@ -1,35 +1,48 @@
-"""A job's record: what its events say, as one frozen value. ``fold.py`` makes it from the events."""
+"""A job's record: what its events say, as one frozen value. ``fold.py`` makes it from the events.
+
+``Job.phase`` (``phases.py``) holds what exists only in some states; the state follows from it. The properties below let a
+reader ask without knowing the phases: each answers for every phase, with nothing where there is nothing.
+"""
 
 from __future__ import annotations
 
-# The annotations are read when the program runs, by codec.py and conformance.py.
-from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from orchestrator.core import events as ev  # noqa: TC001
-from orchestrator.core.attempt import Attempt, Exit, Stop  # noqa: TC001
-from orchestrator.core.ids import JobId  # noqa: TC001
+from orchestrator.core.errors import BrokenRuleError
 from orchestrator.core.past_attempts import Past
-from orchestrator.core.states import JobState  # noqa: TC001
-from orchestrator.spec.model import ElasticWorkers, JobSpec
+from orchestrator.core.phases import (
+    ENDED,
+    Draining,
+    Gang,
+    Holding,
+    LostGang,
+    Pending,
+    Replacing,
+    Restarting,
+)
+from orchestrator.core.states import AttemptState, JobState
+from orchestrator.spec.model import ElasticWorkers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.core import events as ev
+    from orchestrator.core.attempt import Attempt, Exit, Stop
+    from orchestrator.core.checkpoints import Checkpoints, Durable
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.phases import Phase
+    from orchestrator.spec.model import JobSpec
 
 MAX_WORKERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A job's whole record. ``sequence`` is its place of arrival; ``version`` counts its events.
-
-    ``attempts`` are the last ones, see ``past.KEPT_ATTEMPTS``; ``past`` counts those before them.
-    ``checkpoint_step`` and ``checkpoint_at`` are those of the newest checkpoint, which may lie in the memory of a rank
-    actor; ``checkpoint_path``, ``durable_step`` and ``durable_at`` are those of the newest on storage. ``not_before``
-    is a back-off; until ``fenced_until`` ranks of a lost gang may still run somewhere. ``unusable`` (not stored) names what
-    was replaced by defaults when the record was read.
-    """
+class Submission:
+    """What a user asked for, and from where; it never changes. ``sequence`` is the job's place of arrival."""
 
     id: JobId
     sequence: int
-    version: int
     name: str
     spec: JobSpec
     user: str
@@ -42,41 +55,196 @@ class Job:
     snapshot: str
     resume_from: str | None
     rerun_of: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job's whole record. ``version`` counts its events. Raises BrokenRuleError for a phase that its attempts contradict.
+
+    ``attempts`` are the last ones, see ``past.KEPT_ATTEMPTS``; ``past`` counts those before them. Until ``fenced_until``
+    ranks of a lost gang may still run somewhere. ``unusable`` (not stored) names what was replaced by defaults when the
+    record was read.
+    """
+
+    submission: Submission
+    version: int
     priority: int
-    state: JobState
+    phase: Phase
     state_since: float
     reason: str
     attempts: tuple[Attempt, ...] = ()
     past: Past = field(default_factory=Past)
-    gang: int = 0
-    gang_open: bool = False
-    gang_lost: bool = False
-    nodes: tuple[str, ...] = ()
-    seats: tuple[ev.Seat, ...] = ()
-    attempt_live: bool = False
-    pids: tuple[int, ...] = ()
-    exits: tuple[Exit, ...] = ()
-    succeeded: bool = False
-    retry: bool = False
-    keep_gang: bool = False
-    not_before: float = 0.0
-    stop: Stop | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
     no_progress: int = 0
-    checkpoint_step: int = 0
-    checkpoint_at: float | None = None
-    checkpoint_path: str = ""
-    checkpoint_digest: str = ""
-    durable_step: int = 0
-    durable_at: float | None = None
+    checkpoints: Checkpoints | None = None
     fenced_until: float = 0.0
-    failure: ev.Failure | None = None
-    degraded: bool = False
     notes: tuple[str, ...] = ()
-    ended_at: float | None = None
-    exit_code: int | None = None
     story: tuple[str, ...] = ()
     unusable: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        phase = self.phase
+        if isinstance(phase, Holding) and not (self.attempts and self.attempts[-1].state in phase.attempt_states):
+            attempt = self.attempts[-1].state if self.attempts else "no attempt"
+            raise BrokenRuleError(self.id, f"{type(phase).__name__} with {attempt}", self.story)
+
+    # -- what was submitted --------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> JobId:
+        """The job's id."""
+        return self.submission.id
+
+    @property
+    def sequence(self) -> int:
+        """Its place of arrival."""
+        return self.submission.sequence
+
+    @property
+    def name(self) -> str:
+        """The name that its user gave it."""
+        return self.submission.name
+
+    @property
+    def spec(self) -> JobSpec:
+        """Its job.yaml."""
+        return self.submission.spec
+
+    @property
+    def user(self) -> str:
+        """The name of the user that submitted it."""
+        return self.submission.user
+
+    @property
+    def uid(self) -> int:
+        """The number of the user that submitted it."""
+        return self.submission.uid
+
+    @property
+    def submitted_at(self) -> float:
+        """When it was submitted."""
+        return self.submission.submitted_at
+
+    @property
+    def idempotency_key(self) -> str:
+        """A second submission with this key is the same job."""
+        return self.submission.idempotency_key
+
+    @property
+    def python(self) -> str:
+        """The interpreter of its ranks."""
+        return self.submission.python
+
+    @property
+    def path(self) -> str:
+        """The search path of its ranks."""
+        return self.submission.path
+
+    @property
+    def work_dir(self) -> str:
+        """Its own copy of the working directory."""
+        return self.submission.work_dir
+
+    @property
+    def snapshot(self) -> str:
+        """The digest of the archive that the copy was made from."""
+        return self.submission.snapshot
+
+    @property
+    def resume_from(self) -> str | None:
+        """The checkpoint that its first attempt begins with."""
+        return self.submission.resume_from
+
+    @property
+    def rerun_of(self) -> str | None:
+        """The job that it repeats."""
+        return self.submission.rerun_of
+
+    # -- its phase -----------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> JobState:
+        """Where it stands."""
+        return self.phase.state
+
+    @property
+    def held(self) -> Gang | LostGang | None:
+        """The gang that it holds."""
+        return self.phase.gang if isinstance(self.phase, Holding) else None
+
+    @property
+    def gang_open(self) -> bool:
+        """It holds a gang, whole or not."""
+        return self.held is not None
+
+    @property
+    def gang_lost(self) -> bool:
+        """A part of the gang that it holds is gone."""
+        return isinstance(self.held, LostGang)
+
+    @property
+    def attempt_live(self) -> bool:
+        """Processes of the current attempt are not confirmed gone."""
+        return self.held is not None and self.held.pids is not None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The node of each rank of the gang."""
+        return self.held.nodes if self.held is not None else ()
+
+    @property
+    def seats(self) -> tuple[ev.Seat, ...]:
+        """The place of each rank of the gang, once its actors answered."""
+        return self.held.seats if self.held is not None else ()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes of the current attempt by rank, once all are up."""
+        return (self.held.pids or ()) if self.held is not None else ()
+
+    @property
+    def degraded(self) -> bool:
+        """A node of the gang does not answer."""
+        return self.held is not None and self.held.degraded
+
+    @property
+    def exits(self) -> tuple[Exit, ...]:
+        """How ranks of the current attempt ended."""
+        return self.phase.exits if isinstance(self.phase, Holding) else ()
+
+    @property
+    def succeeded(self) -> bool:
+        """Every rank of the current attempt ended with 0; what is left of it has to go."""
+        return isinstance(self.phase, Holding) and self.attempts[-1].state is AttemptState.SUCCEEDED
+
+    @property
+    def stop(self) -> Stop | None:
+        """The stop that it drains for."""
+        return self.phase.stop if isinstance(self.phase, Draining) else None
+
+    @property
+    def not_before(self) -> float:
+        """No attempt begins earlier: a back-off, or ranks of a lost gang that may still run."""
+        if isinstance(self.phase, Pending | Restarting | Replacing):
+            return self.phase.not_before
+        return self.fenced_until
+
+    @property
+    def failure(self) -> ev.Failure | None:
+        """Why the last attempt failed that did; of a job that ended, why it failed."""
+        return self.phase.failure
+
+    @property
+    def ended_at(self) -> float | None:
+        """When it ended."""
+        return self.state_since if isinstance(self.phase, ENDED) else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code that it ended with."""
+        return self.phase.exit_code if isinstance(self.phase, ENDED) else None
+
+    # -- its ranks -----------------------------------------------------------------------------------------------------
 
     @property
     def num_workers(self) -> int:
@@ -118,6 +286,8 @@ class Job:
         workers = self.spec.resources.num_workers
         return workers.grow_after.total_seconds() if isinstance(workers, ElasticWorkers) else 0.0
 
+    # -- its attempts --------------------------------------------------------------------------------------------------
+
     @property
     def attempt(self) -> Attempt | None:
         """The current or last attempt."""
@@ -127,6 +297,11 @@ class Job:
     def attempt_number(self) -> int:
         """Number of the current or last attempt; 0 before the first."""
         return self.attempts[-1].number if self.attempts else 0
+
+    @property
+    def gang(self) -> int:
+        """Number of the current or last gang; 0 before the first."""
+        return self.attempts[-1].gang if self.attempts else 0
 
     @property
     def left_early(self) -> tuple[Exit, ...]:
@@ -159,3 +334,34 @@ class Job:
         if self.past.running_at is not None:
             return self.past.running_at
         return next((a.running_at for a in self.attempts if a.running_at is not None), None)
+
+    # -- its checkpoints -----------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoint_step(self) -> int:
+        """The step of the newest checkpoint, which may lie in the memory of a rank actor; 0 before the first."""
+        return self.checkpoints.newest.step if self.checkpoints is not None else 0
+
+    @property
+    def checkpoint_at(self) -> float | None:
+        """When the newest checkpoint was saved."""
+        return self.checkpoints.newest.at if self.checkpoints is not None else None
+
+    @property
+    def checkpoint_path(self) -> str:
+        """Where the newest checkpoint on storage lies; "" before the first."""
+        return self._durable.path if self._durable is not None else ""
+
+    @property
+    def durable_step(self) -> int:
+        """The step of the newest checkpoint on storage; 0 before the first."""
+        return self._durable.step if self._durable is not None else 0
+
+    @property
+    def durable_at(self) -> float | None:
+        """When the newest checkpoint on storage was saved."""
+        return self._durable.at if self._durable is not None else None
+
+    @property
+    def _durable(self) -> Durable | None:
+        return self.checkpoints.durable if self.checkpoints is not None else None

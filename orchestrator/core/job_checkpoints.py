@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from orchestrator.core.checkpoints import Checkpoints, Durable, Saved
 
 if TYPE_CHECKING:
+    from orchestrator.core.attempt import Attempt
     from orchestrator.core.events import CheckpointSaved
     from orchestrator.core.job import Job
 
@@ -21,17 +24,29 @@ def _context_saved(event: CheckpointSaved, job: Job) -> Job:
         return job  # fenced: only the current attempt's checkpoints count
     if not event.path and not job.gang_open:
         return job  # it went with the actors that had it in memory
-    newest = job.checkpoint_at is None or event.step > job.checkpoint_step
-    durable = bool(event.path) and (job.durable_at is None or event.step > job.durable_step)
-    if newest:
-        if job.attempts:
-            progressed = job.attempts[-1].progressed or event.step > job.attempts[-1].start_step
-            job = _with_attempt(job, checkpoint_step=event.step, progressed=progressed)
-            job = replace(job, no_progress=0 if progressed else job.no_progress)
-        job = replace(job, checkpoint_step=event.step, checkpoint_at=event.at)
-    if durable:
-        job = replace(job, checkpoint_path=event.path, durable_step=event.step, durable_at=event.at)
-    return job
+    newest, durable = _newest(event, job.checkpoints), _durable(event, job.checkpoints)
+    if job.checkpoints is not None and newest is job.checkpoints.newest and durable is job.checkpoints.durable:
+        return job
+    attempts, no_progress = job.attempts, job.no_progress
+    if attempts and (job.checkpoints is None or newest is not job.checkpoints.newest):
+        progressed = attempts[-1].progressed or event.step > attempts[-1].start_step
+        attempts = _with_last(attempts, replace(attempts[-1], checkpoint_step=event.step, progressed=progressed))
+        no_progress = 0 if progressed else no_progress
+    checkpoints = Checkpoints(newest=newest, durable=durable)
+    return replace(job, attempts=attempts, no_progress=no_progress, checkpoints=checkpoints)
+
+
+def _newest(event: CheckpointSaved, before: Checkpoints | None) -> Saved:
+    if before is not None and event.step <= before.newest.step:
+        return before.newest
+    return Saved(step=event.step, at=event.at)
+
+
+def _durable(event: CheckpointSaved, before: Checkpoints | None) -> Durable | None:
+    known = before.durable if before is not None else None
+    if not event.path or (known is not None and event.step <= known.step):
+        return known
+    return Durable(step=event.step, at=event.at, path=event.path, digest=known.digest if known is not None else "")
 
 
 def _script_saved(event: CheckpointSaved, job: Job) -> Job:
@@ -41,23 +56,18 @@ def _script_saved(event: CheckpointSaved, job: Job) -> Job:
     """
     if not job.attempts or not job.attempt_number - 1 <= event.attempt <= job.attempt_number:
         return job
-    if event.digest == job.checkpoint_digest or (job.durable_at is not None and event.at <= job.durable_at):
+    durable = job.checkpoints.durable if job.checkpoints is not None else None
+    if durable is not None and (event.digest == durable.digest or event.at <= durable.at):
         return job
+    current = job.attempts[-1]
     if event.attempt == job.attempt_number:
-        job = _with_attempt(job, checkpoint_step=event.step, progressed=True)
+        current = replace(current, checkpoint_step=event.step, progressed=True)
     else:
-        job = _with_attempt(job, checkpoint_step=event.step, start_step=event.step)
-    return replace(
-        job,
-        no_progress=0,
-        checkpoint_step=event.step,
-        checkpoint_at=event.at,
-        checkpoint_path=event.path,
-        checkpoint_digest=event.digest,
-        durable_step=event.step,
-        durable_at=event.at,
-    )
+        current = replace(current, checkpoint_step=event.step, start_step=event.step)
+    found = Durable(step=event.step, at=event.at, path=event.path, digest=event.digest)
+    checkpoints = Checkpoints(newest=Saved(step=event.step, at=event.at), durable=found)
+    return replace(job, attempts=_with_last(job.attempts, current), no_progress=0, checkpoints=checkpoints)
 
 
-def _with_attempt(job: Job, **changes: Any) -> Job:
-    return replace(job, attempts=(*job.attempts[:-1], replace(job.attempts[-1], **changes)))
+def _with_last(attempts: tuple[Attempt, ...], last: Attempt) -> tuple[Attempt, ...]:
+    return (*attempts[:-1], last)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.attempt import Attempt
 from orchestrator.core.codec import RecordError, from_plain, leave_out, to_plain, use_form
 from orchestrator.core.errors import UnknownEventError
 from orchestrator.core.events import EVENTS, Event
-from orchestrator.core.job import Job
 from orchestrator.core.past_attempts import Past, shorten
+from orchestrator.core.stored_job import JobRecord, job_of, record_of
 from orchestrator.spec.job import SpecError, from_dict, to_dict
 from orchestrator.spec.model import JobSpec
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
     from orchestrator.spec.model import JsonValue
 
 _FORMS = 1024
@@ -26,7 +26,7 @@ _forms: dict[int, tuple[JobSpec, dict[str, JsonValue]]] = {}
 
 def job_to_dict(job: Job) -> dict[str, Any]:
     """The record as JSON-ready values, for the store's row."""
-    return to_plain(job)
+    return to_plain(record_of(job))
 
 
 def job_from_dict(row: Mapping[str, Any]) -> Job:
@@ -34,8 +34,8 @@ def job_from_dict(row: Mapping[str, Any]) -> Job:
 
     Values of the wrong type, which earlier versions let ranks write, become defaults.
     """
-    job, unusable = from_plain(Job, current_record(row))
-    return replace(job, unusable=unusable) if unusable else job
+    record, unusable = from_plain(JobRecord, current_record(row))
+    return job_of(record, unusable=unusable)
 
 
 def current_record(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -86,5 +86,4 @@ def _spec_of(form: Any) -> JobSpec:
 
 
 use_form(JobSpec, _spec_form, _spec_of)
-leave_out(Job, "unusable")
 leave_out(Event, "job_id", "at", "cause")

@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.conformance import misfits
+from orchestrator.core.effects import desired_effect
 from orchestrator.core.errors import CoreError
 from orchestrator.core.events import JobNoted
 from orchestrator.core.fold import change_of
-from orchestrator.core.scheduler.scheduler import State, decide, desired_effect
+from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.store.errors import BrokenChainError, VersionConflictError
 
 if TYPE_CHECKING:

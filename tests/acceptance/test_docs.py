@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.effects import table
 from orchestrator.core.states import mermaid
 from orchestrator.spec.job import parse_job
 from tests.support.stack import Stack
@@ -39,6 +40,11 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_the_state_diagram_is_the_one_of_the_table() -> None:
     assert f"```mermaid\n{mermaid()}\n```" in (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_the_effects_of_each_phase_are_those_of_the_table() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert f"<!-- effects:begin -->\n{table()}\n<!-- effects:end -->" in page
 
 
 def test_the_job_of_the_readme_is_a_good_one() -> None:

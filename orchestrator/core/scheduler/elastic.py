@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.core.phases import Draining, Replacing
 from orchestrator.core.scheduler.placement import capacity, place, rank_size
 from orchestrator.core.states import JobState, StopPurpose
 
@@ -33,16 +34,14 @@ FRESH_SECONDS = 30.0
 
 def returns(job: Job, now: float) -> bool:
     """An elastic job that holds nothing any more and is to go on at once, on as many ranks as there is room for."""
-    if not job.is_elastic or job.gang_open or job.succeeded or max(job.not_before, job.fenced_until) > now:
+    if not job.is_elastic or job.gang_open or job.succeeded or job.not_before > now:
         return False
-    if job.state is JobState.RECOVERING:
-        return job.retry
-    return is_resizing(job)
+    return isinstance(job.phase, Replacing) or is_resizing(job)
 
 
 def is_resizing(job: Job) -> bool:
     """The job was stopped only to start again on another number of ranks."""
-    return job.state is JobState.DRAINING and job.stop is not None and job.stop.purpose is StopPurpose.RESIZE
+    return isinstance(job.phase, Draining) and job.phase.stop.purpose is StopPurpose.RESIZE
 
 
 def first_place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...] | None:

@@ -12,8 +12,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
-from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.core.effects import Effect, desired_effect
 from orchestrator.core.failure import classify, decide_retry, gang_failure, stop_failure
+from orchestrator.core.phases import (
+    Draining,
+    Finishing,
+    GivingUp,
+    Replacing,
+    Restarting,
+    Running,
+    Starting,
+)
 from orchestrator.core.scheduler import elastic
 from orchestrator.core.scheduler.placement import claim, could_ever_fit, free_on, rank_size
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Free, Node
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
+    from orchestrator.core.phases import Recovering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,23 +74,6 @@ def queue_order(job: Job) -> tuple[int, int]:
     return (-job.priority, job.sequence)
 
 
-def desired_effect(job: Job) -> Effect | None:
-    """What the record wants done, whatever was done before."""
-    if not job.gang_open:
-        return None
-    if job.succeeded:
-        return ReleaseGang(job.id, job.gang)
-    if job.state in (JobState.STARTING, JobState.RUNNING):
-        return None if job.gang_lost else Ensure(job.id, job.attempt_number, job.gang)
-    if job.attempt_live and not job.gang_lost:
-        if job.state is JobState.DRAINING and job.stop is not None:
-            return StopRanks(job.id, job.attempt_number, job.gang, job.stop.deadline)
-        return KillRanks(job.id, job.attempt_number, job.gang)
-    if job.state is JobState.RECOVERING and job.retry and job.keep_gang and not job.gang_lost:
-        return None
-    return ReleaseGang(job.id, job.gang)
-
-
 def request_stop(job: Job, purpose: StopPurpose, by: str, now: float) -> list[ev.Event]:
     """The events of a person's cancel or pause, or of the scheduler's own stop.
 
@@ -94,7 +87,7 @@ def request_stop(job: Job, purpose: StopPurpose, by: str, now: float) -> list[ev
         return []
     if job.stop is not None and not purpose.overrides(job.stop.purpose):
         return []
-    if job.succeeded or (job.state is JobState.RECOVERING and not job.retry):
+    if job.succeeded or isinstance(job.phase, GivingUp):
         return []
     deadline = now + job.spec.stop_duration.total_seconds()
     return [ev.StopRequested(job_id=job.id, at=now, purpose=purpose, by=by, deadline=deadline)]
@@ -115,13 +108,15 @@ def declare_hung(job: Job, failure: ev.Failure, failed_at: float, now: float) ->
 
 def _advance(job: Job, now: float, commands: Commands) -> None:
     before = len(commands.events)
-    match job.state:
-        case JobState.STARTING | JobState.RUNNING:
+    match job.phase:
+        case Starting() | Running():
             _advance_live(job, now, commands)
-        case JobState.RECOVERING:
-            _advance_recovering(job, now, commands)
-        case JobState.DRAINING:
-            _advance_draining(job, now, commands)
+        case Finishing(gang=gang):
+            commands.events += [_finished(job, now)] if gang is None else []
+        case Restarting() | Replacing() | GivingUp() as phase:
+            _advance_recovering(job, phase, now, commands)
+        case Draining() as phase:
+            _advance_draining(job, phase, now, commands)
         case _:
             pass
     effect = desired_effect(job)
@@ -130,10 +125,6 @@ def _advance(job: Job, now: float, commands: Commands) -> None:
 
 
 def _advance_live(job: Job, now: float, commands: Commands) -> None:
-    if job.succeeded:
-        if not job.gang_open:
-            commands.events.append(_finished(job, now))
-        return
     if job.ended_well:
         commands.events.append(_all_ended_well(job, now))
         return
@@ -207,38 +198,39 @@ def _with_refusal(failure: ev.Failure, refusal: str) -> ev.Failure:
     )
 
 
-def _advance_recovering(job: Job, now: float, commands: Commands) -> None:
-    if job.retry and job.keep_gang and job.gang_open and not job.gang_lost:
-        if job.attempt_live:
-            return
-        if now >= job.not_before:
-            commands.events.append(
-                ev.AttemptStarted(job_id=job.id, at=now, attempt=job.attempt_number + 1, gang=job.gang, nodes=job.nodes)
-            )
-        else:
-            commands.ask_again(job.not_before)
+def _advance_recovering(job: Job, phase: Recovering, now: float, commands: Commands) -> None:
+    if isinstance(phase, Restarting):
+        _restart(job, phase, now, commands)
+    elif phase.gang is not None or elastic.returns(job, now):
         return
-    if job.gang_open or elastic.returns(job, now):
-        return
-    if job.retry:
-        sentence = job.failure.sentence if job.failure else "lost its gang"
-        commands.events.append(
-            ev.JobRequeued(job_id=job.id, at=now, reason=f"to be placed again: {sentence}", not_before=job.not_before)
-        )
-    else:
+    elif isinstance(phase, GivingUp):
         commands.events.append(_finished(job, now))
+    else:
+        reason = f"to be placed again: {phase.failure.sentence}"
+        commands.events.append(ev.JobRequeued(job_id=job.id, at=now, reason=reason, not_before=phase.not_before))
 
 
-def _advance_draining(job: Job, now: float, commands: Commands) -> None:
-    if job.gang_open or job.stop is None:
+def _restart(job: Job, phase: Restarting, now: float, commands: Commands) -> None:
+    """The next attempt in the same gang, when the processes of the last one are gone and its time has come."""
+    if phase.gang.pids is not None:
+        return
+    if now < phase.not_before:
+        commands.ask_again(phase.not_before)
+        return
+    number, nodes = job.attempt_number + 1, phase.gang.nodes
+    commands.events.append(ev.AttemptStarted(job_id=job.id, at=now, attempt=number, gang=job.gang, nodes=nodes))
+
+
+def _advance_draining(job: Job, phase: Draining, now: float, commands: Commands) -> None:
+    if phase.gang is not None:
         return
     if job.succeeded or _ended_by_itself(job):
         commands.events.append(_finished(job, now))
         return
     if elastic.returns(job, now):
         return
-    by = job.stop.by
-    match job.stop.purpose:
+    by = phase.stop.by
+    match phase.stop.purpose:
         case StopPurpose.CANCEL:
             event: ev.Event = ev.JobFinished(
                 job_id=job.id, at=now, state=JobState.CANCELLED, reason=f"cancelled by {by}"
@@ -309,10 +301,9 @@ def _try(job: Job, state: State, free: Mapping[str, Free], now: float, commands:
     """Where the job goes; None, with the reason noted and what it waits for claimed, when it has to wait."""
     if not state.nodes:
         return None
-    not_before = max(job.not_before, job.fenced_until)
-    if not_before > now:
-        commands.ask_again(not_before)
-        commands.waiting[job.id] = f"tried again in {not_before - now:.0f} s ({job.reason})"
+    if job.not_before > now:
+        commands.ask_again(job.not_before)
+        commands.waiting[job.id] = f"tried again in {job.not_before - now:.0f} s ({job.reason})"
         return None
     nodes = elastic.first_place(job, free, state.nodes)
     if nodes is None and not could_ever_fit(job, state.nodes):
@@ -331,7 +322,7 @@ def _grow(state: State, free: Mapping[str, Free], now: float, commands: Commands
     if not due:
         return
     for job in state.jobs.values():  # those in their back-off hold nobody up, but nobody grows into what they need
-        backs_off = job.state is JobState.PENDING and max(job.not_before, job.fenced_until) > now
+        backs_off = job.state is JobState.PENDING and job.not_before > now
         if backs_off and could_ever_fit(job, state.nodes):
             claim(job, free, state.nodes)
     for job in sorted(due, key=queue_order):
@@ -359,4 +350,4 @@ def _demand(job: Job) -> str:
     return " and ".join(wants)
 
 
-__all__ = ["Commands", "State", "decide", "declare_hung", "desired_effect", "queue_order", "request_stop"]
+__all__ = ["Commands", "State", "decide", "declare_hung", "queue_order", "request_stop"]

@@ -12,6 +12,7 @@ from orchestrator.core.fold import Change, change_of, fold, submitted
 from orchestrator.core.ids import JobId
 from orchestrator.core.job import Job
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
+from orchestrator.core.stored_job import job_of, record_of
 from orchestrator.spec.job import JobSpec, ResourcesSpec, WorkerResources
 
 if TYPE_CHECKING:
@@ -108,6 +109,11 @@ def running(job: Job | None = None, *, at: float = T0 + 3, **fields: Any) -> Job
     return fold(job, ev.AttemptRunning(job_id=job.id, at=at, attempt=job.attempt_number, pids=pids))
 
 
+def up(job: Job, *, at: float = T0 + 3, attempt: int = 1) -> ev.AttemptRunning:
+    """Every rank is up, of an attempt that was just ordered; their processes are not told."""
+    return ev.AttemptRunning(job_id=job.id, at=at, attempt=attempt, pids=())
+
+
 def exited(job: Job, rank: int = 0, **fields: Any) -> ev.RankExited:
     """Rank ``rank`` ended, with exit code 1 unless told."""
     values: dict[str, Any] = {"exit_code": 1, "signal": None, "at": T0 + 10, **fields}
@@ -196,5 +202,5 @@ def nodes(*found: Node) -> dict[str, Node]:
 
 
 def changed(job: Job, **fields: Any) -> Job:
-    """The record with fields set, for what would take many events to reach."""
-    return dataclasses.replace(job, **fields)
+    """The record with stored fields set, for what would take many events to reach."""
+    return job_of(dataclasses.replace(record_of(job), **fields))

@@ -12,6 +12,7 @@ from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.failure import decide_retry
 from orchestrator.core.fold import STORY_LENGTH, fold
 from orchestrator.core.job_record import job_from_dict, job_to_dict
+from orchestrator.core.phases import Replacing, Restarting
 from orchestrator.core.states import AttemptState, FailureClass, IllegalTransitionError, JobState, StopPurpose
 from tests.unit.core import strategies
 from tests.unit.core.builders import (
@@ -174,7 +175,7 @@ def test_an_attempt_is_lost_when_its_gang_was(lose: bool, failure_class: Failure
     job = after(job, lost(job)) if lose else job
     job = fold(job, failed(job, failure=failure(failure_class)))
     assert job.attempts[-1].state is state
-    assert job.keep_gang is not lose
+    assert isinstance(job.phase, Replacing if lose else Restarting)
 
 
 def test_only_the_last_failure_keeps_its_log_lines() -> None:
@@ -345,7 +346,7 @@ class TestStops:
         job = running()
         job = after(job, failed(job, not_before=T0 + 500), gone(job), stop(job, StopPurpose.PAUSE), released(job))
         job = fold(job, ev.JobSuspended(job_id=ID, at=T0 + 23, by="ada"))
-        assert (job.state, job.stop, job.exits, job.retry) == (JobState.SUSPENDED, None, (), False)
+        assert (job.state, job.stop, job.exits) == (JobState.SUSPENDED, None, ())
         job = fold(job, ev.JobResumed(job_id=ID, at=T0 + 24, by="ada"))
         assert (job.state, job.not_before, job.reason) == (JobState.PENDING, 0.0, "resumed by ada")
         assert job.restarts == {"infra": 1}, "clean-up never resets a budget"

@@ -24,6 +24,7 @@ from orchestrator.spec.job import ElasticWorkers
 from tests.unit.core.builders import (
     T0,
     after,
+    changed,
     checkpoint,
     exited,
     gone,
@@ -191,7 +192,7 @@ class TestGrowing:
         assert [type(e) for e in commands.events] == ([ev.AttemptStarted] if waiting == 5 else [])
 
     def test_nor_into_what_a_job_in_its_back_off_needs(self) -> None:
-        waits = replace(pending(make_spec(workers=5), sequence=2, job_id="waits"), not_before=LATER + 60)
+        waits = changed(pending(make_spec(workers=5), sequence=2, job_id="waits"), not_before=LATER + 60)
         assert not ask(on(3), waits).events
 
     def test_a_job_that_never_fits_holds_nobody_up(self) -> None:
@@ -202,7 +203,7 @@ class TestGrowing:
 
     @pytest.mark.parametrize("trouble", [{"degraded": True}, {"gang_lost": True}])
     def test_not_while_it_is_in_trouble(self, trouble: dict[str, bool]) -> None:
-        commands = ask(replace(on(3), **trouble))
+        commands = ask(changed(on(3), **trouble))
         assert not any(isinstance(e, ev.StopRequested) for e in commands.events)
 
     def test_at_its_most_it_stays(self) -> None:

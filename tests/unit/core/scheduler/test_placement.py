@@ -11,7 +11,7 @@ import pytest
 from orchestrator.core.scheduler.placement import LEAST_CPUS, claim, could_ever_fit, free_on, place
 from orchestrator.runtime.gangs.actors import _bundle
 from orchestrator.spec.job import CheckpointSpec
-from tests.unit.core.builders import after, failed, gone, make_spec, node, nodes, pending, released, running
+from tests.unit.core.builders import after, changed, failed, gone, make_spec, node, nodes, pending, released, running
 
 if TYPE_CHECKING:
     from typing import Any
@@ -221,8 +221,8 @@ def test_a_node_with_files_of_its_own_takes_jobs_whose_checkpoints_outlive_it() 
     assert put(job_of(1), apart) is None
     job = job_of(1, checkpoint=CheckpointSpec(storage_path="/data"))
     assert put(job, apart) == ("a",)
-    assert put(replace(job, resume_from="/home/ada/.orch/jobs/x/resume"), apart) is None, "that lies in the home"
-    assert put(replace(job, resume_from="s3://bucket/x"), apart) == ("a",)
+    assert put(changed(job, resume_from="/home/ada/.orch/jobs/x/resume"), apart) is None, "that lies in the home"
+    assert put(changed(job, resume_from="s3://bucket/x"), apart) == ("a",)
     watching = CheckpointSpec(storage_path="/data", watch="out/*.pt")
     assert put(job_of(1, checkpoint=watching), apart) is None, "what it finds lies in the node's copy"
 

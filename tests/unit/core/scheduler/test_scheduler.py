@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.effects import Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.core.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
 from orchestrator.core.failure import SETTLE_SECONDS
 from orchestrator.core.job_record import job_from_dict, job_to_dict
-from orchestrator.core.scheduler.scheduler import Commands, State, decide, desired_effect, queue_order, request_stop
+from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order, request_stop
 from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
 from orchestrator.spec.job import HealthSpec, RetrySpec
 from tests.unit.core.builders import (

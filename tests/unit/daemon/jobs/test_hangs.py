@@ -14,12 +14,12 @@ from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, Wait
 from orchestrator.core.fold import fold
 from orchestrator.core.job import Job
-from orchestrator.core.states import JobState
+from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.hangs import HangWatch
 from orchestrator.spec.job import HealthSpec
 from orchestrator.telemetry.logging import get_logger
 from orchestrator.train.script.progress_facts import ProgressSnapshot
-from tests.unit.core.builders import after, make_spec, pending, started
+from tests.unit.core.builders import after, changed, make_spec, pending, started, stop, up
 
 COLLECTIVE = (Frame("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py", 1),)
 LOCKED = (Frame("pull", "/work/data.py", 7),)
@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, *, gpu: float = 0.0, **health: Any) -> None:
         job = pending(make_spec(gpu=gpu, health=HealthSpec(**health)))
-        self.job = replace(after(job, started(job)), state=JobState.RUNNING)
+        self.job = after(job, started(job), up(job))
         self.now = 100.0
         self.ranks: dict[int, dict[str, Any]] = {0: {"frames": COLLECTIVE}, 1: {"frames": LOCKED}}
         self.events: list[ev.Event] = []
@@ -217,10 +217,10 @@ def test_a_machine_that_slept_raises_no_alarm() -> None:
 def test_a_rank_out_of_reach_is_not_still() -> None:
     world = World()
     world.report(*[0.1] * 8)
-    world.job = replace(world.job, degraded=True)
+    world.job = changed(world.job, degraded=True)
     world.pass_by(60.0)
     assert (world.looked, world.events) == ([], [])
-    world.job = replace(world.job, degraded=False)
+    world.job = changed(world.job, degraded=False)
     del world.ranks[0]
     world.pass_by(20.0)
     assert world.events == []  # it does not answer: it may be at work
@@ -271,7 +271,7 @@ def test_an_attempt_that_ends_meanwhile_is_not_ended_again() -> None:
 
     async def ends(seconds: float) -> None:
         world.now += seconds
-        world.job = replace(world.job, state=JobState.DRAINING)
+        world.job = after(world.job, stop(world.job, StopPurpose.PAUSE))
 
     world.watch._pause = ends
     world.pass_by(10.0)

@@ -10,12 +10,12 @@ from orchestrator.api.views import JobView
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
 from orchestrator.core.events import FirstStep, GangPlaced, RankExited
 from orchestrator.core.job import Job
-from orchestrator.core.states import JobState
+from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.jobs.views import event_view, job_view, rank_stacks
 from orchestrator.store.port import StoredEvent
 from orchestrator.train.script.progress_facts import ProgressSnapshot
-from tests.unit.core.builders import after, pending, seats, started
+from tests.unit.core.builders import after, changed, pending, seats, started, stop, up
 
 
 def running() -> Job:
@@ -23,7 +23,7 @@ def running() -> Job:
     job = after(job, started(job))
     simulated = tuple(replace(seat, gpu_uuids=(f"simulated-a-{seat.rank}",)) for seat in seats(job, ("a", "a")))
     placed = GangPlaced(job_id=job.id, at=2.0, gang=job.gang, seats=simulated)
-    return replace(after(job, placed), state=JobState.RUNNING)
+    return after(job, placed, up(job))
 
 
 def snapshot(busy: float, **parts: float) -> ProgressSnapshot:
@@ -76,7 +76,7 @@ def test_what_the_training_system_measures_comes_before_processor_time() -> None
 
 def test_on_real_gpus_processor_time_names_nobody() -> None:
     job = running()
-    real = replace(job, seats=tuple(replace(seat, gpu_uuids=(f"GPU-{seat.rank}",)) for seat in job.seats))
+    real = changed(job, seats=tuple(replace(seat, gpu_uuids=(f"GPU-{seat.rank}",)) for seat in job.seats))
     shown = view(snapshot(0.4), snapshot(0.8), job=real)
     assert shown.straggler is None
     assert [rank.own_seconds for rank in shown.gpus] == [None, None]
@@ -91,7 +91,8 @@ def test_on_real_gpus_processor_time_names_nobody() -> None:
 
 def test_nobody_is_named_before_all_have_reported_or_when_the_job_does_not_run() -> None:
     assert view(snapshot(0.4)).straggler is None
-    ended = view(snapshot(0.4), snapshot(0.8), job=replace(running(), state=JobState.DRAINING))
+    job = running()
+    ended = view(snapshot(0.4), snapshot(0.8), job=after(job, stop(job, StopPurpose.PAUSE)))
     assert ended.straggler is None
     assert ended.gpus[0].step_seconds is None
 

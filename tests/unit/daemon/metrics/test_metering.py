@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,14 @@ import pytest
 from orchestrator.core.cluster import Node
 from orchestrator.core.events import Seat
 from orchestrator.core.job import Job
-from orchestrator.core.states import JobState
+from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.metrics.metering import LAGS_KEPT, Metering
 from orchestrator.spec.job import CheckpointSpec
 from orchestrator.spec.settings import Settings
 from orchestrator.telemetry.metrics_view import JobSeries, Snapshot
 from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
-from tests.unit.core.builders import after, make_spec, pending, started
+from tests.unit.core.builders import after, changed, make_spec, pending, started, stop, up
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def picture(
 
 def running(interval: Any = "auto") -> Job:
     job = pending(make_spec(checkpoint=CheckpointSpec(interval=interval)))
-    return replace(after(job, started(job)), state=JobState.RUNNING)
+    return after(job, started(job), up(job))
 
 
 def series(metering: Metering, job: Job, *ranks: ProgressSnapshot) -> JobSeries:
@@ -77,8 +76,9 @@ def test_the_slowest_rank_tells_whether_a_job_lives(metering: Metering) -> None:
 
 @pytest.mark.parametrize("suspected", [True, False, None])
 def test_a_running_job_shows_whether_it_is_suspected_to_hang(metering: Metering, suspected: bool | None) -> None:
-    for state, expected in ((JobState.RUNNING, suspected), (JobState.DRAINING, None)):
-        shown = picture(metering, replace(running(), state=state), hang_suspected=lambda _: suspected)
+    job = running()
+    for shown_job, expected in ((job, suspected), (after(job, stop(job, StopPurpose.PAUSE)), None)):
+        shown = picture(metering, shown_job, hang_suspected=lambda _: suspected)
         assert shown.series[0].hang_suspected is expected
 
 
@@ -87,7 +87,7 @@ def test_a_gpu_that_ranks_share_counts_once(metering: Metering) -> None:
         Seat(rank=rank, node_id="n1", node_name="n1", gpu_ids=("0",), gpu_uuids=("GPU-a",), actor_pid=1)
         for rank in range(2)
     )
-    found = series(metering, replace(running(), seats=seats, gang_open=True))
+    found = series(metering, changed(running(), seats=seats))
     assert found.seats == (("GPU-a", 0), ("GPU-a", 1))
     assert found.gpus == 1
 

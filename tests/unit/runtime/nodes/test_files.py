@@ -25,7 +25,7 @@ from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.ranks.log_reading import LogReader
 from orchestrator.runtime.ranks.logs import LogLimits, LogWriter, log_path
 from orchestrator.spec.paths import Paths
-from tests.unit.core.builders import make_spec, pending, running
+from tests.unit.core.builders import changed, make_spec, pending, running
 
 LIMITS = LogLimits(max_bytes=400, keep_files=2)
 JOB = "digits-abc234"
@@ -241,7 +241,7 @@ def two_sides(
 
 def job_on(paths: Paths, *nodes: str, **keys: Any) -> Job:
     job = pending(make_spec(workers=len(nodes), **keys))
-    return replace(running(job, nodes=nodes), work_dir=str(paths.work(JOB)))
+    return changed(running(job, nodes=nodes), work_dir=str(paths.work(JOB)))
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -254,7 +254,7 @@ def test_a_working_copy_travels_once(tmp_path: Path) -> None:
     source = write(tmp_path / "source", **{"train.py": "print('a script')\n", "lib__a.py": "", "lib__b.py": "A = 1\n"})
     (source / "train.py").chmod(0o755)
     taken = snapshot.take(source, paths.blob, max_bytes=10_000)
-    job = replace(job_on(paths, "n0", "here", "n0"), snapshot=taken.digest)
+    job = changed(job_on(paths, "n0", "here", "n0"), snapshot=taken.digest)
     run(ours.ship(job))
     run(ours.ship(job))
     work = agent.node.paths.work(JOB)
@@ -268,13 +268,13 @@ def test_a_working_copy_travels_once(tmp_path: Path) -> None:
 def test_a_job_without_a_working_directory_has_an_empty_one(tmp_path: Path) -> None:
     agent = Agent(tmp_path / "node")
     ours, paths = two_sides(tmp_path, agent)
-    run(ours.ship(replace(job_on(paths, "n0"), snapshot="")))
+    run(ours.ship(changed(job_on(paths, "n0"), snapshot="")))
     assert list(agent.node.paths.work(JOB).iterdir()) == []
 
 
 def test_a_node_that_is_gone_is_told_by_name(tmp_path: Path) -> None:
     ours, paths = two_sides(tmp_path, Agent(tmp_path / "node"))
-    job = replace(job_on(paths, "n0"), snapshot="")
+    job = changed(job_on(paths, "n0"), snapshot="")
     ours._cluster.agents.clear()
     with pytest.raises(LookupError, match="node n0 is gone"):
         run(ours.ship(job))

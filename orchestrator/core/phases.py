@@ -1,0 +1,196 @@
+"""The phases of a job's life. Each holds what exists in it alone, so that no other combination can be written down.
+
+A job that waits has no gang; a stop exists only while a job drains; a job restarts in its gang only while no part of that is
+lost; only what failed has a failure in the end. ``Job.phase`` is one of these values, and the job's state is the phase's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from orchestrator.core.states import AttemptState, JobState
+
+if TYPE_CHECKING:
+    from orchestrator.core import events as ev
+    from orchestrator.core.attempt import Exit, Stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Actors:
+    """``nodes`` has an entry for each rank; ``seats`` are known when every actor has answered.
+
+    ``pids`` are those of the attempt's processes by rank, empty until all are up, and None when no process is left.
+    ``degraded``: a node does not answer.
+    """
+
+    nodes: tuple[str, ...]
+    seats: tuple[ev.Seat, ...] = ()
+    pids: tuple[int, ...] | None = ()
+    degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang(_Actors):
+    """The actors and GPUs that a job holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostGang(_Actors):
+    """A gang of which an actor or a node is gone: no attempt starts in it again."""
+
+
+class Hold(StrEnum):
+    """What a job holds of a cluster."""
+
+    NOTHING = "nothing"
+    PROCESSES = "processes"
+    """A whole gang, with processes of the current attempt that are not confirmed gone."""
+    ACTORS = "actors"
+    """A whole gang without processes."""
+    LOST = "lost gang"
+    """A gang of which a part is gone."""
+
+
+def hold_of(gang: Gang | LostGang | None) -> Hold:
+    """What a job with this gang holds."""
+    if gang is None:
+        return Hold.NOTHING
+    if isinstance(gang, LostGang):
+        return Hold.LOST
+    return Hold.ACTORS if gang.pids is None else Hold.PROCESSES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """Waits for a gang. ``failure``, here and below, is that of the last attempt that failed."""
+
+    state: ClassVar[JobState] = JobState.PENDING
+    not_before: float = 0.0
+    failure: ev.Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspended:
+    """Paused: holds nothing, and waits for a resume."""
+
+    state: ClassVar[JobState] = JobState.SUSPENDED
+    failure: ev.Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What phases of the current attempt share: its gang, None once that is released, and how its ranks ended so far.
+
+    ``attempt_states`` are those that the current attempt can have in the phase.
+    """
+
+    attempt_states: ClassVar[frozenset[AttemptState]] = frozenset(AttemptState)
+    gang: Gang | LostGang | None
+    exits: tuple[Exit, ...] = ()
+    failure: ev.Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting(Holding):
+    """The gang is placed, and its ranks are launched."""
+
+    state: ClassVar[JobState] = JobState.STARTING
+    attempt_states: ClassVar[frozenset[AttemptState]] = frozenset({AttemptState.STARTING})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running(Holding):
+    """Every rank is up."""
+
+    state: ClassVar[JobState] = JobState.RUNNING
+    attempt_states: ClassVar[frozenset[AttemptState]] = frozenset({AttemptState.RUNNING})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finishing(Holding):
+    """Every rank ended with 0; the gang has to go. Raises ValueError for a gang with processes."""
+
+    state: ClassVar[JobState] = JobState.RUNNING
+    attempt_states: ClassVar[frozenset[AttemptState]] = frozenset({AttemptState.SUCCEEDED})
+
+    def __post_init__(self) -> None:
+        if self.gang is not None and self.gang.pids is not None:
+            raise ValueError("a job whose ranks all ended with 0 has no processes")
+
+
+_FAILED_ATTEMPT = frozenset({AttemptState.FAILED, AttemptState.PREEMPTED, AttemptState.LOST})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarting(Holding):
+    """The attempt failed; the next one starts in the same gang, once the processes are gone, not before ``not_before``."""
+
+    state: ClassVar[JobState] = JobState.RECOVERING
+    attempt_states: ClassVar[frozenset[AttemptState]] = _FAILED_ATTEMPT
+    gang: Gang
+    failure: ev.Failure
+    not_before: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacing(Holding):
+    """The attempt failed; once its gang is released the job is placed again, not before ``not_before``."""
+
+    state: ClassVar[JobState] = JobState.RECOVERING
+    attempt_states: ClassVar[frozenset[AttemptState]] = _FAILED_ATTEMPT
+    failure: ev.Failure
+    not_before: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivingUp(Holding):
+    """The attempt failed and is not tried again; once its gang is released the job has failed."""
+
+    state: ClassVar[JobState] = JobState.RECOVERING
+    attempt_states: ClassVar[frozenset[AttemptState]] = _FAILED_ATTEMPT
+    failure: ev.Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draining(Holding):
+    """Ranks have time to save; what follows when the gang is released is for the stop's purpose to say."""
+
+    state: ClassVar[JobState] = JobState.DRAINING
+    stop: Stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succeeded:
+    """Every rank ended with exit code 0."""
+
+    state: ClassVar[JobState] = JobState.SUCCEEDED
+    exit_code: ClassVar[int] = 0
+    failure: ClassVar[None] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The end of a job that is not tried again, or that never had an attempt and so may have no failure of one."""
+
+    state: ClassVar[JobState] = JobState.FAILED
+    exit_code: int | None
+    failure: ev.Failure | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """Ended because a person wanted it."""
+
+    state: ClassVar[JobState] = JobState.CANCELLED
+    exit_code: ClassVar[None] = None
+    failure: ClassVar[None] = None
+
+
+Recovering: TypeAlias = Restarting | Replacing | GivingUp
+HoldingPhase: TypeAlias = Starting | Running | Finishing | Recovering | Draining
+Ended: TypeAlias = Succeeded | Failed | Cancelled
+Phase: TypeAlias = Pending | Suspended | HoldingPhase | Ended
+
+ENDED: tuple[type[Succeeded], type[Failed], type[Cancelled]] = (Succeeded, Failed, Cancelled)

@@ -1,0 +1,182 @@
+"""The stored form of a job, and the job of that form.
+
+Records are stored flat, as all versions have written them: what a job does not have in its phase is stored as what it was before
+there were phases (no gang: ``gang_open`` is false). Reading makes a phase of the flat values.
+"""
+
+from __future__ import annotations
+
+# The annotations are read when the program runs, by codec.py and conformance.py.
+from collections.abc import Mapping  # noqa: TC003
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core import events as ev
+from orchestrator.core.attempt import Attempt, Exit, Stop  # noqa: TC001
+from orchestrator.core.checkpoints import Checkpoints, Durable, Saved
+from orchestrator.core.ids import JobId  # noqa: TC001
+from orchestrator.core.job import Job, Submission
+from orchestrator.core.past_attempts import Past
+from orchestrator.core.phases import (
+    Cancelled,
+    Draining,
+    Failed,
+    Finishing,
+    Gang,
+    GivingUp,
+    LostGang,
+    Pending,
+    Replacing,
+    Restarting,
+    Running,
+    Starting,
+    Succeeded,
+    Suspended,
+)
+from orchestrator.core.states import FailureClass, JobState
+from orchestrator.spec.model import JobSpec  # noqa: TC001
+
+if TYPE_CHECKING:
+    from orchestrator.core.phases import Phase, Recovering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """The stored form of a job. ``retry`` to ``not_before`` are read in RECOVERING (``not_before`` in PENDING too)."""
+
+    id: JobId
+    sequence: int
+    version: int
+    name: str
+    spec: JobSpec
+    user: str
+    uid: int
+    submitted_at: float
+    idempotency_key: str
+    python: str
+    path: str
+    work_dir: str
+    snapshot: str
+    resume_from: str | None
+    rerun_of: str | None
+    priority: int
+    state: JobState
+    state_since: float
+    reason: str
+    attempts: tuple[Attempt, ...] = ()
+    past: Past = field(default_factory=Past)
+    gang: int = 0
+    gang_open: bool = False
+    gang_lost: bool = False
+    nodes: tuple[str, ...] = ()
+    seats: tuple[ev.Seat, ...] = ()
+    attempt_live: bool = False
+    pids: tuple[int, ...] = ()
+    exits: tuple[Exit, ...] = ()
+    succeeded: bool = False
+    retry: bool = False
+    keep_gang: bool = False
+    not_before: float = 0.0
+    stop: Stop | None = None
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    no_progress: int = 0
+    checkpoint_step: int = 0
+    checkpoint_at: float | None = None
+    checkpoint_path: str = ""
+    checkpoint_digest: str = ""
+    durable_step: int = 0
+    durable_at: float | None = None
+    fenced_until: float = 0.0
+    failure: ev.Failure | None = None
+    degraded: bool = False
+    notes: tuple[str, ...] = ()
+    ended_at: float | None = None
+    exit_code: int | None = None
+    story: tuple[str, ...] = ()
+
+
+def record_of(job: Job) -> JobRecord:
+    """The stored form of a job."""
+    values: dict[str, Any] = {name: getattr(job, name) for name in _AS_THEY_ARE}
+    durable = job.checkpoints.durable if job.checkpoints is not None else None
+    return JobRecord(
+        **values,
+        retry=isinstance(job.phase, Restarting | Replacing),
+        keep_gang=isinstance(job.phase, Restarting),
+        checkpoint_digest=durable.digest if durable is not None else "",
+    )
+
+
+_AS_THEY_ARE = tuple(f.name for f in fields(JobRecord) if f.name not in ("retry", "keep_gang", "checkpoint_digest"))
+
+
+def job_of(record: JobRecord, *, unusable: tuple[str, ...] = ()) -> Job:
+    """The job of its stored form. Raises ValueError and BrokenRuleError for values that no job can have together."""
+    return Job(
+        submission=Submission(**{f.name: getattr(record, f.name) for f in fields(Submission)}),
+        version=record.version,
+        priority=record.priority,
+        phase=_phase(record),
+        state_since=record.state_since,
+        reason=record.reason,
+        attempts=record.attempts,
+        past=record.past,
+        restarts=record.restarts,
+        no_progress=record.no_progress,
+        checkpoints=_checkpoints(record),
+        fenced_until=record.fenced_until,
+        notes=record.notes,
+        story=record.story,
+        unusable=unusable,
+    )
+
+
+def _phase(r: JobRecord) -> Phase:
+    match r.state:
+        case JobState.PENDING:
+            return Pending(not_before=max(r.not_before, r.fenced_until), failure=r.failure)
+        case JobState.STARTING:
+            return Starting(gang=_gang(r), exits=r.exits, failure=r.failure)
+        case JobState.RUNNING:
+            return (Finishing if r.succeeded else Running)(gang=_gang(r), exits=r.exits, failure=r.failure)
+        case JobState.RECOVERING:
+            return _recovering(r)
+        case JobState.DRAINING:
+            if r.stop is None:
+                raise ValueError(f"job {r.id} drains, and its record has no stop")
+            return Draining(gang=_gang(r), exits=r.exits, failure=r.failure, stop=r.stop)
+        case JobState.SUSPENDED:
+            return Suspended(failure=r.failure)
+        case JobState.SUCCEEDED:
+            return Succeeded()
+        case JobState.FAILED:
+            return Failed(exit_code=r.exit_code, failure=r.failure)
+        case JobState.CANCELLED:
+            return Cancelled()
+
+
+def _gang(r: JobRecord) -> Gang | LostGang | None:
+    if not r.gang_open:
+        return None
+    pids = r.pids if r.attempt_live else None
+    return (LostGang if r.gang_lost else Gang)(nodes=r.nodes, seats=r.seats, pids=pids, degraded=r.degraded)
+
+
+def _recovering(r: JobRecord) -> Recovering:
+    gang = _gang(r)
+    failure = r.failure or ev.Failure(failure_class=FailureClass.INFRA, code="gang_lost", sentence=r.reason)
+    not_before = max(r.not_before, r.fenced_until)
+    if not r.retry:
+        return GivingUp(gang=gang, exits=r.exits, failure=failure)
+    if r.keep_gang and isinstance(gang, Gang):
+        return Restarting(gang=gang, exits=r.exits, failure=failure, not_before=not_before)
+    return Replacing(gang=gang, exits=r.exits, failure=failure, not_before=not_before)
+
+
+def _checkpoints(r: JobRecord) -> Checkpoints | None:
+    durable = None
+    if r.durable_at is not None:
+        durable = Durable(step=r.durable_step, at=r.durable_at, path=r.checkpoint_path, digest=r.checkpoint_digest)
+    if r.checkpoint_at is not None:
+        return Checkpoints(newest=Saved(step=r.checkpoint_step, at=r.checkpoint_at), durable=durable)
+    return None if durable is None else Checkpoints(newest=Saved(step=durable.step, at=durable.at), durable=durable)
