@@ -125,7 +125,7 @@ def _slots(job: Job, left: Free) -> int:
         limits.append(_gpu_slots(gpus, left.gpus))
     if memory > 0:
         limits.append(left.memory_bytes // memory)
-    return max(0, min(limits, default=job.most_workers))
+    return max(0, min(limits)) if limits else job.most_workers
 
 
 def _gpu_slots(gpus: float, left: float) -> int:
