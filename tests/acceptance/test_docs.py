@@ -15,6 +15,7 @@ from orchestrator.core.effects import table
 from orchestrator.core.states import mermaid
 from orchestrator.spec.job import parse_job
 from tests.support.stack import Stack
+from tests.support.walkthrough import diagram
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -45,6 +46,11 @@ def test_the_state_diagram_is_the_one_of_the_table() -> None:
 def test_the_effects_of_each_phase_are_those_of_the_table() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     assert f"<!-- effects:begin -->\n{table()}\n<!-- effects:end -->" in page
+
+
+def test_the_death_of_a_rank_is_the_one_of_a_run() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert f"<!-- rank-dies:begin -->\n```mermaid\n{diagram()}\n```\n<!-- rank-dies:end -->" in page
 
 
 def test_the_job_of_the_readme_is_a_good_one() -> None:

@@ -242,7 +242,7 @@ class TestRefused:
         store.close()
         with closing(connect(path)) as connection:
             connection.execute("UPDATE jobs SET record = '{}'")
-        with pytest.raises(UnreadableRecordError, match=r"KeyError.*orch doctor"):
+        with pytest.raises(UnreadableRecordError, match=r"required field missing @ \$\.id.*orch doctor"):
             run(open_store().load_live())
 
 
