@@ -23,6 +23,11 @@ _JOB_ID = re.compile(r"[a-z0-9][-a-z0-9]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{8,128}")
 
 
+def exit_record_name(rank: int) -> str:
+    """The file name of a rank's exit record."""
+    return f"rank-{rank}.json"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
     """Where everything lies. `socket` may be outside `home`, because a socket's path is at most 107 bytes."""
@@ -136,8 +141,12 @@ class Paths:
         return self.job(job_id) / "exits"
 
     def exit_record(self, job_id: str, attempt: int, rank: int) -> Path:
-        """How one rank of one attempt ended, written by its shim."""
-        return self.exits(job_id) / f"attempt-{attempt}" / f"rank-{rank}.json"
+        """How one rank of one attempt ended, written by its keeper."""
+        return self.attempt_exits(job_id, attempt) / exit_record_name(rank)
+
+    def attempt_exits(self, job_id: str, attempt: int) -> Path:
+        """The exit records of one attempt."""
+        return self.exits(job_id) / f"attempt-{attempt}"
 
     def metrics(self, job_id: str) -> Path:
         """The job's reported metrics, a JSON object a line, appended."""

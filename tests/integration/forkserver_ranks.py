@@ -24,7 +24,7 @@ from orchestrator.runtime.spawn.client import (
     SpawnRequest,
     Started,
 )
-from orchestrator.runtime.spawn.environment import rank_environment
+from orchestrator.runtime.spawn.environment import node_environment, rank_environment
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, wait_until
 from tests.support.processes import own_umask
 
@@ -130,14 +130,12 @@ def environment(
     job_env: Mapping[str, str],
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    return rank_environment(
+    node = node_environment(
         base=ENVIRONMENT if base is None else base,
         job_env=job_env,
         job_id="parity",
         attempt=1,
-        rank=rank,
         world_size=world_size,
-        local_rank=rank,
         local_world_size=world_size,
         group_rank=0,
         group_world_size=1,
@@ -148,8 +146,8 @@ def environment(
         visible_gpus=(),
         checkpoint_dir=str(directory / "checkpoints"),
         resume_from=None,
-        progress_path=None,
     )
+    return rank_environment(node, rank=rank, local_rank=rank, progress_path=None)
 
 
 async def start_rank(client: ForkServerClient, directory: Path, request: SpawnRequest, name: str = "0") -> Rank:

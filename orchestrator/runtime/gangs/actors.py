@@ -113,7 +113,13 @@ def _create(cluster: Cluster, job: Job, found: list[Any]) -> list[Any]:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=group, placement_group_bundle_index=rank
                 ),
-            ).remote(job_id=job.id, gang=job.gang, rank=rank, node_dir=str(cluster.node_dir(node_id)))
+            ).remote(
+                job_id=job.id,
+                gang=job.gang,
+                rank=rank,
+                node_dir=str(cluster.node_dir(node_id)),
+                attempt=job.attempt_number,
+            )
         )
     return actors
 

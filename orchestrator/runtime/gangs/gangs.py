@@ -21,14 +21,15 @@ from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.gangs.actors import find_or_create, remove
 from orchestrator.runtime.gangs.errors import GangLostError, as_lost, is_away
 from orchestrator.runtime.gangs.event_mapping import exited, in_memory, last_words, resumed, saved, seats_of
-from orchestrator.runtime.gangs.launch_spec import Places, checkpoint_dir, rank_plan
+from orchestrator.runtime.gangs.launch_spec import Places, checkpoint_dir, rank_plans
 from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.gangs.reports import LeftOut, usable
 from orchestrator.runtime.gangs.resume_source import newest_checkpoint, watch_settings
 from orchestrator.runtime.nodes.directories import page_directory
 from orchestrator.runtime.nodes.ray_nodes import end_worker
-from orchestrator.runtime.ranks.actor import FENCE_SECONDS, RankGreeting
+from orchestrator.runtime.ranks.actor import FENCE_SECONDS, RankGreeting, prepared_for
 from orchestrator.runtime.ranks.rank_events import PollCursor
+from orchestrator.runtime.turns import in_turns
 from orchestrator.spec.paths import Paths
 
 if TYPE_CHECKING:
@@ -219,27 +220,32 @@ class Gangs:
     async def _launch(self, job: Job, gang: _Gang, seats: tuple[ev.Seat, ...]) -> None:
         await self._bring_files(job)
         attempt = job.attempt_number
-        master = gang.greetings[0].address
-        ports = await self._ask(
-            [a.prepare.remote(attempt, master if r == 0 else None) for r, a in enumerate(gang.actors)]
-        )
+        master = await self._prepare(gang, attempt)
         previous = max([self._previous_step(job.id), *(g.highest_step for g in gang.greetings)])
         secrets = self._secrets_of(job)
         resumption = await self._pool.run(newest_checkpoint, job, self._paths, secrets, previous)
         if told := resumed(job.id, resumption, Masker(secrets.values())):
             self._post(told)
         watch = watch_settings(job, self._paths)
-        plans = [
-            rank_plan(
-                job,
-                seats,
-                seat.rank,
-                (master, ports[0]),
-                replace(self._places(job, seat, secrets, previous), resume_from=resumption.path, watch=watch),
-            )
-            for seat in seats
-        ]
-        await self._ask([a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)])
+        by_node = {
+            node_id: replace(self._places(job, node_id, secrets, previous), resume_from=resumption.path, watch=watch)
+            for node_id in {seat.node_id for seat in seats}
+        }
+        plans = rank_plans(job, seats, master, by_node)
+        await self._ask(await in_turns(a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)))
+
+    async def _prepare(self, gang: _Gang, attempt: int) -> tuple[str, int]:
+        """Nothing of an older attempt runs when this returns; the rendezvous' address and port.
+
+        Actors that were made for the attempt have said so with their greeting.
+        """
+        first = gang.greetings[0]
+        if first.port is not None and all(prepared_for(g) == attempt for g in gang.greetings):
+            return first.address, first.port
+        ports = await self._ask(
+            [a.prepare.remote(attempt, first.address if r == 0 else None) for r, a in enumerate(gang.actors)]
+        )
+        return first.address, ports[0]
 
     async def _bring_files(self, job: Job) -> None:
         """What a rank needs is on its node, if that does not share the home. Raises GangLostError where that cannot be."""
@@ -259,8 +265,8 @@ class Gangs:
         except LookupError as error:
             raise GangLostError(None, str(error), node_lost=True) from error
 
-    def _places(self, job: Job, seat: ev.Seat, secrets: Mapping[str, str], previous_step: int) -> Places:
-        report = self._cluster.reports[seat.node_id]
+    def _places(self, job: Job, node_id: str, secrets: Mapping[str, str], previous_step: int) -> Places:
+        report = self._cluster.reports[node_id]
         own = Paths(home=Path(report.home), socket=self._paths.socket)
         return Places(
             paths=self._paths if report.home_shared else own,

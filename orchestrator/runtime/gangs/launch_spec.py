@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.repository.persister import StoreSettings
-from orchestrator.runtime.forkserver.holder import MARK
 from orchestrator.runtime.nodes.directories import fork_socket, page_name, snapshot_directory
 from orchestrator.runtime.ranks.launch_spec import RankPlan, SnapshotPlan
 from orchestrator.runtime.ranks.runtime_env import parts_of
-from orchestrator.runtime.spawn.environment import rank_environment
+from orchestrator.runtime.spawn.environment import node_environment, rank_environment
 from orchestrator.runtime.spawn.rank_locks import tree_mark
 from orchestrator.spec.entrypoint import Entrypoint, cold_start_variables, parse_entrypoint, with_checkpoint
+from orchestrator.spec.paths import exit_record_name
 from orchestrator.train.trainer.config.sources import TRAINER_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from orchestrator.checkpoint.external.external_checkpoints import WatchSettings
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from orchestrator.core.job import Job
     from orchestrator.runtime.ranks.logs import LogLimits
     from orchestrator.spec.paths import Paths
-
-__all__ = ["Places", "local_ranks", "rank_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,82 +46,122 @@ class Places:
     umask: int | None = None
 
 
-def local_ranks(seats: Sequence[Seat]) -> list[tuple[int, int, int, int]]:
-    """For each rank: local rank, local world size, group rank, group world size; nodes count as torchrun's groups."""
-    nodes = list(dict.fromkeys(seat.node_id for seat in seats))
-    result = []
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """A gang's seats on one node, by LOCAL_RANK. ``number`` counts the gang's nodes, as torchrun's GROUP_RANK does."""
+
+    number: int
+    seats: tuple[Seat, ...]
+
+    @property
+    def gpu_ids(self) -> tuple[str, ...]:
+        """All of the job's GPU ids on the node, in the order of LOCAL_RANK; a GPU that ranks share is named once."""
+        return tuple(dict.fromkeys(gpu for seat in self.seats for gpu in seat.gpu_ids))
+
+
+def node_groups(seats: Sequence[Seat]) -> dict[str, NodeGroup]:
+    """The gang's seats by node id; nodes in the order of their first rank."""
+    by_node: dict[str, list[Seat]] = {}
     for seat in seats:
-        mates = [s.rank for s in seats if s.node_id == seat.node_id]
-        result.append((mates.index(seat.rank), len(mates), nodes.index(seat.node_id), len(nodes)))
-    return result
+        by_node.setdefault(seat.node_id, []).append(seat)
+    return {node_id: NodeGroup(number, tuple(on)) for number, (node_id, on) in enumerate(by_node.items())}
 
 
-def visible_gpus(seats: Sequence[Seat], node_id: str) -> tuple[str, ...]:
-    """All of the job's GPU ids on a node, in the order of LOCAL_RANK; a GPU that ranks share is named once."""
-    return tuple(dict.fromkeys(gpu for seat in seats if seat.node_id == node_id for gpu in seat.gpu_ids))
+def rank_plans(
+    job: Job, seats: Sequence[Seat], master: tuple[str, int], places: Mapping[str, Places]
+) -> Iterator[RankPlan]:
+    """What each rank is told, rank 0 first. ``master`` is the rendezvous address and port; ``places`` go by node id.
+
+    What ranks have in common is made once for each node: a plan costs the same in a gang of any size.
+    """
+    groups = node_groups(seats)
+    makers = {
+        node_id: _NodePlans(job, group, len(groups), len(seats), master, places[node_id])
+        for node_id, group in groups.items()
+    }
+    local_ranks = dict.fromkeys(groups, 0)
+    for seat in seats:
+        yield makers[seat.node_id].plan(seat.rank, local_ranks[seat.node_id])
+        local_ranks[seat.node_id] += 1
 
 
-def rank_plan(job: Job, seats: Sequence[Seat], rank: int, master: tuple[str, int], places: Places) -> RankPlan:
-    """What one rank is told. ``master`` is the rendezvous address and port."""
-    local_rank, local_size, group_rank, group_size = local_ranks(seats)[rank]
-    entry = with_checkpoint(parse_entrypoint(job.spec.entrypoint), places.resume_from)
-    attempt = job.attempt_number
-    page = places.page_dir / page_name(job.id, rank)
-    python = _interpreter(job, entry)
-    snapshots = _snapshots(job, seats, places)
-    job_env = {**job.spec.env, **places.secrets}
-    env = rank_environment(
-        base={**places.base_env, "PATH": job.path},
-        job_env=job_env,
-        job_id=job.id,
-        attempt=attempt,
-        rank=rank,
-        world_size=len(seats),
-        local_rank=local_rank,
-        local_world_size=local_size,
-        group_rank=group_rank,
-        group_world_size=group_size,
-        master_addr=master[0],
-        master_port=master[1],
-        restart_count=attempt - 1,
-        max_restarts=job.spec.retry.max_restarts.infra,
-        visible_gpus=() if places.simulated else visible_gpus(seats, seats[rank].node_id),
-        checkpoint_dir=checkpoint_dir(job, places.paths),
-        resume_from=places.resume_from,
-        progress_path=str(page),
-        previous_step=places.previous_step,
-        working_dir=places.work_dir,
-        extra=_own_settings(job, snapshots) | {MARK: tree_mark(places.node_dir, job.id, rank)},
-    )
-    mode, target, args = _what_to_run(entry, python)
-    return RankPlan(
-        job_id=job.id,
-        attempt=attempt,
-        rank=rank,
-        mode=mode,
-        target=target,
-        args=args,
-        python_options=entry.python_options if mode != "command" else (),
-        cwd=places.work_dir,
-        env=env,
-        threads=_threads(env),
-        cold=bool(cold_start_variables(job_env)),
-        python=python,
-        fork_socket=str(fork_socket(places.node_dir, python)),
-        log_dir=str(places.paths.logs(job.id)),
-        exit_record=str(places.paths.exit_record(job.id, attempt, rank)),
-        page=str(page),
-        previous_step=places.previous_step,
-        memory_bytes=job.spec.resources.resources_per_worker.memory_bytes or None,
-        runtime_env=parts_of(job.spec.runtime_env),
-        snapshots=snapshots,
-        watch=places.watch if rank == 0 else None,
-        progress_pattern=job.spec.health.progress.pattern if job.spec.health.progress else "",
-        log_policies=tuple((p.pattern, p.action) for p in job.spec.retry.log_policies),
-        secrets=tuple(places.secrets.values()),
-        log_limits=places.log_limits,
-        umask=places.umask,
-    )
+class _NodePlans:
+    """Makes the plans of an attempt's ranks on one node."""
+
+    def __init__(
+        self, job: Job, group: NodeGroup, nodes: int, world_size: int, master: tuple[str, int], places: Places
+    ) -> None:
+        entry = with_checkpoint(parse_entrypoint(job.spec.entrypoint), places.resume_from)
+        self._job_id, self._attempt, self._places = job.id, job.attempt_number, places
+        # Text, not paths: joining those of a thousand ranks takes longer than all the rest.
+        self._pages = str(places.page_dir)
+        self._exits = str(places.paths.attempt_exits(job.id, self._attempt))
+        python = _interpreter(job, entry)
+        # Ranks on other nodes could not read what rank 0 left in shared memory.
+        snapshots = _snapshots(job, places) if nodes == 1 else None
+        job_env = {**job.spec.env, **places.secrets}
+        self._env = node_environment(
+            base={**places.base_env, "PATH": job.path},
+            job_env=job_env,
+            job_id=job.id,
+            attempt=self._attempt,
+            world_size=world_size,
+            local_world_size=len(group.seats),
+            group_rank=group.number,
+            group_world_size=nodes,
+            master_addr=master[0],
+            master_port=master[1],
+            restart_count=self._attempt - 1,
+            max_restarts=job.spec.retry.max_restarts.infra,
+            visible_gpus=() if places.simulated else group.gpu_ids,
+            checkpoint_dir=checkpoint_dir(job, places.paths),
+            resume_from=places.resume_from,
+            previous_step=places.previous_step,
+            working_dir=places.work_dir,
+            extra=_own_settings(job, snapshots),
+        )
+        mode, target, args = _what_to_run(entry, python)
+        self._common: dict[str, Any] = {
+            "job_id": job.id,
+            "attempt": self._attempt,
+            "mode": mode,
+            "target": target,
+            "args": args,
+            "python_options": entry.python_options if mode != "command" else (),
+            "cwd": places.work_dir,
+            "threads": _threads(self._env),
+            "cold": bool(cold_start_variables(job_env)),
+            "python": python,
+            "fork_socket": str(fork_socket(places.node_dir, python)),
+            "log_dir": str(places.paths.logs(job.id)),
+            "previous_step": places.previous_step,
+            "memory_bytes": job.spec.resources.resources_per_worker.memory_bytes or None,
+            "runtime_env": parts_of(job.spec.runtime_env),
+            "snapshots": snapshots,
+            "progress_pattern": job.spec.health.progress.pattern if job.spec.health.progress else "",
+            "log_policies": tuple((p.pattern, p.action) for p in job.spec.retry.log_policies),
+            "secrets": tuple(places.secrets.values()),
+            "log_limits": places.log_limits,
+            "umask": places.umask,
+        }
+
+    def plan(self, rank: int, local_rank: int) -> RankPlan:
+        places = self._places
+        page = f"{self._pages}/{page_name(self._job_id, rank)}"
+        return RankPlan(
+            rank=rank,
+            env=rank_environment(
+                self._env,
+                rank=rank,
+                local_rank=local_rank,
+                progress_path=page,
+                process_tree=tree_mark(places.node_dir, self._job_id, rank),
+            ),
+            exit_record=f"{self._exits}/{exit_record_name(rank)}",
+            page=page,
+            watch=places.watch if rank == 0 else None,
+            **self._common,
+        )
 
 
 def checkpoint_dir(job: Job, paths: Paths) -> str:
@@ -140,10 +178,8 @@ def store_environ(job: Job, secrets: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in own.items() if name.startswith("AWS_")}
 
 
-def _snapshots(job: Job, seats: Sequence[Seat], places: Places) -> SnapshotPlan | None:
-    """Snapshots in shared memory, for a gang on one node: ranks elsewhere could not read what rank 0 left."""
-    if len({seat.node_id for seat in seats}) > 1:
-        return None
+def _snapshots(job: Job, places: Places) -> SnapshotPlan:
+    """Snapshots in the node's shared memory."""
     checkpoint = job.spec.checkpoint
     return SnapshotPlan(
         directory=str(snapshot_directory(places.page_dir, job.id)),

@@ -36,7 +36,7 @@ _LEASE_CHECK_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGreeting:
-    """Who an actor is: its node, process id, GPU ids, and the attempt that it has launched."""
+    """Who an actor is: its node, process id, GPU ids, and the attempts that it is prepared for and has launched."""
 
     node_id: str
     pid: int
@@ -45,12 +45,22 @@ class RankGreeting:
     launched: int
     port: int | None
     highest_step: int
+    prepared: int = 0
+
+
+def prepared_for(greeting: RankGreeting) -> int:
+    """The attempt that a rank's actor is prepared for. An actor of an older version does not tell, and has to be asked."""
+    return getattr(greeting, "prepared", 0)
 
 
 class RankActor:
-    """One rank of a gang. Every method is idempotent; calls that name an older attempt are refused."""
+    """One rank of a gang. Every method is idempotent; calls that name an older attempt are refused.
 
-    def __init__(self, *, job_id: str, gang: int, rank: int, node_dir: str) -> None:
+    ``attempt`` is the one that the actor is made for: it needs no order to prepare for it.
+    """
+
+    def __init__(self, *, job_id: str, gang: int, rank: int, node_dir: str, attempt: int) -> None:
+        self._made_for = attempt
         linux.adjust_oom_score(0)  # Ray's own setting, on a cluster that is not orch's, would make it the first victim
         self._host = RankHost(
             job_id=job_id,
@@ -67,15 +77,18 @@ class RankActor:
 
         if self._lease is None:
             self._lease = asyncio.create_task(self._keep_lease())
-        context = ray.get_runtime_context()
+        context, address = ray.get_runtime_context(), ray.util.get_node_ip_address()
+        if self._host.attempt == 0:
+            await self._host.prepare(self._made_for, address if self._host.rank == 0 else None)
         return RankGreeting(
             node_id=context.get_node_id(),
             pid=os.getpid(),
-            address=ray.util.get_node_ip_address(),
+            address=address,
             gpu_ids=tuple(str(i) for i in context.get_accelerator_ids().get("GPU", [])),
             launched=self._host.launched,
             port=self._host.port,
             highest_step=self._host.highest_step,
+            prepared=self._host.attempt,
         )
 
     async def prepare(self, attempt: int, serve_on: str | None) -> int | None:

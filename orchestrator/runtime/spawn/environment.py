@@ -64,15 +64,13 @@ def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def rank_environment(
+def node_environment(
     *,
     base: Mapping[str, str],
     job_env: Mapping[str, str],
     job_id: str,
     attempt: int,
-    rank: int,
     world_size: int,
-    local_rank: int,
     local_world_size: int,
     group_rank: int,
     group_world_size: int,
@@ -83,19 +81,18 @@ def rank_environment(
     visible_gpus: Sequence[str],
     checkpoint_dir: str,
     resume_from: str | None,
-    progress_path: str | None,
     previous_step: int | None = None,
     working_dir: str | None = None,
     error_file: str = "",
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The complete environment of one rank.
+    """What the environments of all of an attempt's ranks on one node have in common.
 
-    `base` is the environment of whoever started the daemon, not of a Ray worker (Ray sets OMP_NUM_THREADS there);
+    `base` is the environment that the daemon was started with, not that of a Ray worker (Ray sets OMP_NUM_THREADS there);
     `job_env`, the job's `env` and secrets, wins over it, but not over what makes the rank a rank. Groups are what
     torchrun calls nodes: `group_rank` counts the job's nodes, 0 to `group_world_size` - 1. `visible_gpus` names, by
     index or UUID, *all* of the job's GPUs on this node in the order of LOCAL_RANK, so that `cuda:{LOCAL_RANK}` is the
-    rank's own; empty: the rank sees none. `previous_step` is the highest step that an earlier attempt reached;
+    rank's own; empty: the ranks see none. `previous_step` is the highest step that an earlier attempt reached;
     `error_file` is where torch's `@record` writes an exception, empty for nowhere; `extra` adds further ORCH_*
     variables, such as the settings of the checkpoint.
     """
@@ -104,13 +101,10 @@ def rank_environment(
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, for ranks that share a machine
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     env |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(local_world_size),
         "GROUP_RANK": str(group_rank),
         "GROUP_WORLD_SIZE": str(group_world_size),
-        "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(world_size),
         "ROLE_NAME": ROLE_NAME,
         "MASTER_ADDR": master_addr,
@@ -129,8 +123,22 @@ def rank_environment(
     }
     optional = {
         "ORCH_RESUME_FROM": resume_from,
-        "ORCH_PROGRESS_PATH": progress_path,
         "ORCH_PREVIOUS_STEP": None if previous_step is None else str(previous_step),
         "PWD": working_dir,
     }
     return env | {name: value for name, value in optional.items() if value is not None} | dict(extra or {})
+
+
+def rank_environment(
+    node: Mapping[str, str], *, rank: int, local_rank: int, progress_path: str | None, process_tree: str = ""
+) -> dict[str, str]:
+    """The complete environment of one rank on a node whose ranks have ``node`` in common.
+
+    ``process_tree`` marks the rank's processes, and all that they start.
+    """
+    env = {**node, "RANK": str(rank), "LOCAL_RANK": str(local_rank), "ROLE_RANK": str(rank)}
+    if progress_path is not None:
+        env["ORCH_PROGRESS_PATH"] = progress_path
+    if process_tree:
+        env["ORCH_PROCESS_TREE"] = process_tree
+    return env

@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtime.spawn.environment import inheritable_environment, rank_environment
+from orchestrator.runtime.spawn.environment import inheritable_environment, node_environment, rank_environment
 
 ARGUMENTS: dict[str, Any] = {
     "base": {"PATH": "/bin"},
     "job_env": {},
     "job_id": "digits-k3f9q2",
     "attempt": 4,
-    "rank": 3,
     "world_size": 4,
-    "local_rank": 1,
     "local_world_size": 2,
     "group_rank": 1,
     "group_world_size": 2,
@@ -26,12 +24,17 @@ ARGUMENTS: dict[str, Any] = {
     "visible_gpus": ("4", "6"),
     "checkpoint_dir": "/ckpt",
     "resume_from": None,
-    "progress_path": None,
 }
 
 
+def environment(progress_path: str | None = None, **arguments: Any) -> dict[str, str]:
+    """That of rank 3, the second on its node."""
+    node = node_environment(**ARGUMENTS | arguments)
+    return rank_environment(node, rank=3, local_rank=1, progress_path=progress_path)
+
+
 def test_complete() -> None:
-    assert rank_environment(**ARGUMENTS) == {
+    assert environment() == {
         "PATH": "/bin",
         "RANK": "3",
         "LOCAL_RANK": "1",
@@ -61,8 +64,13 @@ def test_complete() -> None:
 
 
 def test_optional_ones_are_there_when_they_have_a_value() -> None:
-    optional = {"resume_from": "/ckpt/7", "progress_path": "/p", "previous_step": 0, "working_dir": "/w"}
-    env = rank_environment(**ARGUMENTS | optional, extra={"ORCH_CHECKPOINT_KEEP": "3"}, error_file="/e")
+    optional: dict[str, Any] = {
+        "resume_from": "/ckpt/7",
+        "progress_path": "/p",
+        "previous_step": 0,
+        "working_dir": "/w",
+    }
+    env = environment(**optional, extra={"ORCH_CHECKPOINT_KEEP": "3"}, error_file="/e")
     names = ("ORCH_RESUME_FROM", "ORCH_PROGRESS_PATH", "ORCH_PREVIOUS_STEP", "PWD", "ORCH_CHECKPOINT_KEEP")
     assert [env[name] for name in names] == ["/ckpt/7", "/p", "0", "/w", "3"]
     assert env["TORCHELASTIC_ERROR_FILE"] == "/e"
@@ -84,11 +92,11 @@ def test_optional_ones_are_there_when_they_have_a_value() -> None:
     ],
 )
 def test_who_wins(base: dict[str, str], job: dict[str, str], name: str, expected: str | None) -> None:
-    assert rank_environment(**ARGUMENTS | {"base": base, "job_env": job}).get(name) == expected
+    assert environment(base=base, job_env=job).get(name) == expected
 
 
 def test_one_rank_on_a_machine_takes_all_its_threads_and_sees_no_gpu_it_was_not_given() -> None:
-    env = rank_environment(**ARGUMENTS | {"local_world_size": 1, "visible_gpus": ()})
+    env = environment(local_world_size=1, visible_gpus=())
     assert "OMP_NUM_THREADS" not in env
     assert env["CUDA_VISIBLE_DEVICES"] == ""
 
