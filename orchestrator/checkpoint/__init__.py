@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.errors import (
         CheckpointError,
         CorruptCheckpointError,
+        IncompatibleStateError,
         InsufficientSpaceError,
         ResumeMismatchError,
         StaleAttemptError,
@@ -28,6 +29,7 @@ __all__ = [
     "CheckpointStatus",
     "CheckpointStore",
     "CorruptCheckpointError",
+    "IncompatibleStateError",
     "InsufficientSpaceError",
     "ResumeMismatchError",
     "StaleAttemptError",

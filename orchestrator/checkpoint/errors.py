@@ -21,6 +21,10 @@ class CorruptCheckpointError(CheckpointError):
     """A checkpoint differs from what its manifest promises; the one before it is used instead."""
 
 
+class IncompatibleStateError(CheckpointError):
+    """The state to load into does not have the shapes of the checkpoint, which is sound and stays where it is."""
+
+
 class ResumeMismatchError(CheckpointError):
     """A rank cannot load what the other ranks of the attempt resumed from; the attempt must be started again."""
 

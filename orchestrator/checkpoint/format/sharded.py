@@ -15,7 +15,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.errors import MALFORMED, CorruptCheckpointError, UnsupportedStateError
+from orchestrator.checkpoint.errors import (
+    MALFORMED,
+    CorruptCheckpointError,
+    IncompatibleStateError,
+    UnsupportedStateError,
+)
 from orchestrator.checkpoint.format import layout
 from orchestrator.checkpoint.format.dtypes import torch_type
 
@@ -62,7 +67,8 @@ def join(state: Any, read_pieces: Callable[[], Iterable[Mapping[str, Any]]], int
     """A stored state with its sharded tensors in place; ``read_pieces`` gives those of all ranks.
 
     ``into`` is a state of the same structure: its DTensors are filled, and stand in the result; the rest of the sharded
-    tensors are put together whole. Raises CorruptCheckpointError when pieces are missing.
+    tensors are put together whole. Raises CorruptCheckpointError when pieces are missing, IncompatibleStateError when
+    ``into`` has other shapes.
     """
     leaves: dict[str, ShardedLeaf] = {}
     _visit(state, "", lambda leaf, _: leaves.setdefault(leaf.key, leaf), ShardedLeaf)
@@ -78,7 +84,10 @@ def join(state: Any, read_pieces: Callable[[], Iterable[Mapping[str, Any]]], int
     wanted = {key: targets[key] for key in leaves if key in targets}
     for key, target in wanted.items():
         if tuple(target.shape) != leaves[key].shape:
-            raise CorruptCheckpointError(f"{key} has shape {leaves[key].shape}, the state to load into {target.shape}")
+            raise IncompatibleStateError(
+                f"{key} has shape {leaves[key].shape} in the checkpoint and {tuple(target.shape)} in the state to load into;"
+                " load into a model of the same shapes, or start from nothing in another checkpoint directory"
+            )
     if wanted:
         _fill(wanted, pieces)
     whole = {key: wanted.get(key) if key in wanted else _whole(leaf, pieces[key]) for key, leaf in leaves.items()}

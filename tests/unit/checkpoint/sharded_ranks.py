@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import (
@@ -24,10 +25,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 
-def build(ranks: int, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def build(ranks: int, seed: int, width: int = 7) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A model whose rows do not divide by the number of ranks, sharded over all of them."""
     torch.manual_seed(seed)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 5), torch.nn.Linear(5, 1))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, width), torch.nn.Tanh(), torch.nn.Linear(width, 5), torch.nn.Linear(5, 1)
+    )
     fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
     return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
@@ -54,8 +57,14 @@ def result(model: torch.nn.Module) -> list[float]:
 def main(what: str, ranks: int, rank: int, folder: Path) -> None:
     """See the module."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{what}-{ranks}", rank=rank, world_size=ranks)
+    from orchestrator.checkpoint import IncompatibleStateError
     from orchestrator.train import context
 
+    if what == "load":
+        wider = build(ranks, seed=1, width=8)
+        step(*wider)
+        with pytest.raises(IncompatibleStateError, match=r"\(7, 6\) in the checkpoint and \(8, 6\)"):
+            context().load(into=state_of(*wider))
     model, optimizer = build(ranks, seed=1 if what == "save" else 2)
     step(model, optimizer)
     if what == "save":
