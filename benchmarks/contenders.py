@@ -60,7 +60,7 @@ class Run:
         self._read_bytes = 0
 
     def steps(self) -> list[Step]:
-        """The steps so far. Only what is new is read: whoever asks every other millisecond must not be what is measured."""
+        """The steps so far. Reads only what is new: polling every two milliseconds must not distort the measurement."""
         with contextlib.suppress(FileNotFoundError), self.ledger.open("rb") as file:
             file.seek(self._read_bytes)
             new = file.read()

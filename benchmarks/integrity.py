@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks import measure
-from orchestrator.checkpoint.repository.repository import CheckpointStore
+from orchestrator.checkpoint.repository.repository import CheckpointRepository
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,11 +61,11 @@ class Orch:
 
     def save(self, folder: Path, step: int) -> None:
         """Store one checkpoint."""
-        CheckpointStore(folder, attempt=1).save(state_of(step), step=step)
+        CheckpointRepository(folder, attempt=1).save(state_of(step), step=step)
 
     def load(self, folder: Path) -> tuple[int, Any] | None:
         """The newest good one, as a new attempt finds it."""
-        loaded = CheckpointStore(folder, attempt=2).load_latest()
+        loaded = CheckpointRepository(folder, attempt=2).load_latest()
         return None if loaded is None else (loaded.step, loaded.state)
 
     def files(self, folder: Path) -> list[Path]:

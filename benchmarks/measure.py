@@ -1,7 +1,7 @@
 """How every benchmark measures: interleaved rounds, medians, 95 % bootstrap intervals, one result shape.
 
 A round runs every arm once; the order is turned round in every other round (A B, B A, ...), so that a machine that warms
-up or slows down favours nobody. A target is met when the interval's bad end meets it.
+up or slows down favours no contender. A target is met when the interval's bad end meets it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SIGKILL of a random rank at a random moment to the next new optimizer step, one that had not been done before.
 
 The same script everywhere, which saves after every step: measured is the way back, not the repetition of lost steps, of which
-there is at most one (``--save-every 10`` adds some five to everybody's). Each contender has a job of its own in each round, alone
+there is at most one (``--save-every 10`` adds some five to each contender's). Each contender has a job of its own in each round, alone
 on the machine, that is killed once. ``ours_actor_killed`` is the same with the rank's Ray actor killed instead of the training process.
 """
 

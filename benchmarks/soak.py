@@ -22,7 +22,7 @@ from tests.support.campaign import Campaign, kill_daemon_at_random
 from tests.support.ledger import Ledger
 from tests.support.stack import Stack
 
-GPUS = 3  # four drivers, some with gangs of two: there is always somebody who waits
+GPUS = 3  # four drivers, some with gangs of two: there is always a job that waits
 STARTING_SECONDS = 1.2
 READY_SECONDS = 0.3
 

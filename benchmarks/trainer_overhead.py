@@ -1,4 +1,4 @@
-"""What the training system costs in a step: against the loop that everybody writes by hand, Lightning Fabric and Accelerate.
+"""What the training system costs in a step: against a loop written by hand, Lightning Fabric and Accelerate.
 
 One process, and two ranks with DistributedDataParallel under torchrun; metrics, checkpoints' and stop signals' hooks on. All
 contenders take turns in the same processes, so a pair is two turns a moment apart, and the ratio is the median of the

@@ -47,7 +47,7 @@ runroot = "$scratch/run"
 CONF
 
 service=
-# Processes below one, all the way down: nothing is ever looked for by name alone, or somebody else's would be found.
+# Processes below one, all the way down: nothing is looked for by name alone, which would find processes of other users.
 below() { local child; for child in $(pgrep -P "$1"); do echo "$child"; below "$child"; done; }
 of_container() {
   local process

@@ -75,7 +75,7 @@ class OrchError(Exception):
 
 
 class BadRequestError(OrchError):
-    """The request itself cannot be understood. Mend the argument that the message names."""
+    """The request itself cannot be understood. Fix the argument that the message names."""
 
     code = "bad_request"
     http_status = 400
@@ -83,12 +83,12 @@ class BadRequestError(OrchError):
 
 
 class InvalidSpecError(OrchError):
-    """The job.yaml has errors; nothing was stored. Mend each line that ``problems`` lists and submit again."""
+    """The job.yaml has errors; nothing was stored. Fix each line that ``problems`` lists and submit again."""
 
     code = "invalid_spec"
     http_status = 422
     exit_code = EXIT_BAD_INPUT
-    default_hint = "mend the lines above; `orch schema` prints every key"
+    default_hint = "fix the lines above; `orch schema` prints every key"
 
 
 class AmbiguousReferenceError(OrchError):

@@ -1,6 +1,6 @@
 """How a daemon is asked to start, and what it answers: what the command line and the daemon share on this.
 
-Plain records. ``serve_arguments`` is the inverse of the command line's parsing of `orch serve`, for whoever starts it
+Plain records. ``serve_arguments`` is the inverse of the command line's parsing of `orch serve`, for a caller that starts it
 detached.
 """
 
@@ -90,7 +90,7 @@ class UpReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What `orch demo` takes: ``json`` for one object at the end instead of a story."""
+    """What `orch demo` takes: ``json`` for one object at the end instead of text."""
 
     json: bool = False
 
@@ -105,7 +105,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that `orch doctor` looked at: ``what`` was found and, where it is not well, how to mend it."""
+    """One thing that `orch doctor` looked at: ``what`` was found and, where it is not well, how to fix it."""
 
     level: Level
     what: str

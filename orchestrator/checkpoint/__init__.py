@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         StaleAttemptError,
         UnsupportedStateError,
     )
-    from orchestrator.checkpoint.repository.repository import CheckpointStore
+    from orchestrator.checkpoint.repository.repository import CheckpointRepository
     from orchestrator.checkpoint.storage.info import CheckpointInfo, CheckpointStatus
     from orchestrator.checkpoint.storage.reader import Checkpoint
 
@@ -26,8 +26,8 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "CheckpointInfo",
+    "CheckpointRepository",
     "CheckpointStatus",
-    "CheckpointStore",
     "CorruptCheckpointError",
     "IncompatibleStateError",
     "InsufficientSpaceError",
@@ -40,7 +40,7 @@ _HOMES = {
     "Checkpoint": "storage.reader",
     "CheckpointInfo": "storage.info",
     "CheckpointStatus": "storage.info",
-    "CheckpointStore": "repository.repository",
+    "CheckpointRepository": "repository.repository",
 }
 
 

@@ -63,7 +63,7 @@ class Console:
     def complain(self, text: str) -> None:
         """Something that must be said, on standard error."""
         with suppress(OSError):
-            self.out.flush()  # so that both come in order; what is wrong with it is told by whoever writes an answer
+            self.out.flush()  # so that both come in order; the writer of the answer reports what is wrong with it
         if self._err_is_terminal:
             text = steerless(text)
         self.err.write(text.encode(self.err.encoding or "utf-8", "replace").decode(self.err.encoding or "utf-8") + "\n")
@@ -141,7 +141,7 @@ def steerless(text: str, *, keep_styles: bool = True) -> str:
     """The text with its control characters and bidirectional marks shown, as ``^[`` and ``<202E>``, and not obeyed.
 
     Line breaks and tabs stay. So do sequences that ``styled`` makes; without ``keep_styles`` sequences that only set a
-    style are left out, whoever made them.
+    style are left out.
     """
     if text.isprintable():
         return text

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.cli.submitting import SubmitOptions
 
 
-class Words(NamedTuple):
+class ParsedLine(NamedTuple):
     """A line taken apart: what stands alone, which switches are on, and each value option's values in order."""
 
     arguments: list[str]
@@ -87,9 +87,9 @@ def parse_status(words: Sequence[str]) -> StatusOptions | None:
     )
 
 
-def take_apart(words: Sequence[str], switches: Mapping[str, str], values: Mapping[str, str]) -> Words | None:
+def take_apart(words: Sequence[str], switches: Mapping[str, str], values: Mapping[str, str]) -> ParsedLine | None:
     """The line's parts; None at the first word that is not surely one of them."""
-    found = Words([], set(), {})
+    found = ParsedLine([], set(), {})
     rest = list(words)
     while rest:
         word = rest.pop(0)

@@ -100,7 +100,7 @@ def show_logs(session: Session, ref: str, options: LogOptions, *, follow: bool) 
             patience=session.patience(),
         )
     else:
-        # The pattern is tried here: the daemon runs nobody's regular expressions. So the tail is cut here as well.
+        # The pattern is tried here: the daemon runs no user's regular expressions. So the tail is cut here as well.
         cut_here = options.grep is not None
         lines = client.logs(
             job.id,
@@ -168,7 +168,7 @@ def follow_job(session: Session, job_id: str) -> int:
 # -- a view that keeps itself current
 
 REST_SECONDS = 0.2
-"""Hundreds of jobs change all the time; nobody reads faster than this."""
+"""Hundreds of jobs change all the time; a person reads no faster than this."""
 
 
 def watch_view(

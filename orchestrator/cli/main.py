@@ -25,7 +25,7 @@ def main() -> None:
         sys.exit(_run_typer(arguments))
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            with suppress(OSError):  # whoever read it is gone
+            with suppress(OSError):  # the reader is gone
                 stream.flush()
     # The interpreter's own tidying up takes longer than a command; nothing here needs it.
     os._exit(code)

@@ -66,7 +66,7 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
     earlier = _earlier(request.compare_with)
     with tempfile.TemporaryDirectory(prefix="orch-record-") as scratch, _Signals() as signals:
         said = TrainingFile(Path(scratch) / "training.json")
-        watched = _Watched(session, request, Path(scratch))
+        watched = _RecordedCommand(session, request, Path(scratch))
         options = RecordOptions(
             directory=request.output,
             name=request.name,
@@ -132,7 +132,7 @@ def _tell(session: Session, recorder: Recorder, *, as_json: bool) -> None:
         session.console.note(recorder.stats.text())
 
 
-class _Watched:
+class _RecordedCommand:
     """What is recorded and for how long: a job, a command, a span of time, or until Ctrl-C."""
 
     def __init__(self, session: Session, request: RecordRequest, scratch: Path) -> None:

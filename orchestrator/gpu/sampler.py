@@ -1,6 +1,6 @@
 """Reads GPUs again and again, each in a thread of its own, on deadlines that do not drift.
 
-A driver call can hang for minutes, and nothing can interrupt it. So each GPU has its thread; whoever wants its latest
+A driver call can hang for minutes, and nothing can interrupt it. So each GPU has its thread; a caller that wants its latest
 sample looks at what that thread left behind and how old it is. A GPU that hangs goes stale, one that is lost is tried
 again with growing pauses, and no other GPU is touched by either. Threads are daemons: one that never comes back does not
 keep its process from ending.
@@ -246,7 +246,7 @@ class Sampler:
             self._on_change()
 
     def _fail(self, error: Exception) -> None:
-        """Note a failure, tell whoever listens, and pause before the next try."""
+        """Note a failure, tell the listeners, and pause before the next try."""
         pause = self._pace.retry(self.failures)
         self.failures += 1
         self._lost = isinstance(error, GpuLostError)

@@ -8,7 +8,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.states import StopPurpose
 
 
-class Mark(StrEnum):
+class AnnotationKind(StrEnum):
     """What happened to a run, in the words of the boards."""
 
     START = "start"
@@ -18,18 +18,18 @@ class Mark(StrEnum):
     PREEMPTION = "preemption"
 
 
-def mark_of(event: ev.Event) -> tuple[Mark, float] | None:
+def mark_of(event: ev.Event) -> tuple[AnnotationKind, float] | None:
     """The mark that an event leaves, and its wall time; None for most events."""
     match event:
         case ev.AttemptRunning():
-            return Mark.START, event.at
+            return AnnotationKind.START, event.at
         case ev.CheckpointSaved():
-            return Mark.CHECKPOINT, event.at
+            return AnnotationKind.CHECKPOINT, event.at
         case ev.AttemptFailed():
-            return Mark.FAILURE, event.failed_at
+            return AnnotationKind.FAILURE, event.failed_at
         case ev.FirstStep() if event.attempt > 1:
-            return Mark.RECOVERY, event.step_at
+            return AnnotationKind.RECOVERY, event.step_at
         case ev.StopRequested() if event.purpose is StopPurpose.PREEMPT:
-            return Mark.PREEMPTION, event.at
+            return AnnotationKind.PREEMPTION, event.at
         case _:
             return None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.telemetry.metrics_view import JobSeries, Snapshot
 
 LINGER_SECONDS: Final = 900.0
-"""How long a job keeps its series after its last attempt: alerts and people need its end, nobody needs its week."""
+"""How long a job keeps its series after its last attempt: alerts and people need its end, not its whole week."""
 MAX_JOBS: Final = 2000
 """No more jobs than this have series; live ones come first, then those that ended last."""
 MAX_METRICS: Final = 64

@@ -87,7 +87,7 @@ class _Grafana:
         status, answer = self._ask("GET", f"/api/folders/{FOLDER_UID}")
         if status == http.client.NOT_FOUND:
             status, answer = self._ask("POST", "/api/folders", {"uid": FOLDER_UID, "title": FOLDER_TITLE})
-        if status not in (200, 412):  # 412: somebody else made it in between
+        if status not in (200, 412):  # 412: another process made it in between
             raise self._refusal(status, answer, f"the folder {FOLDER_TITLE}")
 
     def send(self, board: dict[str, Any]) -> Pushed:

@@ -139,8 +139,8 @@ def inhibit_rules() -> list[Document]:
 
 
 def local_receivers(webhook: str | None) -> tuple[list[Document], str]:
-    """The receivers of a machine of one's own, and which one is used: a webhook, or nobody (alerts are only shown)."""
-    receivers: list[Document] = [{"name": "nobody"}]
+    """The receivers of a machine of one's own, and which one is used: a webhook, or none (alerts are only shown)."""
+    receivers: list[Document] = [{"name": "none"}]
     if webhook:
         receivers.append({"name": "webhook", "webhook_configs": [{"url": webhook, "send_resolved": True}]})
     return receivers, receivers[-1]["name"]

@@ -38,7 +38,7 @@ class _Lines:
         try:
             self.stream.write(line + "\n")
             self.stream.flush()
-        except (OSError, ValueError):  # no space, broken pipe, closed file: nobody is left to tell
+        except (OSError, ValueError):  # no space, broken pipe, closed file: there is nowhere left to report it
             self.dropped += 1
 
     debug = info = warning = error = critical = exception = fatal = log = msg

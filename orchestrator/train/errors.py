@@ -60,7 +60,7 @@ class StopTraining(SystemExit):
 def only_on_main(error: TrainError, *, rank: int, under_orch: bool = False) -> TrainError:
     """The exception for this rank to raise: `error` on rank 0, elsewhere its quiet twin.
 
-    `under_orch`: leave one line in this rank's own log, so that nobody takes its exit for the cause.
+    `under_orch`: leave one line in this rank's own log, so that its exit is not taken for the cause.
     """
     if rank == 0:
         return error

@@ -184,7 +184,7 @@ def kill_again_and_again(stack: Stack, ledger: Ledger, job_id: str, disk: Path, 
 
 def test_what_is_refused(breakable: Stack, job_id: str) -> None:
     for options, words in (
-        (("--kill", "rank"), "nobody was asked"),
+        (("--kill", "rank"), "not confirmed (no terminal)"),
         (("--fill-disk", "--yes"), "which others need"),
         (("--kill", "rank", "--rank", "9", "--yes"), "has ranks 0 to 1"),
     ):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.api.errors import EXIT_REFUSED, DiskFullError
-from orchestrator.cli.drills.disk_filler import Ballast
+from orchestrator.cli.drills.disk_filler import DiskFiller
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.stack import Stack, wait_until
 
@@ -98,8 +98,8 @@ def test_a_full_disk_under_the_home_stops_new_jobs_only(cramped: Stack, ledger: 
     stack, done = cramped, tmp_path / "done"
     running = submit(stack, ledger, tmp_path, name="running", until=str(done))
     wait_until("it steps", lambda: ledger.last_step(running) >= 6)
-    with Ballast(stack.home) as ballast:
-        ballast.fill()
+    with DiskFiller(stack.home) as filler:
+        filler.fill()
         with pytest.raises(DiskFullError) as refused:
             submit(stack, ledger, tmp_path, name="new", steps=1)
         assert "orch prune" in f"{refused.value} {refused.value.hint}"

@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import pytest
 import torch
 
-from orchestrator.checkpoint.repository.repository import CheckpointStore
+from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.storage.info import CheckpointStatus
 from tests.support.stack import Stack, wait_until
 
@@ -49,8 +49,8 @@ def s3() -> Iterator[dict[str, str]]:
         process.communicate()
 
 
-def store(s3: dict[str, str], name: str, **options: object) -> CheckpointStore:
-    return CheckpointStore(f"s3://bucket/{name}", environ=s3, **options)  # type: ignore[arg-type]
+def store(s3: dict[str, str], name: str, **options: object) -> CheckpointRepository:
+    return CheckpointRepository(f"s3://bucket/{name}", environ=s3, **options)  # type: ignore[arg-type]
 
 
 def state(step: int) -> dict[str, object]:
@@ -81,8 +81,8 @@ def test_saved_listed_loaded_retained_and_damage_set_aside(s3: dict[str, str]) -
 
 def test_a_writer_that_is_killed_leaves_a_good_one(s3: dict[str, str]) -> None:
     script = (
-        "import sys, torch; from orchestrator.checkpoint.repository.repository import CheckpointStore\n"
-        "store = CheckpointStore('s3://bucket/killed', attempt=int(sys.argv[1]), keep=3)\n"
+        "import sys, torch; from orchestrator.checkpoint.repository.repository import CheckpointRepository\n"
+        "store = CheckpointRepository('s3://bucket/killed', attempt=int(sys.argv[1]), keep=3)\n"
         "step = 0\n"
         "while True:\n"
         "    step += 1\n"

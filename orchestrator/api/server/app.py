@@ -118,7 +118,7 @@ def caller_of(request: Request) -> Caller:
     """Who asks, as the gate found out. Raises NotPermittedError where no gate did."""
     caller = getattr(request.state, "caller", None)
     if not isinstance(caller, Caller):
-        raise NotPermittedError("nobody is known to ask")
+        raise NotPermittedError("the caller is not authenticated")
     return caller
 
 

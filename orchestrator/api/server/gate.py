@@ -56,7 +56,7 @@ class GatePolicy:
     """What a listener asks for.
 
     ``owner_uid`` owns the daemon. ``token`` is wanted from callers that are not on a Unix socket; with ``open_to_all``
-    (reading on the loopback address) nobody is asked. ``hosts`` are the names, without port, that Host may carry;
+    (reading on the loopback address) no token is needed. ``hosts`` are the names, without port, that Host may carry;
     None accepts any, which only a listener with a token may do. ``methods`` are all that the listener knows.
     """
 

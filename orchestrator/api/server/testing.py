@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - JobService and ReadSource document the methods
 """An orch without jobs: the service port in memory, and a server for it on a real socket.
 
 For tests of the application, the client and the command line, also those of programs that use the client. The fake
@@ -167,7 +168,6 @@ class FakeService:
     # -- the port
 
     async def submit(self, request: SubmitRequest, caller: Caller) -> SubmitReply:
-        """See JobService."""
         self.requests.append(request)
         spec = self._spec(request)
         known = self.accepted.get((caller.uid, request.idempotency_key))
@@ -191,7 +191,6 @@ class FakeService:
         return spec
 
     async def plan(self, request: SubmitRequest, caller: Caller) -> PlanReply:
-        """See JobService."""
         spec = self._spec(request)
         self.calls.append(("plan", caller.user))
         return PlanReply(
@@ -205,7 +204,6 @@ class FakeService:
         )
 
     async def jobs(self, query: JobFilter) -> Sequence[JobView]:
-        """See JobService."""
         found = [
             job
             for job in reversed(self._jobs.values())
@@ -219,7 +217,6 @@ class FakeService:
         return found[: query.limit]
 
     async def resolve(self, ref: str) -> JobId:
-        """See JobService."""
         if ref in self._jobs:
             return JobId(ref)
         named = [key for key, job in self._jobs.items() if job.name == ref]
@@ -236,7 +233,6 @@ class FakeService:
         return found[0]
 
     async def job(self, job_id: JobId) -> JobView:
-        """See JobService."""
         try:
             return self._jobs[job_id]
         except KeyError as error:
@@ -245,13 +241,11 @@ class FakeService:
     async def events(
         self, job_id: JobId, after: int, *, limit: int = PAGE, tail: int | None = None
     ) -> Sequence[EventView]:
-        """See JobService."""
         history = self._events[job_id]
         first = 0 if tail is None else max(0, len(history) - tail)
         return [event for event in history[first:] if event.sequence > after][:limit]
 
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> ActionReply:
-        """See JobService."""
         self.calls.append((request.verb, caller.user))
         job = self._jobs[job_id]
         if request.verb is Verb.RERUN:
@@ -268,7 +262,6 @@ class FakeService:
         return ActionReply(job_id=job.id, state=job.state, message=message)
 
     async def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[LogLine], None]:
-        """See JobService."""
         lines = self._logs.setdefault(job_id, [])
         newest = max((line.attempt for line in lines), default=1)
         attempt = query.attempt or (newest if query.since is None else None)
@@ -290,22 +283,18 @@ class FakeService:
             yield [line for line in fresh if wanted(line)]
 
     async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[CheckpointView]:
-        """See JobService."""
         found = self._checkpoints.get(job_id, [])
         if not verify:
             return found
         return [replace(item, valid=not item.problem) for item in found]
 
     async def nodes(self) -> Sequence[NodeView]:
-        """See JobService."""
         return sorted(self._nodes.values(), key=lambda node: node.name)
 
     async def gpus(self) -> Sequence[Mapping[str, Any]]:
-        """See JobService."""
         return []
 
     async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> NodeActionReply:
-        """See JobService."""
         self.calls.append((verb, caller.user))
         if node not in self._nodes:
             raise NoSuchNodeError(f"no node is called {node!r}")
@@ -314,11 +303,9 @@ class FakeService:
         return NodeActionReply(node=node, state=state, message=f"{node} is {state.lower()}")
 
     def change_version(self) -> int:
-        """See JobService."""
         return self._version
 
     async def wait_change(self, after: int, timeout_seconds: float, job_ids: frozenset[JobId] = frozenset()) -> int:
-        """See JobService."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while after <= self._version and not any(
@@ -330,14 +317,12 @@ class FakeService:
         return self._version
 
     async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
-        """See JobService."""
         self.calls.append(("profile", (job_id, request)))
         if self._jobs[job_id].state != "RUNNING":
             raise RefusedError(f"{job_id} does not run")
         return b"a trace"
 
     async def stacks(self, job_id: JobId, rank: int | None) -> StacksView:
-        """See JobService."""
         job = self._jobs[job_id]
         if job.state != "RUNNING":
             raise RefusedError(f"{job_id} does not run")
@@ -350,7 +335,6 @@ class FakeService:
         return StacksView(job_id=job_id, ranks=tuple(looks))
 
     async def health(self) -> HealthView:
-        """See JobService."""
         counts: dict[str, int] = {}
         for job in self._jobs.values():
             counts[job.state] = counts.get(job.state, 0) + 1
@@ -367,17 +351,14 @@ class FakeService:
         )
 
     async def not_ready(self) -> Sequence[str]:
-        """See ReadSource."""
         return () if self.ready else ("Ray is starting",)
 
     async def shutdown(self, *, stop_jobs: bool, caller: Caller) -> ShutdownReply:
-        """See JobService."""
         self.calls.append(("shutdown", (stop_jobs, caller.user)))
         running = tuple(job.id for job in self._jobs.values() if not job.is_terminal)
         return ShutdownReply(stopped=running) if stop_jobs else ShutdownReply(running=running)
 
     async def prune(self, *, older_than_seconds: float, dry_run: bool, caller: Caller) -> PruneReply:
-        """See JobService."""
         self.calls.append(("prune", (older_than_seconds, dry_run, caller.user)))
         old = [key for key, job in self._jobs.items() if job.is_terminal]
         if not dry_run:
@@ -387,12 +368,10 @@ class FakeService:
         return PruneReply(removed=tuple(old), freed_bytes=1024 * len(old), dry_run=dry_run, kept=kept)
 
     async def metrics(self, accept: str) -> MetricsPage:
-        """See ReadSource."""
         kind = "application/openmetrics-text" if "openmetrics" in accept else "text/plain"
         return MetricsPage(b"orch_up 1\n", f"{kind}; version=0.0.4")
 
     async def targets(self) -> Sequence[TargetGroup]:
-        """See ReadSource."""
         return [TargetGroup(targets=("127.0.0.1:9400",), labels={"node": "node-a"})]
 
 

@@ -87,7 +87,7 @@ def _fits(path: str) -> bool:
 
 
 def _refuse_a_trap(path: str) -> None:
-    """Anybody may make a directory in /tmp, and a false daemon in it would be sent secrets."""
+    """Every user may make a directory in /tmp, and a false daemon in it would be sent secrets."""
     directory, _, _ = path.rpartition("/")
     try:
         status = os.lstat(directory)

@@ -69,7 +69,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _Scan:
     """The circumstances of one scan."""
 
     attempt: int
@@ -78,7 +78,7 @@ class _Look:
     step_at: StepAt | None
 
 
-class WatchedFiles:
+class ExternalCheckpoints:
     """The checkpoints under one glob. Blocking; several processes may have one each, and take turns by a lock."""
 
     def __init__(self, settings: WatchSettings, *, clock: Callable[[], float] = time.time) -> None:
@@ -120,7 +120,7 @@ class WatchedFiles:
         ``writer_gone_at`` (seconds since the epoch): nothing is written any more, since then; ``ended_well``: the writer
         finished. ``step_at`` gives the step of a file whose name does not.
         """
-        look = _Look(attempt=attempt, gone_at=writer_gone_at, ended_well=ended_well, step_at=step_at)
+        look = _Scan(attempt=attempt, gone_at=writer_gone_at, ended_well=ended_well, step_at=step_at)
         with self._storage.lock():
             registry = self._read()
             before = json.dumps(registry)
@@ -130,7 +130,7 @@ class WatchedFiles:
             self._clear_copies(registry)
         return sorted(fresh, key=lambda info: info.created_at or 0.0)
 
-    def _scan(self, registry: dict[str, Any], look: _Look) -> list[CheckpointInfo]:
+    def _scan(self, registry: dict[str, Any], look: _Scan) -> list[CheckpointInfo]:
         fresh, self.is_waiting = [], False
         for path in self._unregistered(registry):
             facts = facts_of(path)
@@ -266,7 +266,7 @@ class WatchedFiles:
 
     # -- registering
 
-    def _register(self, path: str, facts: Facts, registry: dict[str, Any], look: _Look) -> dict[str, Any] | None:
+    def _register(self, path: str, facts: Facts, registry: dict[str, Any], look: _Scan) -> dict[str, Any] | None:
         """The registry's entry; None where it is not whole, or changed while it was read."""
         overwritten = self._is_overwritten(path, facts, registry)
         try:
@@ -293,7 +293,7 @@ class WatchedFiles:
             "copy": copy,
         }
 
-    def _is_settled(self, path: str, facts: Facts, look: _Look, *, quick: bool, copied: bool) -> bool:
+    def _is_settled(self, path: str, facts: Facts, look: _Scan, *, quick: bool, copied: bool) -> bool:
         """``quick``: a single file that is whole by its own account; ``copied``: a copy is made before it can change."""
         if look.ended_well:
             return True
@@ -314,7 +314,7 @@ class WatchedFiles:
         kinds = {file_facts.kind(name) for name in facts}
         return any(file_facts.kind(name) not in kinds for name in registry["known"][others[0].path]["files"])
 
-    def _step(self, path: str, facts: Facts, look: _Look, *, overwritten: bool) -> int:
+    def _step(self, path: str, facts: Facts, look: _Scan, *, overwritten: bool) -> int:
         """The last number in the name, as in ``ckpt-120``; of a name that stays, the step reported when it was saved."""
         numbers = re.findall(r"\d+", Path(path).name)
         if numbers and not (overwritten or self.has_fixed_name):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.errors import CheckpointError
-from orchestrator.checkpoint.external.external_checkpoints import WatchedFiles
+from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class FileWatcher:
     """
 
     def __init__(self, settings: WatchSettings, *, reported: ReportedStep = lambda: None) -> None:
-        self._files = WatchedFiles(settings)
+        self._files = ExternalCheckpoints(settings)
         self._reported = reported
         self._samples: deque[tuple[float, int]] = deque(maxlen=MOST_SAMPLES)
         self._lock = threading.Lock()

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError
-from orchestrator.checkpoint.repository.repository import CheckpointStore
+from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.snapshots.file import (
-    HoldWord,
+    HeldVersion,
     PartRegion,
     SnapshotDirectory,
     SnapshotMeta,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.storage.info import CheckpointInfo
     from orchestrator.checkpoint.storage.storage import Storage
 
-POLL_SECONDS = 0.05  # while somebody waits for a flush
+POLL_SECONDS = 0.05  # while a flush is waited for
 LOOK_SECONDS = 0.25  # otherwise: a look costs a core 0.1 to 0.3 ms, for as long as a job runs
 INTERVAL_SECONDS = 5.0  # between the starts of two writes: what the loss of a node costs at most, beside the write
 BUSY_SHARE = 0.05  # of the time, at most, is spent writing: a slow storage stretches the interval
@@ -137,9 +137,9 @@ class SnapshotPersister:
         self._directory = SnapshotDirectory(snapshot_dir)
         self._rank, self._settings = rank, settings
         self._interval, self._on_persisted = interval_seconds, on_persisted
-        self._store: CheckpointStore | None = None
+        self._store: CheckpointRepository | None = None
         self._store_key: tuple[object, ...] = ()
-        self._hold: HoldWord | None = None
+        self._hold: HeldVersion | None = None
         self._store_state: StoreState | None = None
         self._leader: StoreState | None = None
         self._lease = 0  # the newest attempt that this process holds the ranks of
@@ -264,7 +264,7 @@ class SnapshotPersister:
         why = f": {self._status.failure}" if self._status.failure else ""
         return f"the snapshot of {which} was not on storage after {seconds:g} s{why}"
 
-    def _coordinate(self, hold: HoldWord, mine: list[tuple[SnapshotMeta, SnapshotSlot]], *, flushing: bool) -> None:
+    def _coordinate(self, hold: HeldVersion, mine: list[tuple[SnapshotMeta, SnapshotSlot]], *, flushing: bool) -> None:
         """Rank 0: end the round when it is over, and begin the next one when it is due."""
         now = time.monotonic()
         word = hold.get()
@@ -315,7 +315,7 @@ class SnapshotPersister:
             return False
 
     def _is_stored(self, meta: SnapshotMeta) -> bool:
-        """Whether storage has this checkpoint; or a newer attempt has taken over, and nobody needs it."""
+        """Whether storage has this checkpoint; or a newer attempt has taken over, and it is not needed."""
         if identity(meta.version) == self._done and not meta.gang:
             return True
         return meta.version.name in self._store_for(meta).storage.names()
@@ -378,11 +378,11 @@ class SnapshotPersister:
             self._store_state.fail(failing=True)
         self._status = dataclasses.replace(self._status, failures=self._status.failures + 1, failure=message)
 
-    def _store_for(self, meta: SnapshotMeta) -> CheckpointStore:
+    def _store_for(self, meta: SnapshotMeta) -> CheckpointRepository:
         key = (meta.attempt, meta.world_size, meta.job_id, meta.token, self._lease)
         if self._store is None or key != self._store_key:
             settings = self._settings
-            self._store = CheckpointStore(
+            self._store = CheckpointRepository(
                 settings.root,
                 attempt=meta.attempt,
                 rank=self._rank,
@@ -399,7 +399,7 @@ class SnapshotPersister:
             self._store_key = key
         return self._store
 
-    def _hold_word(self) -> HoldWord:
+    def _hold_word(self) -> HeldVersion:
         if self._hold is None:
             self._hold = self._directory.hold()
             self._store_state = self._directory.store_state(self._rank)

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _SHARED_TOKEN = "shared"  # noqa: S105  (no secret: names the staging directory of runs without a token)
 
 
-class CheckpointStore:
+class CheckpointRepository:
     """The checkpoints of one job.
 
     ``root`` is a directory that every rank sees, a URL (``s3://...``), or a Storage. ``attempt`` fences; None adopts the newest seen, for
-    runs that nobody numbers. ``token`` tells the runs of one attempt apart: equal on all ranks of a run, and None
+    runs without attempt numbers. ``token`` tells the runs of one attempt apart: equal on all ranks of a run, and None
     where nothing can promise that (then each rank verifies everything and decides alone what to load).
     ``snapshots`` are looked at as well when loading. ``environ``: see open_storage; ``lease``: see Fence.
     Not thread-safe; the caller serialises.

@@ -49,7 +49,7 @@ class Resume:
         self._into: Any = None
 
     def load(self, into: Any = None) -> Checkpoint | None:
-        """The checkpoint to start from, None when there is none. See CheckpointStore.load_latest for errors."""
+        """The checkpoint to start from, None when there is none. See CheckpointRepository.load_latest for errors."""
         self._into = into
         if self._world_size == 1 or self._token is None:
             return self._decide()

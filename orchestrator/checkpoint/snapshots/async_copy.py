@@ -1,4 +1,4 @@
-"""What a copy needs to go on while training does: which tensors nobody changes meanwhile, and whether anybody did.
+"""What a copy beside training needs: which tensors stay unchanged meanwhile, and whether they did.
 
 Between a save and the next step of an optimizer, forward and backward passes only read parameters and optimizer state. A
 copy in that window stalls nothing (CheckFreq, FAST 2021, overlaps snapshots in the same way). Everything else in a state
@@ -36,7 +36,7 @@ class Window:
     rehearse: bool = False
 
 
-class Trust:
+class AsyncCopyPolicy:
     """Whether a process's saves overlap with its training: once that was rehearsed, until a state is seen to change.
 
     A loop may swap in an average of its weights after each save, or change them without an optimizer. One that does so in
@@ -58,7 +58,7 @@ class Trust:
         self._rehearsals = self._rehearsals - 1 if well else -1
 
     def end(self) -> None:
-        """A state was changed while it was being copied: never again, whoever asks."""
+        """A state was changed while it was being copied: no state is copied beside training from now on."""
         self._given = False
 
 

@@ -1,7 +1,7 @@
 """The files in shared memory that hold a rank's snapshots: format, opening, and how a torn one is told from a whole one.
 
 Each rank has up to three slots ``rank-00000.0.snap`` ... in the job's snapshot directory. A slot holds for each part of
-the state its JSON text and the image of its tensor file, byte for byte as they will lie in storage: whoever persists a
+the state its JSON text and the image of its tensor file, byte for byte as they will lie in storage: what persists a
 snapshot copies memory to a file and needs to know nothing of tensors.
 
 A slot's *identity* (attempt and step in one 64-bit word) is zero while it is being written and comes last. A process
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 16 * 1024
 SLOTS = 3  # the newest, the one being written, and one that is being persisted
-MOST_OF_AVAILABLE = 0.9  # the rest is for whoever allocates in the same moment
+MOST_OF_AVAILABLE = 0.9  # the rest is for allocations of other processes
 MEMINFO = Path("/proc/meminfo")
 CGROUPS = Path("/sys/fs/cgroup")
 _MAGIC = b"ORCHSNAP"
@@ -222,7 +222,7 @@ class SnapshotSlot:
 
 
 def available_memory_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS) -> int | None:
-    """Memory that new pages may take on this machine, and in this process's control group; None where nobody says."""
+    """Memory that new pages may take on this machine, and in this process's control group; None where the system does not tell."""
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
         lines = meminfo.read_text().splitlines()
@@ -311,9 +311,9 @@ class SnapshotDirectory:
         finally:
             lock.release()
 
-    def hold(self) -> HoldWord:
+    def hold(self) -> HeldVersion:
         """The word by which the persisters ask that a snapshot be left alone."""
-        return HoldWord(self.path / "hold")
+        return HeldVersion(self.path / "hold")
 
 
 class WriterLock:
@@ -347,11 +347,11 @@ class WriterLock:
             self._handle = None
 
 
-class HoldWord:
+class HeldVersion:
     """A 64-bit word that all ranks and rank actors of a node share.
 
     It holds an identity: every rank leaves its first snapshot from that version on alone until the word changes. So
-    the persisters of all ranks find snapshots of the same step, although nobody waits for anybody.
+    the persisters of all ranks find snapshots of the same step, although no rank waits for another.
     """
 
     def __init__(self, path: Path) -> None:

@@ -8,7 +8,7 @@ A snapshot that is *wanted* on storage (an explicit interval, one of the best sc
 a save waits when all slots hold such snapshots, for as long as storage takes them. Where storage fails, training goes on and
 what was left out is told.
 
-In a window in which nobody changes certain tensors (overlap.py), a thread copies them while training goes on, and the snapshot
+In a window in which certain tensors do not change (async_copy.py), a thread copies them while training goes on, and the snapshot
 counts when they are copied: a process that dies before leaves the snapshot before.
 """
 
@@ -67,12 +67,12 @@ class Late:
     copied: bool
 
     def copy(self) -> bool:
-        """Copy it; whether nobody has changed it meanwhile."""
+        """Copy it; whether it stayed unchanged meanwhile."""
         self.copier.copy(self.sources)
         return not self.watch.saw_change(self.copier.targets)
 
     def would_be_the_same(self) -> bool:
-        """Whether a copy made now would hold what was copied, and nobody has written there since."""
+        """Whether a copy made now would hold what was copied, and nothing has been written there since."""
         try:
             return not self.watch.saw_any_change(self.copier.targets)
         except Exception:  # of torch: a tensor is none of this kind any more; nothing here may end the training

@@ -1,8 +1,9 @@
-"""Checkpoints behind a URL: S3 and whatever else fsspec knows.
+# ruff: noqa: D102 - Storage documents the methods
+"""Checkpoints behind a URL: S3, and other stores that fsspec supports.
 
 An object store has no directories to rename, no locks and nothing to fsync: an object is there, whole, or it is not.
 So a checkpoint is committed by copying its objects to their final names with the manifest last. A name without a
-manifest is one whose commit or deletion was interrupted; it is never shown to anybody, and cleared away later.
+manifest is one whose commit or deletion was interrupted; it is never listed, and is removed later.
 """
 
 from __future__ import annotations
@@ -49,7 +50,6 @@ class ObjectStorage:
         self._url = url.rstrip("/")
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:  # noqa: ARG002 - the port's signature
-        """See Storage."""
         digest, size = hashlib.sha256(), 0
         with _as_os_errors(), self._fs.open(self._path(path), "wb") as file:
             for chunk in chunks:
@@ -61,7 +61,7 @@ class ObjectStorage:
         return FileRecord(bytes=size, sha256=digest.hexdigest())
 
     def create(self, path: str, content: bytes) -> bool:
-        """See Storage; but two that come at the same moment may both succeed."""
+        """Two calls in the same moment may both succeed."""
         with _as_os_errors():
             if self._fs.exists(self._path(path)):
                 return False
@@ -69,15 +69,13 @@ class ObjectStorage:
             return True
 
     def replace(self, path: str, content: bytes) -> None:
-        """See Storage."""
         with _as_os_errors():
             self._fs.pipe_file(self._path(path), content)
 
     def keep_spare(self) -> None:
-        """See Storage. There is no room to speak of."""
+        """Reserve nothing: an object store has no room of its own."""
 
     def read(self, path: str) -> memoryview:
-        """See Storage."""
         with _as_os_errors(), self._fs.open(self._path(path), "rb") as file:
             content, at = writable(int(file.size)), 0
             while piece := file.read(_CHUNK):
@@ -86,7 +84,6 @@ class ObjectStorage:
             return content[:at]
 
     def digest(self, path: str) -> FileRecord:
-        """See Storage."""
         digest, size = hashlib.sha256(), 0
         with _as_os_errors(), self._fs.open(self._path(path), "rb") as file:
             while piece := file.read(_CHUNK):
@@ -95,7 +92,7 @@ class ObjectStorage:
         return FileRecord(bytes=size, sha256=digest.hexdigest())
 
     def names(self, path: str = "") -> list[str]:
-        """See Storage. Checkpoints whose commit or deletion was interrupted are left out."""
+        """Checkpoints whose commit or deletion was interrupted are left out."""
         found: dict[str, set[str]] = {}
         for key in self._keys(path):
             first, _, rest = key.partition("/")
@@ -105,7 +102,7 @@ class ObjectStorage:
         )
 
     def rename(self, source: str, target: str) -> None:
-        """See Storage; not atomic, but the target does not count before its manifest is there."""
+        """Not atomic, but the target does not count before its manifest is there."""
         if self._is_there(target):
             raise FileExistsError(errno.EEXIST, "exists already", self.location(target))
         keys = self._keys(source)
@@ -123,10 +120,9 @@ class ObjectStorage:
         self.discard(source)
 
     def sync(self, path: str) -> None:
-        """See Storage: an object that was written is durable."""
+        """An object that was written is durable."""
 
     def remove(self, path: str) -> None:
-        """See Storage."""
         staged = layout.parse_staging(path)
         half_done = staged[0].name if staged is not None else layout.removed_name(path)
         if half_done != path and not self._is_there(half_done):
@@ -134,7 +130,7 @@ class ObjectStorage:
         self._delete(path)
 
     def discard(self, path: str) -> None:
-        """See Storage. A note tells of a deletion that was interrupted: what is left has no manifest, and is hidden."""
+        """A note tells of a deletion that was interrupted: what is left has no manifest, and is hidden."""
         if layout.parse_name(path) is None:
             self._delete(path)
             return
@@ -144,16 +140,15 @@ class ObjectStorage:
         self._delete(note)
 
     def free_bytes(self) -> int | None:
-        """See Storage: nobody knows."""
+        """None: an object store does not tell."""
         return None
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
-        """See Storage: there are none."""
+        """Exclude nothing: an object store has no locks."""
         yield False
 
     def location(self, path: str = "") -> str:
-        """See Storage."""
         return f"{self._url}/{path}" if path else self._url
 
     def _is_there(self, name: str) -> bool:

@@ -151,7 +151,7 @@ def _allocate(path: Path) -> None:
 
 
 def _overwrite(path: Path, content: bytes) -> None:
-    """Write in place, never cutting the file first: the blocks would be anybody's in between."""
+    """Write in place, never cutting the file first: another process could take the blocks in between."""
     handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         at = 0

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - Storage documents the methods of LocalStorage
 """Where checkpoint files live: a port with few operations, and its implementation on a local or shared file system.
 
 Paths are relative to the storage's root and separated by "/". Everything above this port is ignorant of disks, and
@@ -89,7 +90,7 @@ class Storage(Protocol):
         ...
 
     def free_bytes(self) -> int | None:
-        """The space left, None where nobody can say."""
+        """The space left, None where that is not known."""
         ...
 
     def lock(self) -> contextlib.AbstractContextManager[bool]:
@@ -136,7 +137,6 @@ class LocalStorage:
         self._spares = Spares(self.root, file_mode=self._file_mode, folder_mode=folder_mode)
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:
-        """See Storage."""
         target = self.root / path
         handle = self._open_for_writing(target)
         try:
@@ -155,7 +155,6 @@ class LocalStorage:
         return FileRecord(bytes=size, sha256=digest.hexdigest())
 
     def create(self, path: str, content: bytes) -> bool:
-        """See Storage."""
         try:
             with self._draft(content) as draft:
                 try:
@@ -168,7 +167,6 @@ class LocalStorage:
         return True
 
     def replace(self, path: str, content: bytes) -> None:
-        """See Storage."""
         try:
             with self._draft(content) as draft:
                 draft.replace(self.root / path)
@@ -192,11 +190,9 @@ class LocalStorage:
             raise error
 
     def keep_spare(self) -> None:
-        """See Storage."""
         self._spares.keep()
 
     def read(self, path: str) -> memoryview:
-        """See Storage."""
         with self._opened(path) as file:  # straight into the memory
             content, at = writable(os.fstat(file.fileno()).st_size), 0
             while at < len(content):
@@ -207,7 +203,6 @@ class LocalStorage:
         return content[:at]
 
     def digest(self, path: str) -> FileRecord:
-        """See Storage."""
         with self._opened(path) as file:
             digest = hashlib.file_digest(file, "sha256")
             return FileRecord(bytes=file.tell(), sha256=digest.hexdigest())
@@ -217,14 +212,12 @@ class LocalStorage:
         return FileIO(open_plain(self.root / path, follow=True))
 
     def names(self, path: str = "") -> list[str]:
-        """See Storage."""
         try:
             return sorted(os.listdir(self.root / path))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def rename(self, source: str, target: str) -> None:
-        """See Storage."""
         try:
             os.rename(self.root / source, self.root / target)
         except OSError as error:
@@ -234,11 +227,9 @@ class LocalStorage:
         self.sync("")
 
     def sync(self, path: str) -> None:
-        """See Storage."""
         _sync_directory(self.root / path)
 
     def remove(self, path: str) -> None:
-        """See Storage."""
         target = self.root / path
         if "/" not in path and self._spares.take_in(target):
             return
@@ -250,7 +241,6 @@ class LocalStorage:
             target.unlink(missing_ok=True)
 
     def discard(self, path: str) -> None:
-        """See Storage."""
         doomed = layout.removing_name(path)
         self.remove(doomed)
         # Not fsynced: after a power cut the checkpoint is there again, whole, and goes with the next retention.
@@ -258,7 +248,6 @@ class LocalStorage:
         self.remove(doomed)
 
     def free_bytes(self) -> int | None:
-        """See Storage."""
         place = self.root
         while not place.exists():
             place = place.parent
@@ -267,7 +256,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
-        """See Storage. An flock: the kernel frees it when its holder dies."""
+        """An flock: the kernel frees it when its holder dies."""
         handle = os.open(self._made(self.root) / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, self._file_mode)
         try:
             yield self._locked(handle)
@@ -275,7 +264,6 @@ class LocalStorage:
             os.close(handle)
 
     def location(self, path: str = "") -> str:
-        """See Storage."""
         return str(self.root / path) if path else str(self.root)
 
     def _locked(self, handle: int) -> bool:

@@ -1,9 +1,10 @@
+# ruff: noqa: D102 - Part documents the methods
 """Writes a checkpoint and commits it. Takes bytes, knows neither torch nor numpy: the rank actor uses it as well.
 
 Files are written and fsynced in a staging directory, the manifest comes last, and one atomic rename gives the
 checkpoint its name. When ranks store parts of their own, each writes a done marker after its part, and the one that
 sees all the markers commits, under a lock. A kill at any moment leaves either a complete checkpoint or a staging
-directory that nobody reads.
+directory that is never read.
 """
 
 from __future__ import annotations
@@ -58,11 +59,9 @@ class EncodedPart:
 
     @property
     def total_bytes(self) -> int:
-        """See Part."""
         return len(self.tree) + sum(leaf.total_bytes for leaf in self.leaves)
 
     def tensor_file(self) -> Iterator[bytes | memoryview] | None:
-        """See Part."""
         return _tensor_file(self.leaves) if self.leaves else None
 
 

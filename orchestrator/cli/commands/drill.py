@@ -34,7 +34,7 @@ WHAT = {
     "agent": "kills the agent of the node of rank {rank}; Ray makes another, and all jobs run on",
     "ray": "kills Ray's head; EVERY job of this daemon goes on from its newest checkpoint on storage",
     "fill-disk": "leaves no room where its checkpoints go until a save has failed; the job runs on and saves again",
-    "daemon": "kills the daemon and starts it again; all jobs run on, and nobody can submit meanwhile",
+    "daemon": "kills the daemon and starts it again; all jobs run on; submissions fail meanwhile",
     "hang": "stops rank {rank} without ending it; when that is found, the job goes on from its newest checkpoint",
     "tear-checkpoint": "destroys the newest checkpoint and kills the actor of rank {rank}; the job goes back to the one before",
 }
@@ -94,7 +94,7 @@ def _ask(session: Session, sentence: str) -> None:
     import sys
 
     if not sys.stdin.isatty():
-        raise RefusedError(f"nobody was asked: {sentence}", hint="--yes says that it may")
+        raise RefusedError(f"not confirmed (no terminal): {sentence}", hint="pass --yes to proceed")
     session.console.note(sentence)
     if not typer.confirm("go on?"):
         raise RefusedError("nothing was done", hint="--yes does not ask")

@@ -148,7 +148,7 @@ def down(
 
 
 def doctor(json: Json = False) -> int:
-    """Say what is wrong with this machine and how to mend it; exit code 5 where something stands in the way."""
+    """Check this machine: each problem and how to fix it; exit code 5 if a problem prevents orch from running."""
     session = Session()
     findings = local.examine(session)
     broken = any(finding.level is Level.ERROR for finding in findings)

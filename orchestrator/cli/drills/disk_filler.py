@@ -31,7 +31,7 @@ def refuse_to_fill(
 ) -> int:
     """Bytes that filling the file system of ``directory`` takes. Raises RefusedError where that would hurt others.
 
-    ``much`` says that more than ``much_bytes`` may be taken; ``common`` are places that nobody may fill (None: the usual).
+    ``much`` says that more than ``much_bytes`` may be taken; ``common`` are places that must not be filled (None: the usual).
     """
     device = directory.stat().st_dev
     for place in common if common is not None else (*COMMON_PLACES, str(Path.home())):
@@ -49,7 +49,7 @@ def refuse_to_fill(
     if free > much_bytes and not much:
         raise RefusedError(
             f"filling {directory} takes {free / 1024**3:.1f} GiB until the drill is over",
-            hint=f"--yes says that it may; or {_REMEDY}",
+            hint=f"pass --yes to proceed; or {_REMEDY}",
         )
     return free
 
@@ -66,8 +66,8 @@ def file_system_kind(path: Path) -> str:
     return kind
 
 
-class Ballast:
-    """See the module. Used as a context manager: the room is free again at its end."""
+class DiskFiller:
+    """Takes the room of a disk, as a context manager: it is free again at its end."""
 
     def __init__(self, directory: Path) -> None:
         self._fd = _nameless(directory)

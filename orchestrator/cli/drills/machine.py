@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.errors import RefusedError
-from orchestrator.cli.drills.disk_filler import Ballast, refuse_to_fill
+from orchestrator.cli.drills.disk_filler import DiskFiller, refuse_to_fill
 from orchestrator.cli.drills.drills import Drill, DrillReport
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ class MachineDrill(Drill):
         refuse_to_fill(directory, much=much)
         report = DrillReport(job_id=self.job.id, drill="fill disk", attempt_before=self.job.attempt)
         seen = self._client.events(self.job.id, tail=1)[-1].sequence
-        with Ballast(directory) as ballast:
+        with DiskFiller(directory) as filler:
             began = time.time()
-            taken = ballast.fill()
+            taken = filler.fill()
             report.did = f"took the {taken / 1024**2:.0f} MiB that were free for {directory}, and gave them back"
 
             def told() -> EventView | None:
-                ballast.fill()  # what retention or others have freed meanwhile
+                filler.fill()  # what retention or others have freed meanwhile
                 return next((e for e in self._since(seen) if _is_failed_save(e)), None)
 
             failed = self._wait("a save that fails is reported", told)

@@ -19,7 +19,7 @@ from orchestrator.daemon.gpus.recording import GpuRecording
 from orchestrator.daemon.nodes.views import GPU_LOST
 from orchestrator.gpu.balance.balance import Balance, Band, LoadWindow
 from orchestrator.gpu.balance.diagnosis import RankView, diagnose
-from orchestrator.gpu.balance.view import GpuHolder, GpuRow, balance_json, gpu_row
+from orchestrator.gpu.balance.view import GpuOwner, GpuRow, balance_json, gpu_row
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.deadline import within
 
@@ -192,11 +192,11 @@ class GpuWatch:
     async def rows(self, bad: Mapping[str, str]) -> list[GpuRow]:
         """Every GPU of every node as it is now, for people; ``bad`` says by UUID what is held against some."""
         reports = await self._exporters.ask()
-        holders: dict[str, list[GpuHolder]] = {}
+        holders: dict[str, list[GpuOwner]] = {}
         for job in self._jobs():
             for seat in job.seats if job.gang_open else ():
                 for uuid in seat.gpu_uuids:
-                    holders.setdefault(uuid, []).append(GpuHolder(job=job.id, rank=seat.rank))
+                    holders.setdefault(uuid, []).append(GpuOwner(job=job.id, rank=seat.rank))
         rows = [
             _row(gpu, node.hostname, reports.get(gpu.uuid), holders.get(gpu.uuid, ()))
             for node in self._cluster.reports.values()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError
-from orchestrator.checkpoint.external.external_checkpoints import WatchedFiles
-from orchestrator.checkpoint.repository.repository import CheckpointStore
+from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
+from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.storage.info import CheckpointStatus, Retention, best_by_score
 from orchestrator.runtime.gangs.launch_spec import checkpoint_dir, store_environ
 from orchestrator.runtime.gangs.resume_source import watch_settings
@@ -83,12 +83,12 @@ def choose(job: Job, paths: Paths, step: str) -> str:
 def _entries(job: Job, paths: Paths) -> list[tuple[CheckpointInfo, Callable[[CheckpointInfo], CheckpointInfo]]]:
     """Everything that the job has saved, newest first, each with what verifies it."""
     environ = store_environ(job, _secrets(job, paths))
-    store = CheckpointStore(checkpoint_dir(job, paths), attempt=max(job.attempt_number, 1), environ=environ)
+    store = CheckpointRepository(checkpoint_dir(job, paths), attempt=max(job.attempt_number, 1), environ=environ)
     found: list[tuple[CheckpointInfo, Callable[[CheckpointInfo], CheckpointInfo]]]
     found = [(info, store.verify) for info in store.list()]
     settings = watch_settings(job, paths)
     if settings is not None:
-        files = WatchedFiles(settings)
+        files = ExternalCheckpoints(settings)
         found = [(info, files.verify) for info in files.infos()] + found
     return found
 

@@ -1,4 +1,4 @@
-"""``orch doctor``: looks at this machine and this home, and says what is wrong and how to mend it. Changes nothing."""
+"""``orch doctor``: checks this machine and this home, and reports each problem and how to fix it. Changes nothing."""
 
 from __future__ import annotations
 

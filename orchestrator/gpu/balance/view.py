@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuHolder:
+class GpuOwner:
     """A rank that runs on a GPU."""
 
     job: str
@@ -49,7 +49,7 @@ class GpuRow:
     problem: str | None = None
     job: str | None = None
     rank: int | None = None
-    holders: tuple[GpuHolder, ...] = ()
+    holders: tuple[GpuOwner, ...] = ()
     sampled_at: float | None = None
     utilization_ratio: float | None = None
     memory_activity_ratio: float | None = None
@@ -73,7 +73,7 @@ class GpuRow:
         """A row from `to_json`'s form. Raises KeyError or TypeError for something else."""
         known = {item.name for item in fields(cls)}
         values = {key: value for key, value in document.items() if key in known}
-        holders = tuple(GpuHolder(job=holder["job"], rank=holder["rank"]) for holder in values.get("holders", ()))
+        holders = tuple(GpuOwner(job=holder["job"], rank=holder["rank"]) for holder in values.get("holders", ()))
         tuples = {key: tuple(values.get(key, ())) for key in ("throttle", "processes")}
         return cls(**{**values, **tuples, "holders": holders})
 
@@ -85,7 +85,7 @@ def gpu_row(
     *,
     health: Health = Health.OK,
     problem: str | None = None,
-    holders: Sequence[GpuHolder] = (),
+    holders: Sequence[GpuOwner] = (),
 ) -> GpuRow:
     """The row of a GPU; `sample` is None for one that does not answer."""
     values = sample or Sample(gpu_uuid=info.uuid, timestamp=0.0, monotonic=0.0)

@@ -1,4 +1,4 @@
-"""Which process runs on which simulated GPU: a small file, written by whoever places ranks, read by the simulation.
+"""Which process runs on which simulated GPU: a small file, written by what places ranks, read by the simulation.
 
 The file is JSON: `{"version": 1, "gpus": {"0": [4711], "1": [4712, 4713]}}`, simulated GPU number to process ids. It is
 replaced as a whole by a rename, so a reader sees either the old state or the new one. A missing file means that nothing

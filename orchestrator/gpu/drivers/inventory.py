@@ -1,4 +1,4 @@
-"""Every GPU of this host, whoever made it: found, named, and handed out as readers.
+"""Every GPU of this host, of any vendor: found, named, and handed out as readers.
 
 Vendors are asked side by side, each with a deadline, so that one driver that hangs or is broken hides only its own GPUs.
 Nothing here is configured with a number of GPUs, except how many to simulate.

@@ -173,7 +173,7 @@ class SimulatedReader:
         if self._probe is not None and not self._attached:
             self._attached = True
             self._probe.attach()
-        # A little slack: whoever asks ten times a second is to get something new each time, a tick that is early included.
+        # A little slack: ten readings a second are all new ones, also when one comes early.
         due = state.at is None or now - state.at >= 0.95 * SENSOR_SECONDS
         if due:
             self._advance(now)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExporterSettings:
+class ExporterTarget:
     """How often to sample (hertz), after how many seconds of silence a GPU counts as gone, where to serve.
 
     `processes` adds a series for every process on a GPU to the page; `statuses` has them in any case.
@@ -57,9 +57,9 @@ class GpuStatus:
 class GpuExporter:
     """Exports one or more GPUs."""
 
-    def __init__(self, readers: Sequence[GpuReader], node: str, settings: ExporterSettings | None = None) -> None:
+    def __init__(self, readers: Sequence[GpuReader], node: str, settings: ExporterTarget | None = None) -> None:
         """Export what `readers` read, as GPUs of `node`. Raises ValueError for an address open to anyone."""
-        settings = settings or ExporterSettings()
+        settings = settings or ExporterTarget()
         self._lanes = tuple(_Lane(reader, node, settings, self._changed) for reader in readers)
         self._group = SamplerGroup(lane.sampler for lane in self._lanes)
         self._server = MetricsServer(settings.http, self.page)
@@ -91,7 +91,7 @@ class GpuExporter:
     def loads_since(self, timestamp: float) -> tuple[LoadPoint, ...]:
         """What the GPUs did after Unix time `timestamp`, at most over the window of a balance, oldest first.
 
-        So that whoever asks seldom, or has just started, knows as much as one who was always there.
+        So that a client that asks seldom, or has just started, knows as much as one that was always there.
         """
         now = time.monotonic()
         return tuple(point for lane in self._lanes for point in lane.loads_since(timestamp, now))
@@ -165,7 +165,7 @@ class GpuExporter:
 class _Lane:
     """One GPU: its sampler, its lines, the jobs that record it."""
 
-    def __init__(self, reader: GpuReader, node: str, settings: ExporterSettings, changed: Callable[[], None]) -> None:
+    def __init__(self, reader: GpuReader, node: str, settings: ExporterTarget, changed: Callable[[], None]) -> None:
         reader.options.processes = True
         reader.options.xids = True
         self.sampler = Sampler(

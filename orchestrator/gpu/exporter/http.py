@@ -155,7 +155,7 @@ class MetricsServer:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            return  # the loop is closed: nobody is left to serve
+            return  # the loop is closed: there is no client left to serve
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> None:
         """From within the server's thread: run something quick in `delay` seconds."""

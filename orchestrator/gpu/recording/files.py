@@ -4,7 +4,7 @@ Both only ever grow. A CSV file gets whole lines. A JSON array needs its closing
 element before it such that a reader who comes at the wrong moment, or a crash, sees nothing torn. So there are two copies
 of the array, one behind the visible name and one hidden: new elements are appended to the hidden one, which then takes
 over the name by an atomic rename, and the other one catches up next time. A copy that was visible a moment ago may still
-be open in someone's hands, so it is written to only once nobody has it open (a file lease tells); until then elements
+be open in another process, so it is written to only once none has it open (a file lease tells); until then elements
 wait in memory, for a while at most. A process killed at any point leaves a whole array behind. The price is
 writing each element twice. Where the filesystem has no hard links, there is one copy, and a kill in the middle of a write
 can tear it.
@@ -148,7 +148,7 @@ class _Copy:
         self._first = True
 
     def unread(self) -> bool:
-        """Whether nobody else has the file open; taken to be so where the filesystem cannot tell."""
+        """Whether no other process has the file open; taken to be so where the filesystem cannot tell."""
         try:
             # A write lease is granted only to the sole opener. Breaking it must not kill us, as SIGIO would.
             fcntl.fcntl(self.file, fcntl.F_SETSIG, signal.SIGURG)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FINEST_SECONDS: Final = 1e-6
 _STEP: Final = math.log(1.05)
 _GAP_SECONDS: Final = 5.0
-"""Power is not integrated across a longer gap: nobody knows what it was."""
+"""Power is not integrated across a longer gap: its values are not known."""
 
 
 class Quantiles:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.gpu.drivers.assignments import FILE_NAME
 from orchestrator.gpu.drivers.inventory import open_readers
-from orchestrator.gpu.exporter.exporter import ExporterSettings, GpuExporter, GpuStatus
+from orchestrator.gpu.exporter.exporter import ExporterTarget, GpuExporter, GpuStatus
 from orchestrator.gpu.exporter.http import HttpSettings, is_loopback
 from orchestrator.gpu.proc import ancestors
 
@@ -79,7 +79,7 @@ class ExporterActor:
             node=simulated_node if simulate else None,
         )
         http = access.http(ray.util.get_node_ip_address())
-        self._exporter = GpuExporter(readers, node, ExporterSettings(processes=access.processes, http=http))
+        self._exporter = GpuExporter(readers, node, ExporterTarget(processes=access.processes, http=http))
         try:
             self._exporter.start()
         except OSError as error:
@@ -87,7 +87,7 @@ class ExporterActor:
             if error.errno != errno.EADDRINUSE or not is_loopback(http.host):
                 raise
             anywhere = replace(http, port=0, last_port=None)
-            self._exporter = GpuExporter(readers, node, ExporterSettings(processes=access.processes, http=anywhere))
+            self._exporter = GpuExporter(readers, node, ExporterTarget(processes=access.processes, http=anywhere))
             self._exporter.start()
         _give_back_memory()
 

@@ -25,7 +25,7 @@ FIRST_REPORT_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExporterPlace:
+class ExporterTarget:
     """Where a GPU's exporter serves, as it said last, and on which node."""
 
     url: str
@@ -52,7 +52,7 @@ class Exporters:
         self._actors: dict[str, Any] = {}
         self.reports: dict[str, ExporterReport] = {}
         self.nodes: dict[str, NodeReport] = {}
-        self.places: dict[str, ExporterPlace] = {}
+        self.places: dict[str, ExporterTarget] = {}
         self._gone_since: dict[str, float] = {}
 
     def forget_all(self) -> None:
@@ -124,7 +124,7 @@ class Exporters:
         if uuid not in self.nodes:
             return None  # forgotten meanwhile
         self.reports[uuid] = report
-        self.places[uuid] = ExporterPlace(url=report.url, node=self.nodes[uuid].hostname)
+        self.places[uuid] = ExporterTarget(url=report.url, node=self.nodes[uuid].hostname)
         return report
 
     async def record(self, uuid: str, job_id: str, directory: str, rate: float) -> None:

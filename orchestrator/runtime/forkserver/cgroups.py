@@ -5,7 +5,7 @@ containers and for users without delegation, there is no group, and every functi
 
 A group is created below the group that the fork server runs in, so a service manager that ends its own group ends the ranks
 too. With version 2 a group that holds processes cannot pass the memory controller on: there a group may serve to find and to
-end processes without limiting them (`Place.has_memory`). A parent that was delegated to this user is then preferred.
+end processes without limiting them (`CgroupParent.has_memory`). A parent that was delegated to this user is then preferred.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FILES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CgroupParent:
     """A group below which this process may create others."""
 
     path: str
@@ -50,7 +50,7 @@ class Usage:
     kills: int
 
 
-def find_place(root: str = ROOT, membership: str = "/proc/self/cgroup") -> Place | None:
+def find_place(root: str = ROOT, membership: str = "/proc/self/cgroup") -> CgroupParent | None:
     """Where this process may create groups; None where it may not."""
     try:
         lines = _read(membership).splitlines()
@@ -60,22 +60,22 @@ def find_place(root: str = ROOT, membership: str = "/proc/self/cgroup") -> Place
     for controllers, path in own.items():
         if "memory" in controllers.split(","):
             directory = _below(f"{root}/memory", path)
-            return Place(directory, 1, True) if _writable(directory) else None
+            return CgroupParent(directory, 1, True) if _writable(directory) else None
     if "" not in own:
         return None
     base = root if os.path.exists(f"{root}/cgroup.controllers") else f"{root}/unified"
     return _unified_place(base, own[""])
 
 
-def _unified_place(base: str, path: str) -> Place | None:
+def _unified_place(base: str, path: str) -> CgroupParent | None:
     directory = _below(base, path)
     parent = os.path.dirname(directory)
     # systemd's DelegateSubgroup= puts the service into a group of its own below the one that it delegates.
     if directory != base and _is_delegated(parent) and _writable(parent) and _passes_memory_on(parent):
-        return Place(parent, 2, True)
+        return CgroupParent(parent, 2, True)
     if not _writable(directory):
         return None
-    return Place(directory, 2, _passes_memory_on(directory))
+    return CgroupParent(directory, 2, _passes_memory_on(directory))
 
 
 def _below(base: str, path: str) -> str:
@@ -118,7 +118,7 @@ class Group:
         self._has_memory = has_memory
 
     @classmethod
-    def create(cls, place: Place | None) -> Group | None:
+    def create(cls, place: CgroupParent | None) -> Group | None:
         """A new, empty group with a name of its own; None where there can be none."""
         if place is None:
             return None
@@ -206,7 +206,7 @@ class Group:
         return True
 
 
-def remove_empty(place: Place | None) -> None:
+def remove_empty(place: CgroupParent | None) -> None:
     """Removes the groups of keepers that were killed; one that holds a process stays."""
     if place is None:
         return

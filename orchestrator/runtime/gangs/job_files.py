@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from orchestrator.private_files import make_private, open_private
 from orchestrator.runtime.deadline import within
-from orchestrator.runtime.nodes.files import CHUNK_BYTES, LogPart, LogPlace
+from orchestrator.runtime.nodes.files import CHUNK_BYTES, LogLocation, LogPart
 from orchestrator.runtime.nodes.working_copy import digests, find_outputs, keep_output, new_output
 from orchestrator.runtime.ranks.logs import log_path
 
@@ -43,11 +43,11 @@ class LogMirror:
         self._path = path
         self._limits = limits
         self._note = path.with_suffix(".mirror")
-        self.place = LogPlace()
+        self.place = LogLocation()
         self._size = 0
         with contextlib.suppress(OSError, ValueError, KeyError):
             said = json.loads(self._note.read_text())
-            self.place = LogPlace(inode=said["inode"], offset=said["offset"])
+            self.place = LogLocation(inode=said["inode"], offset=said["offset"])
             self._size = said["size"] if path.exists() else 0  # it had just been rotated
 
     def take(self, part: LogPart) -> None:

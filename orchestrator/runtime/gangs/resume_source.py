@@ -10,8 +10,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.checkpoint.external.external_checkpoints import Note, WatchedFiles, WatchSettings
-from orchestrator.checkpoint.repository.repository import CheckpointStore
+from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints, Note, WatchSettings
+from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.runtime.gangs.launch_spec import checkpoint_dir, store_environ
 from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
 from orchestrator.spec.entrypoint import CHECKPOINT
@@ -57,9 +57,9 @@ def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str], reache
     """
     settings = watch_settings(job, paths)
     if settings is not None:
-        return _from_watched(job, paths, WatchedFiles(settings), reached)
+        return _from_watched(job, paths, ExternalCheckpoints(settings), reached)
     if CHECKPOINT in job.spec.entrypoint and job.attempt_number > 1:
-        store = CheckpointStore(
+        store = CheckpointRepository(
             checkpoint_dir(job, paths), attempt=job.attempt_number, environ=store_environ(job, secrets)
         )
         good = store.latest_good()
@@ -67,7 +67,7 @@ def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str], reache
     return Resumption(path=job.resume_from)
 
 
-def _from_watched(job: Job, paths: Paths, files: WatchedFiles, reached: int) -> Resumption:
+def _from_watched(job: Job, paths: Paths, files: ExternalCheckpoints, reached: int) -> Resumption:
     attempt = job.attempt_number
     if attempt == 1:
         files.adopt_none()

@@ -37,7 +37,7 @@ class BlobDamagedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogPlace:
+class LogLocation:
     """How far a rank's log has been read: the file, by its inode (its name changes when it is rotated), and bytes."""
 
     inode: int = 0
@@ -50,7 +50,7 @@ class LogPart:
 
     attempt: int
     rank: int
-    place: LogPlace
+    place: LogLocation
     data: bytes
 
 
@@ -98,19 +98,19 @@ class NodeFiles:
             work.mkdir(parents=True, exist_ok=True)
         return str(work)
 
-    def read_logs(self, job_id: str, places: Mapping[tuple[int, int], LogPlace]) -> list[LogPart]:
+    def read_logs(self, job_id: str, places: Mapping[tuple[int, int], LogLocation]) -> list[LogPart]:
         """What every rank has logged here since ``places``; at most a chunk of each rank's."""
         files: dict[tuple[int, int], list[tuple[int, Path]]] = {}
         for path in self.paths.logs(job_id).glob("attempt-*/rank-*.log*"):
             if match := _LOG.search(path.as_posix()):
                 files.setdefault((int(match[1]), int(match[2])), []).append((-int(match[3] or 0), path))
         parts = [
-            self._read_log(key, [path for _, path in sorted(found)], places.get(key, LogPlace()))
+            self._read_log(key, [path for _, path in sorted(found)], places.get(key, LogLocation()))
             for key, found in sorted(files.items())
         ]
         return [part for part in parts if part is not None]
 
-    def _read_log(self, key: tuple[int, int], files: Sequence[Path], place: LogPlace) -> LogPart | None:
+    def _read_log(self, key: tuple[int, int], files: Sequence[Path], place: LogLocation) -> LogPart | None:
         opened = []
         for path in files:
             try:
@@ -128,7 +128,7 @@ class NodeFiles:
                 data = file.read(self._chunk_bytes)
                 data = data[: data.rfind(b"\n") + 1]
                 if data:
-                    next_place = LogPlace(inode=inode, offset=offset + len(data))
+                    next_place = LogLocation(inode=inode, offset=offset + len(data))
                     return LogPart(attempt=key[0], rank=key[1], place=next_place, data=data)
                 offset = 0
         finally:

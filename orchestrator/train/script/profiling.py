@@ -42,11 +42,11 @@ class Tracer:
     def ask(self, steps: int = DEFAULT_STEPS) -> Path:
         """Request a trace of `steps` steps; where it will be. Raises TraceRefusedError while one is being taken."""
         if self._base is None:
-            raise RuntimeError("nobody said where traces go: make the Tracer with a path")
+            raise RuntimeError("the Tracer has no path to write traces to: make it with one")
         return files.request(self._base, steps)
 
     def look(self) -> None:
-        """Begin to trace if somebody asked for it. Call it between steps, now and then."""
+        """Begin to trace if that was requested. Call it between steps, now and then."""
         if self._request is None or self.active or not os.path.exists(self._request):  # noqa: PTH110  (twice as fast)
             return
         self._left = files.steps_asked(self._request)
@@ -98,6 +98,6 @@ class Tracer:
 
 
 def tracer_of_this_rank(device: torch.device) -> Tracer:
-    """The tracer that `orch profile` talks to; one that nobody can ask outside of orch."""
+    """The tracer that `orch profile` talks to; outside of orch, one that receives no requests."""
     path = read_environment(os.environ).progress_path
     return Tracer(None if path is None else Path(path), device)

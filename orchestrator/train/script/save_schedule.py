@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from orchestrator.checkpoint.repository.interval import IntervalChoice, choose_interval
 
 if TYPE_CHECKING:
-    from orchestrator.train.script.shm_agreement import Board
+    from orchestrator.train.script.shm_agreement import ShmAgreement
 
 _SETTING = re.compile(r"(\d+)|(\d+(?:\.\d+)?)s")
 _STEP_WEIGHT = 0.2  # of the newest measurement in the running estimates
@@ -57,7 +57,7 @@ class SaveSchedule:
         setting: IntervalSetting,
         *,
         rank: int,
-        board: Board | None,
+        board: ShmAgreement | None,
         recovery_seconds: float,
         failure_seconds: float,
     ) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
 from orchestrator.checkpoint.format.sharded import parts_of
-from orchestrator.checkpoint.repository.repository import CheckpointStore
-from orchestrator.checkpoint.snapshots.async_copy import OptimizerGuard, Trust, Window
+from orchestrator.checkpoint.repository.repository import CheckpointRepository
+from orchestrator.checkpoint.snapshots.async_copy import AsyncCopyPolicy, OptimizerGuard, Window
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotUnavailableError, identity
 from orchestrator.checkpoint.snapshots.reader import SnapshotReader
 from orchestrator.checkpoint.snapshots.tensor_copy import copy_threads
@@ -52,12 +52,12 @@ class Saver:
         self.page = page
         self.stall_seconds = 0.0  # of the last save
         self.cost_seconds = 0.0  # of a save like the last one, when nothing has to be allocated
-        self._store: CheckpointStore | None = None
+        self._store: CheckpointRepository | None = None
         self._writer: SnapshotWriter | None = None
         self.schedule: SaveSchedule | None = None
         """Is told what becomes of a save after it has returned."""
         self._guard: OptimizerGuard | None = None
-        self._trust = Trust()
+        self._trust = AsyncCopyPolicy()
         self._awaited: Future[LateCopy] | None = None
         self._facts = CheckpointFacts()
         self._telling = threading.Lock()  # the thread that copies the rest of a snapshot tells, too
@@ -74,7 +74,7 @@ class Saver:
         durable: bool = False,
         leaving: bool = False,
     ) -> bool:
-        """See Context.save. ``durable``: the save has to reach storage, rather than a newer one.
+        """Save a state, as Context.save describes. ``durable``: the save has to reach storage, rather than a newer one.
 
         ``leaving``: it is on storage before this returns, whatever becomes of the rank actor.
         """
@@ -92,7 +92,7 @@ class Saver:
             self.stall_seconds = time.perf_counter() - clock
 
     def load(self, into: Any = None) -> Checkpoint | None:
-        """See Context.load."""
+        """Load the newest good checkpoint, as Context.load describes."""
         clock = time.perf_counter()
         self._await_rest()
         if self._writer is not None:
@@ -116,7 +116,7 @@ class Saver:
                 self.page.write_facts(self._facts)
 
     def leave(self) -> None:
-        """In a forked child, which is not the rank: tell nobody, and wait for no thread of the parent's."""
+        """In a forked child, which is not the rank: report nothing, and wait for no thread of the parent's."""
         self.page = None
         if self._guard is not None:
             self._guard.close()
@@ -291,13 +291,13 @@ class Saver:
             )
         return self._writer
 
-    def _checkpoints(self) -> CheckpointStore:
+    def _checkpoints(self) -> CheckpointRepository:
         if self._store is None:
             here = self._environment
             snapshots = None
             if here.snapshot_dir is not None and here.on_one_node:
                 snapshots = SnapshotReader(here.snapshot_dir, job_id=here.job_id)
-            self._store = CheckpointStore(
+            self._store = CheckpointRepository(
                 here.checkpoint_dir,
                 attempt=here.attempt,
                 rank=here.rank,

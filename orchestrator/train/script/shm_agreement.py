@@ -23,7 +23,7 @@ _WORD = struct.Struct("<Q")
 _SAVE_LAST, _SAVE_NEXT, _STOP = 0, 64, 128  # on cache lines of their own; a step is stored plus one, 0 means none
 
 
-class Board:
+class ShmAgreement:
     """The page of one run's ranks. ``run`` must be equal on all of them and differ between runs."""
 
     def __init__(self, directory: str | os.PathLike[str], run: str) -> None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import FrameType
 
-    from orchestrator.train.script.shm_agreement import Board
+    from orchestrator.train.script.shm_agreement import ShmAgreement
 
 _PATIENCE_SECONDS = 5.0  # for ranks that do not train in step: then each stops for itself
 _PATIENCE_CALLS = 5
 
 
 class StopSignal:
-    """Remembers a SIGTERM. The handler is installed on first use, and only where nobody else has one."""
+    """Remembers a SIGTERM. The handler is installed on first use, and only where there is no other."""
 
     def __init__(self) -> None:
         self.received = False
@@ -46,7 +46,7 @@ class StopSignal:
 class StopAgreement:
     """Turns "this rank was asked to stop" into "all ranks stop now". ``board`` None: each for itself."""
 
-    def __init__(self, board: Board | None) -> None:
+    def __init__(self, board: ShmAgreement | None) -> None:
         self._board = board
         self._calls = 0
         self._last_call: float | None = None

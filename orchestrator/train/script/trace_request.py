@@ -68,7 +68,7 @@ def collect(base: str | os.PathLike[str]) -> bytes | None:
 
 
 def withdraw(base: str | os.PathLike[str]) -> None:
-    """Nobody waits for a trace any more. Also clears what an earlier process has left."""
+    """Withdraw the request. Also clears what an earlier process has left."""
     for suffix in (REQUEST_SUFFIX, TRACE_SUFFIX):
         beside(base, suffix).unlink(missing_ok=True)
 

@@ -21,7 +21,7 @@ from orchestrator.train.script.progress_layout import ProgressPageError
 from orchestrator.train.script.run_metadata import RunMetadata
 from orchestrator.train.script.save_schedule import AUTO, SaveSchedule
 from orchestrator.train.script.saving import CheckpointWarning, Saver
-from orchestrator.train.script.shm_agreement import Board
+from orchestrator.train.script.shm_agreement import ShmAgreement
 from orchestrator.train.script.stopping import StopAgreement, StopSignal
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Context:
         self._agreement: StopAgreement | None = None
         self._stopping = False
         self._schedule: SaveSchedule | None = None
-        self._board: Board | None = None
+        self._board: ShmAgreement | None = None
         self._lock = threading.Lock()  # of saves and loads
         self._device: torch.device | None = None
         self._asked = environment.elastic is None  # for its share of the batch, where there is a need to
@@ -235,7 +235,7 @@ class Context:
         """Whether the job is to end now: save, then leave the loop. Ask once per step.
 
         The ranks of a node all get the answer yes after the same step, so that none is left alone in a collective.
-        The first call installs a handler for SIGTERM, if nobody else has one and it is made by the main thread: from
+        The first call installs a handler for SIGTERM, if there is no other and the main thread makes the call: from
         then on SIGTERM no longer ends the process by itself.
         """
         if self._agreement is None:
@@ -261,7 +261,7 @@ class Context:
             raise must_ask(*self._environment.elastic)
 
     def leave_page(self) -> None:
-        """Report to nobody from now on."""
+        """Report nothing from now on."""
         self._page = self._metadata = None
         self._saver.leave()
 
@@ -275,14 +275,14 @@ class Context:
             failure_seconds=here.failure_seconds,
         )
 
-    def _open_board(self) -> Board | None:
+    def _open_board(self) -> ShmAgreement | None:
         """What the ranks of this node agree through; None where there is nothing to agree on, or no way to."""
         here = self._environment
         if here.world_size == 1 or not here.on_one_node or here.snapshot_dir is None or here.token is None:
             return None
         if self._board is None:
             try:
-                self._board = Board(here.snapshot_dir, here.token)
+                self._board = ShmAgreement(here.snapshot_dir, here.token)
             except OSError as error:
                 self._saver.warn("board", f"each rank decides for itself when to save and stop: {error}")
         return self._board

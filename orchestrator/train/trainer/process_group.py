@@ -30,7 +30,7 @@ _FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankGroup:
     """One rank's place. `store` is None for one rank alone; `joined` says that this module made the process group."""
 
     rank: int
@@ -63,7 +63,7 @@ class Place:
             _wait_for_all(self.store, self.rank, self.world_size, occasion, timeout)
 
 
-def take_place(config: MultiGPUConfig, ctx: Context | None = None) -> Place:
+def join_ranks(config: MultiGPUConfig, ctx: Context | None = None) -> RankGroup:
     """Find this rank's place, check the configuration against it, and join the process group.
 
     Raises ConfigError with everything that does not fit; RecoveryTimeoutError when the others do not come.
@@ -80,7 +80,7 @@ def take_place(config: MultiGPUConfig, ctx: Context | None = None) -> Place:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store, joined = (None, False) if ctx.world_size == 1 else _join(config, device)
-    return Place(
+    return RankGroup(
         rank=ctx.rank,
         world_size=ctx.world_size,
         local_rank=ctx.local_rank,
@@ -90,8 +90,8 @@ def take_place(config: MultiGPUConfig, ctx: Context | None = None) -> Place:
     )
 
 
-def leave(place: Place) -> None:
-    """Leave the process group, if `take_place` joined it. A second call does nothing."""
+def leave(place: RankGroup) -> None:
+    """Leave the process group, if `join_ranks` joined it. A second call does nothing."""
     if place.joined and dist.is_initialized():
         dist.destroy_process_group()
 

@@ -24,7 +24,7 @@ from orchestrator.train.trainer.loop.epochs import Collector, check_equal_length
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 from orchestrator.train.trainer.loop.recovery import FaultToleranceManager
 from orchestrator.train.trainer.loop.training_state import Progress
-from orchestrator.train.trainer.process_group import Place, take_place
+from orchestrator.train.trainer.process_group import RankGroup, join_ranks
 from tests.integration.trainer_ranks import (
     RANK_BATCH,
     cross_entropy,
@@ -34,21 +34,21 @@ from tests.integration.trainer_ranks import (
     normalized_model,
 )
 
-SCENARIOS: dict[str, Callable[[Place], Any]] = {}
+SCENARIOS: dict[str, Callable[[RankGroup], Any]] = {}
 
 
-def scenario(function: Callable[[Place], Any]) -> Callable[[Place], Any]:
+def scenario(function: Callable[[RankGroup], Any]) -> Callable[[RankGroup], Any]:
     SCENARIOS[function.__name__] = function
     return function
 
 
-def prepared(place: Place, model: nn.Module, loss_fn: Any = cross_entropy, **settings: Any) -> MultiGPUTrainer:
+def prepared(place: RankGroup, model: nn.Module, loss_fn: Any = cross_entropy, **settings: Any) -> MultiGPUTrainer:
     trainer = make_trainer(MultiGPUConfig(batch_size=RANK_BATCH, **settings), place)
     trainer.prepare(model, loss_fn=loss_fn, optimizer=momentum)
     return trainer
 
 
-def mine(place: Place, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def mine(place: RankGroup, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return batch[0][place.rank :: 2], batch[1][place.rank :: 2]
 
 
@@ -61,7 +61,7 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 @scenario
-def plain(place: Place) -> Any:
+def plain(place: RankGroup) -> Any:
     trainer = prepared(place, linear_model())
     losses = [float(result.loss) for result in train(trainer)]
     for _ in range(12):  # DistributedDataParallel times its first ten steps
@@ -70,14 +70,14 @@ def plain(place: Place) -> Any:
 
 
 @scenario
-def whole_batch(place: Place) -> Any:
+def whole_batch(place: RankGroup) -> Any:
     trainer = prepared(place, linear_model())
     train(trainer)
     return state_of(trainer.module)
 
 
 @scenario
-def static_accumulated(place: Place) -> Any:
+def static_accumulated(place: RankGroup) -> Any:
     """The source's advanced configuration has both: each by itself works, and torch fails at the two together."""
     trainer = prepared(place, linear_model(), static_graph=True, gradient_accumulation_steps=2)
     for inputs, targets in (mine(place, batch) for batch in global_batches()):
@@ -87,14 +87,14 @@ def static_accumulated(place: Place) -> Any:
 
 
 @scenario
-def clipped(place: Place) -> Any:
+def clipped(place: RankGroup) -> Any:
     trainer = prepared(place, linear_model(), max_grad_norm=0.05)
     norms = [float(result.grad_norm) for result in train(trainer) if result.grad_norm is not None]
     return {"state": state_of(trainer.module), "norms": norms}
 
 
 @scenario
-def accumulated(place: Place) -> Any:
+def accumulated(place: RankGroup) -> Any:
     """Each rank's batch in four parts, one by one and as a group; a hook counts what is sent."""
     found = {}
     for grouped in (False, True):
@@ -143,7 +143,7 @@ def gradients_at_step(trainer: MultiGPUTrainer) -> list[Tensor]:
 
 
 @scenario
-def compressed(place: Place) -> Any:
+def compressed(place: RankGroup) -> Any:
     found = {}
     for name in (False, True):
         trainer = prepared(place, linear_model(), fp16_compression=name)
@@ -154,7 +154,7 @@ def compressed(place: Place) -> Any:
 
 
 @scenario
-def synchronized_norm(place: Place) -> Any:
+def synchronized_norm(place: RankGroup) -> Any:
     found = {}
     for name in (False, True):
         trainer = prepared(place, normalized_model(), sync_bn=name)
@@ -166,7 +166,7 @@ def synchronized_norm(place: Place) -> Any:
 
 
 @scenario
-def process_group(_place: Place) -> Any:
+def process_group(_place: RankGroup) -> Any:
     group: Any = dist.distributed_c10d._get_default_group()
     return {"backend": dist.get_backend(), "timeout": group._get_backend(torch.device("cpu")).options._timeout}
 
@@ -184,7 +184,7 @@ class Partly(nn.Module):
 
 
 @scenario
-def unused_parameters(place: Place) -> Any:
+def unused_parameters(place: RankGroup) -> Any:
     found = {}
     for name, settings in {
         "plain": {},
@@ -201,7 +201,7 @@ def unused_parameters(place: Place) -> Any:
 
 
 @scenario
-def options_of_ddp(place: Place) -> Any:
+def options_of_ddp(place: RankGroup) -> Any:
     found = {}
     for name, settings in {
         "default": {},
@@ -222,7 +222,7 @@ def options_of_ddp(place: Place) -> Any:
 
 
 @scenario
-def buffers(place: Place) -> Any:
+def buffers(place: RankGroup) -> Any:
     found = {}
     for name in (True, False):
         trainer = prepared(place, normalized_model(), broadcast_buffers=name)
@@ -238,21 +238,21 @@ def buffers(place: Place) -> Any:
 
 
 @scenario
-def mixed(place: Place) -> Any:
+def mixed(place: RankGroup) -> Any:
     trainer = prepared(place, linear_model(), use_mixed_precision=True)
     train(trainer)
     return {"name": trainer.precision.name, "state": state_of(trainer.module)}
 
 
 @scenario
-def recomputed(place: Place) -> Any:
+def recomputed(place: RankGroup) -> Any:
     trainer = prepared(place, linear_model(), use_gradient_checkpointing=True)
     train(trainer)
     return state_of(trainer.module)
 
 
 @scenario
-def one_ranks_nan(place: Place) -> Any:
+def one_ranks_nan(place: RankGroup) -> Any:
     """The second step's data is bad on rank 1 only."""
     found = {}
     for name, settings in {
@@ -276,7 +276,7 @@ def one_ranks_nan(place: Place) -> Any:
 
 
 @scenario
-def nan_for_ever(place: Place) -> Any:
+def nan_for_ever(place: RankGroup) -> Any:
     """The report of rank 0 names the rank that had the bad data."""
     trainer = prepared(place, linear_model(), max_nonfinite_steps=1)
     faults = FaultToleranceManager(context(), trainer.config, place)
@@ -306,7 +306,7 @@ class Hungry(nn.Module):
 
 
 @scenario
-def one_ranks_memory(place: Place) -> Any:
+def one_ranks_memory(place: RankGroup) -> Any:
     """Rank 1 has room for two samples at once; the others do not notice."""
     trainer = prepared(place, Hungry(2 if place.rank == 1 else 100), oom_retry=True)
     for batch in global_batches():
@@ -319,7 +319,7 @@ def one_ranks_memory(place: Place) -> Any:
 
 
 @scenario
-def sharded_batch_norm(place: Place) -> Any:
+def sharded_batch_norm(place: RankGroup) -> Any:
     """The last loss of a model with batch normalization, in fp32 and in bf16, of each rank's batches and of all."""
 
     def last_loss(precision: str, *, sync_bn: bool) -> float:
@@ -332,7 +332,7 @@ def sharded_batch_norm(place: Place) -> Any:
 
 
 @scenario
-def sharded(place: Place) -> Any:
+def sharded(place: RankGroup) -> Any:
     trainer = prepared(place, linear_model(), training_mode="fully_sharded", max_grad_norm=0.5)
     local = sum(parameter.to_local().numel() for parameter in trainer.module.parameters())  # type: ignore[attr-defined]
     train(trainer)
@@ -368,7 +368,7 @@ def uneven() -> TensorDataset:
 
 
 @scenario
-def evaluated(place: Place) -> Any:
+def evaluated(place: RankGroup) -> Any:
     """Also with batch normalization, whose buffers must not be exchanged while ranks go through different numbers of batches."""
     trainer = prepared(place, normalized_model())
     feed = build_feed(uneven(), trainer.config, place, training=False)
@@ -377,7 +377,7 @@ def evaluated(place: Place) -> Any:
 
 
 @scenario
-def stopped_together(place: Place) -> Any:
+def stopped_together(place: RankGroup) -> Any:
     """Rank 1 hears of the stop in its fifth step; nobody takes a step that the other does not take."""
     steps: list[int] = []
     agreement = StopAgreement(place, lambda: place.rank == 1 and len(steps) >= 5)
@@ -388,7 +388,7 @@ def stopped_together(place: Place) -> Any:
 
 
 @scenario
-def different_lengths(place: Place) -> Any:
+def different_lengths(place: RankGroup) -> Any:
     loader = DataLoader(uneven(), batch_size=4 if place.rank else 2)
     try:
         check_equal_lengths(Feed(loader), place, 0)
@@ -398,7 +398,7 @@ def different_lengths(place: Place) -> Any:
 
 
 @scenario
-def streams_of_different_lengths(place: Place) -> Any:
+def streams_of_different_lengths(place: RankGroup) -> Any:
     def stream() -> Iterator[int]:
         yield from range(7 if place.rank else 4)
 
@@ -412,7 +412,7 @@ def streams_of_different_lengths(place: Place) -> Any:
 
 
 @scenario
-def saved_in_the_middle(place: Place) -> Any:
+def saved_in_the_middle(place: RankGroup) -> Any:
     """Two ranks save in the middle of an epoch; another number of ranks goes on from there."""
     config = MultiGPUConfig(batch_size=4, global_batch_size=16, checkpoint_frequency=5, progress_bar=False)
     manager = MultiGPUTrainingManager(config)
@@ -434,7 +434,7 @@ def saved_in_the_middle(place: Place) -> Any:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    place = take_place(MultiGPUConfig(batch_size=RANK_BATCH, backend="gloo", timeout=timedelta(seconds=77)))
+    place = join_ranks(MultiGPUConfig(batch_size=RANK_BATCH, backend="gloo", timeout=timedelta(seconds=77)))
     found = {}
     for name, function in SCENARIOS.items():
         found[name] = function(place)

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from orchestrator.checkpoint import CheckpointStatus, CheckpointStore
+from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus
 from tests.unit.checkpoint.faulty import FaultyStorage
 
 STATE = {"weight": torch.arange(20.0), "list": [1, "two", 3.0], "bytes": b"x" * 2000}
@@ -20,7 +20,7 @@ def pristine(tmp_path_factory):
     root = tmp_path_factory.mktemp("pristine")
     for step in (1, 2):
         for rank in (0, 1):
-            store = CheckpointStore(root, attempt=1, rank=rank, world_size=2, token="t", keep=None)
+            store = CheckpointRepository(root, attempt=1, rank=rank, world_size=2, token="t", keep=None)
             store.save(
                 {**STATE, "step": step},
                 step=step,
@@ -48,14 +48,14 @@ FILES = [
 
 
 def falls_back(root):
-    store = CheckpointStore(root, attempt=2, rank=0, world_size=2, token="u")
+    store = CheckpointRepository(root, attempt=2, rank=0, world_size=2, token="u")
     loaded = store.load_latest()
     assert len(store.quarantined) == 1
     return loaded.step == 1 and loaded.state["step"] == 1 and (root / "step-000000000002-a1.broken").is_dir()
 
 
 def test_the_undamaged_one_is_loaded_with_every_part(root):
-    loaded = CheckpointStore(root, attempt=2, rank=1, world_size=2, token="u").load_latest()
+    loaded = CheckpointRepository(root, attempt=2, rank=1, world_size=2, token="u").load_latest()
     assert (loaded.step, loaded.rank_state["rank"], loaded.rank_states(0)["rank"]) == (2, 1, 0)
     assert sorted(os.listdir(root / "step-000000000002-a1")) == sorted(FILES)
 
@@ -97,14 +97,14 @@ def test_a_file_too_many_is_noticed(root, name):
 
 def test_leftovers_of_a_network_file_system_are_no_damage(root):
     (root / "step-000000000002-a1" / ".nfs0001").write_bytes(b"")
-    assert CheckpointStore(root, attempt=2, world_size=2, token="u").load_latest().step == 2
+    assert CheckpointRepository(root, attempt=2, world_size=2, token="u").load_latest().step == 2
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_flipped_bit_is_noticed(root, name):
     """A sample of each file; test_manifest.py flips every bit of a manifest."""
     folder = root / "step-000000000002-a1"
-    store = CheckpointStore(root, attempt=2, world_size=2, token="u")
+    store = CheckpointRepository(root, attempt=2, world_size=2, token="u")
     info = store.list()[0]
     pristine = (folder / name).read_bytes()
     for bit in random.Random(name).sample(range(8 * len(pristine)), 200):
@@ -123,7 +123,7 @@ def test_parts_of_two_checkpoints_do_not_mix(root):
 
 def test_a_sector_that_cannot_be_read_is_damage(root):
     storage = FaultyStorage(root, fail_reads=("2-a1/state.safetensors", errno.EIO))
-    store = CheckpointStore(storage, attempt=2, world_size=2, token="u")
+    store = CheckpointRepository(storage, attempt=2, world_size=2, token="u")
     assert store.load_latest().step == 1
     assert "cannot be read" in store.quarantined[0]
 
@@ -133,13 +133,13 @@ def test_storage_out_of_reach_is_no_damage(root, file):
     """A share that is away, or a permission, must not quarantine a good checkpoint."""
     storage = FaultyStorage(root, fail_reads=(file, errno.EACCES))
     with pytest.raises(PermissionError):
-        CheckpointStore(storage, attempt=2, world_size=2, token="u").load_latest()
-    assert CheckpointStore(root, attempt=2, world_size=2, token="u").load_latest().step == 2
+        CheckpointRepository(storage, attempt=2, world_size=2, token="u").load_latest()
+    assert CheckpointRepository(root, attempt=2, world_size=2, token="u").load_latest().step == 2
 
 
 def test_one_that_cannot_be_renamed_is_still_passed_over(root):
     os.unlink(root / "step-000000000002-a1" / "state.json")
     storage = FaultyStorage(root)
     storage.rename = lambda *_: (_ for _ in ()).throw(PermissionError(errno.EPERM, "read-only"))
-    store = CheckpointStore(storage, attempt=2, world_size=2, token="u")
+    store = CheckpointRepository(storage, attempt=2, world_size=2, token="u")
     assert store.load_latest().step == 1

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from orchestrator.checkpoint import CheckpointStatus, CheckpointStore
+from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus
 from tests.unit.checkpoint.faulty import FaultyStorage, PowerCutError
 
 
@@ -25,7 +25,7 @@ def check(loaded, *steps):
 
 def operations_of_a_save(root):
     storage = FaultyStorage(root)
-    store = CheckpointStore(storage, attempt=1, keep=2)
+    store = CheckpointRepository(storage, attempt=1, keep=2)
     for step in (1, 2):
         store.save(state(step), step=step)
     before = storage.operations
@@ -42,7 +42,7 @@ def test_an_error_at_any_operation_leaves_a_good_one_and_the_next_save_works(tmp
     for fail_at in operations_of_a_save(tmp_path / "count"):
         root = tmp_path / str(fail_at)
         storage = FaultyStorage(root, fail_at=fail_at, error=error)
-        store = CheckpointStore(storage, attempt=1, keep=2)
+        store = CheckpointRepository(storage, attempt=1, keep=2)
         for step in (1, 2):
             store.save(state(step), step=step)
         raised = None
@@ -51,33 +51,33 @@ def test_an_error_at_any_operation_leaves_a_good_one_and_the_next_save_works(tmp
         except OSError as problem:  # what fails after the commit is not an error of the save
             raised = problem
         assert raised is None or raised.errno == error
-        check(CheckpointStore(root, attempt=1).load_latest(), 2, 3)
+        check(CheckpointRepository(root, attempt=1).load_latest(), 2, 3)
         store.save(state(4), step=4)
-        check(CheckpointStore(root, attempt=2).load_latest(), 4)
+        check(CheckpointRepository(root, attempt=2).load_latest(), 4)
         assert all(info.status is CheckpointStatus.COMPLETE for info in store.list())
 
 
 def test_a_kill_at_any_operation_leaves_a_good_one(tmp_path):
     for fail_at in operations_of_a_save(tmp_path / "count"):
         root = tmp_path / str(fail_at)
-        store = CheckpointStore(FaultyStorage(root, fail_at=fail_at), attempt=1, keep=2)
+        store = CheckpointRepository(FaultyStorage(root, fail_at=fail_at), attempt=1, keep=2)
         for step in (1, 2):
             store.save(state(step), step=step)
         with pytest.raises(PowerCutError):
             store.save(state(3), step=3)
-        after = CheckpointStore(root, attempt=2, keep=2)
+        after = CheckpointRepository(root, attempt=2, keep=2)
         check(after.load_latest(), 2, 3)
         assert after.quarantined == ()
         after.save(state(4), step=4)
-        check(CheckpointStore(root, attempt=3).load_latest(), 4)
+        check(CheckpointRepository(root, attempt=3).load_latest(), 4)
         assert not [name for name in os.listdir(root) if name.startswith((".staging", ".removing"))]
 
 
 WRITER = """
 import sys
-from orchestrator.checkpoint import CheckpointStore
+from orchestrator.checkpoint import CheckpointRepository
 root, attempt = sys.argv[1], int(sys.argv[2])
-store = CheckpointStore(root, attempt=attempt, keep=2)
+store = CheckpointRepository(root, attempt=attempt, keep=2)
 found = store.load_latest()
 step = 0 if found is None else found.step
 print(step, flush=True)
@@ -107,7 +107,7 @@ def test_kill_9_of_a_real_writer_at_random_moments_always_leaves_the_last_acknow
             acknowledged = max([acknowledged, *map(int, writer.stdout.read().split())])
             writer.wait()
             writer.stdout.close()
-        reader = CheckpointStore(tmp_path, attempt=attempt)
+        reader = CheckpointRepository(tmp_path, attempt=attempt)
         loaded = reader.load_latest()
         assert reader.quarantined == ()
         check(loaded, acknowledged, acknowledged + 1)
@@ -115,9 +115,9 @@ def test_kill_9_of_a_real_writer_at_random_moments_always_leaves_the_last_acknow
 
 LIMITED = """
 import resource, signal, sys
-from orchestrator.checkpoint import CheckpointStore
+from orchestrator.checkpoint import CheckpointRepository
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-store = CheckpointStore(sys.argv[1], attempt=1)
+store = CheckpointRepository(sys.argv[1], attempt=1)
 store.save({"n": 1, "weight": b'x' * 2000}, step=1)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 try:
@@ -157,7 +157,7 @@ def test_two_attempts_at_once_leave_only_whole_checkpoints_and_the_older_one_end
         )
     finally:
         _, complaint = old.communicate(timeout=60)
-    reader = CheckpointStore(tmp_path, attempt=3)
+    reader = CheckpointRepository(tmp_path, attempt=3)
     infos = reader.list()
     assert {info.status for info in infos} == {CheckpointStatus.COMPLETE}
     check(reader.load_latest(), 90)

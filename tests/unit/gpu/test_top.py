@@ -18,7 +18,7 @@ from orchestrator.cli.top import model
 from orchestrator.cli.top.app import HelpScreen, TopApp
 from orchestrator.cli.top.model import Order
 from orchestrator.cli.top.source import Frame, JobLine, ProcessLine, TopSource
-from orchestrator.gpu.balance.view import GpuHolder, GpuRow
+from orchestrator.gpu.balance.view import GpuOwner, GpuRow
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health
 from tests.support.fake_nvml import FakeNvml
@@ -108,7 +108,7 @@ def test_every_order_comes_round() -> None:
 
 
 def test_filters_take_every_word_anywhere() -> None:
-    rows = [row(0), row(1, node="node2", vendor="amd"), row(2, holders=(GpuHolder(job="digits-k3f9q2", rank=0),))]
+    rows = [row(0), row(1, node="node2", vendor="amd"), row(2, holders=(GpuOwner(job="digits-k3f9q2", rank=0),))]
     assert [one.index for one in model.matching(rows, "NODE1 h100")] == [0, 2]
     assert [one.index for one in model.matching(rows, "amd")] == [1]
     assert [one.index for one in model.matching(rows, "digits")] == [2]
@@ -207,7 +207,7 @@ def head(app: TopApp) -> str:
 def test_the_screen_shows_gpus_jobs_and_processes() -> None:
     rows = (
         row(
-            0, throttle=(Throttle.THERMAL,), holders=(GpuHolder(job="digits-k3f9q2", rank=0),), temperature_celsius=66.0
+            0, throttle=(Throttle.THERMAL,), holders=(GpuOwner(job="digits-k3f9q2", rank=0),), temperature_celsius=66.0
         ),
         row(1, health=Health.LOST, problem="gone"),
     )

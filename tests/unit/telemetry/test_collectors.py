@@ -15,7 +15,7 @@ from orchestrator import catalogue as c
 from orchestrator.core import events as ev
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState, StopPurpose
-from orchestrator.telemetry.annotations import Mark, mark_of
+from orchestrator.telemetry.annotations import AnnotationKind, mark_of
 from orchestrator.telemetry.collectors import LINGER_SECONDS, MAX_JOBS, MAX_METRICS, registry, render
 from orchestrator.telemetry.histogram import Histogram
 from orchestrator.telemetry.metrics_view import DaemonFacts, Disk, JobSeries, Snapshot
@@ -285,23 +285,23 @@ def test_only_histograms_count_into_buckets() -> None:
 def test_marks_are_what_the_boards_draw() -> None:
     from dashboards.job import EVENT_COLORS
 
-    assert set(EVENT_COLORS) == {mark.value for mark in Mark}
+    assert set(EVENT_COLORS) == {mark.value for mark in AnnotationKind}
 
 
 def test_events_leave_their_marks() -> None:
     who = {"job_id": JobId("a-222222"), "at": 10.0}
-    cases: list[tuple[ev.Event, tuple[Mark, float] | None]] = [
-        (ev.AttemptRunning(**who, attempt=1, pids=(1,)), (Mark.START, 10.0)),
-        (ev.CheckpointSaved(**who, attempt=1, step=5, path=""), (Mark.CHECKPOINT, 10.0)),
+    cases: list[tuple[ev.Event, tuple[AnnotationKind, float] | None]] = [
+        (ev.AttemptRunning(**who, attempt=1, pids=(1,)), (AnnotationKind.START, 10.0)),
+        (ev.CheckpointSaved(**who, attempt=1, step=5, path=""), (AnnotationKind.CHECKPOINT, 10.0)),
         (
             ev.AttemptFailed(
                 **who, attempt=1, failure=failure(), failed_at=9.0, retry=True, keep_gang=True, not_before=0.0
             ),
-            (Mark.FAILURE, 9.0),
+            (AnnotationKind.FAILURE, 9.0),
         ),
-        (ev.FirstStep(**who, attempt=2, step=6, step_at=9.5, steps_lost=0), (Mark.RECOVERY, 9.5)),
+        (ev.FirstStep(**who, attempt=2, step=6, step_at=9.5, steps_lost=0), (AnnotationKind.RECOVERY, 9.5)),
         (ev.FirstStep(**who, attempt=1, step=1, step_at=9.5, steps_lost=0), None),
-        (ev.StopRequested(**who, purpose=StopPurpose.PREEMPT, by="b", deadline=11), (Mark.PREEMPTION, 10.0)),
+        (ev.StopRequested(**who, purpose=StopPurpose.PREEMPT, by="b", deadline=11), (AnnotationKind.PREEMPTION, 10.0)),
         (ev.StopRequested(**who, purpose=StopPurpose.CANCEL, by="b", deadline=11), None),
         (ev.JobFinished(**who, state=JobState.SUCCEEDED, reason=""), None),
     ]

@@ -89,7 +89,7 @@ def test_promtool_takes_the_configuration(tmp_path: Path) -> None:
 
 
 @needs_amtool
-@pytest.mark.parametrize(("webhook", "receiver"), [(None, "nobody"), ("http://127.0.0.1:9/hook", "webhook")])
+@pytest.mark.parametrize(("webhook", "receiver"), [(None, "none"), ("http://127.0.0.1:9/hook", "webhook")])
 def test_amtool_takes_the_configuration_and_routes_to_the_receiver(
     tmp_path: Path, webhook: str | None, receiver: str
 ) -> None:

@@ -1,6 +1,6 @@
 """The order of samples when the number of ranks may change, and the settings of such a run.
 
-A step takes the next ``global_batch`` samples of the epoch's order, whoever computes them. A position in the epoch is
+A step takes the next ``global_batch`` samples of the epoch's order, whichever ranks compute them. A position in the epoch is
 thus the same on any number of ranks, and so are the steps: the same samples in each, every one once per epoch.
 """
 
@@ -72,7 +72,7 @@ def elastic_share(config: MultiGPUConfig, ctx: Context) -> BatchShare | None:
 
 
 def refuse_loader(dataset: Any) -> None:
-    """Raise DataError: nobody can deal out anew what a loader of the user's own, or a stream, has dealt out already."""
+    """Raise DataError: batches that a loader of the user's own, or a stream, has produced cannot be distributed anew."""
     raise DataError(
         f"an elastic job deals out the samples itself, and a {type(dataset).__name__} does so already: pass a dataset with "
         "__getitem__ and __len__, or write a fixed num_workers"

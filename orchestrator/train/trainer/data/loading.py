@@ -21,7 +21,7 @@ from orchestrator.train.trainer.data.sampling import GlobalBatchSampler, SeededS
 if TYPE_CHECKING:
     from orchestrator.train.script.elastic import BatchShare
     from orchestrator.train.trainer.config.config import MultiGPUConfig
-    from orchestrator.train.trainer.process_group import Place
+    from orchestrator.train.trainer.process_group import RankGroup
 
 
 @runtime_checkable
@@ -48,7 +48,7 @@ class Feed:
 
     @property
     def batches(self) -> int | None:
-        """The batches of this rank in a whole epoch; None when nobody knows."""
+        """The batches of this rank in a whole epoch; None when that is not known."""
         try:
             return len(cast("Sized", self.loader))
         except TypeError:
@@ -90,7 +90,7 @@ class Feed:
 def build_feed(
     dataset: Any,
     config: MultiGPUConfig,
-    place: Place,
+    place: RankGroup,
     *,
     training: bool,
     accumulate: int = 1,
@@ -170,7 +170,7 @@ def _length(dataset: Any) -> int:
 def _check_size(
     samples: int,
     config: MultiGPUConfig,
-    place: Place,
+    place: RankGroup,
     *,
     training: bool,
     accumulate: int,
@@ -193,7 +193,7 @@ def _check_size(
     )
 
 
-def _stateful_loader(dataset: Any, config: MultiGPUConfig, place: Place, **batching: Any) -> Any:
+def _stateful_loader(dataset: Any, config: MultiGPUConfig, place: RankGroup, **batching: Any) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     workers: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """Keeps a NaN out of the weights: decides, alike on all ranks, whether an update may happen.
 
-A loss is each rank's own, its gradient becomes everybody's. On the CPU looking at a number is free: the loss is looked at
+A loss is each rank's own, its gradient becomes that of all ranks. On the CPU looking at a number is free: the loss is looked at
 before the backward pass, and a rank with a bad one sends NaN for every gradient, so that all ranks see it in any one of
 them. On a GPU looking means waiting for it: there the norm of the reduced gradient decides, on the device itself when
 the optimizer can skip an update there (the fused ones can).
@@ -19,7 +19,7 @@ from orchestrator.train.trainer.data.batches import map_tensors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.train.trainer.process_group import Place
+    from orchestrator.train.trainer.process_group import RankGroup
 
 
 class FiniteGuard:
@@ -29,7 +29,7 @@ class FiniteGuard:
     forward pass did (not so where the order of the parameters is fixed or searched for).
     """
 
-    def __init__(self, model: nn.Module, place: Place, *, limit: int, sharded: bool, may_poison: bool) -> None:
+    def __init__(self, model: nn.Module, place: RankGroup, *, limit: int, sharded: bool, may_poison: bool) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._witness = min(self._parameters, key=Tensor.numel)
         on_cpu = place.device.type == "cpu" and not sharded
@@ -49,7 +49,7 @@ class FiniteGuard:
 
     @property
     def needs_norm(self) -> bool:
-        """Whether the gradient's norm has to be computed even if nobody clips it."""
+        """Whether the gradient's norm has to be computed even if it is not clipped."""
         return not self._looks
 
     @property

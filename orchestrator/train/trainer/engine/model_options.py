@@ -18,10 +18,10 @@ from orchestrator.train.trainer.engine.sync_batch_norm import synchronise
 
 if TYPE_CHECKING:
     from orchestrator.train.trainer.config.config import MultiGPUConfig
-    from orchestrator.train.trainer.process_group import Place
+    from orchestrator.train.trainer.process_group import RankGroup
 
 
-def prepare_model(model: nn.Module, config: MultiGPUConfig, place: Place, *, float8: bool) -> nn.Module:
+def prepare_model(model: nn.Module, config: MultiGPUConfig, place: RankGroup, *, float8: bool) -> nn.Module:
     """Put `model` on the rank's device and apply the options. Raises ConfigError for one that the model cannot take."""
     model = model.to(place.device)
     if config.sync_bn and place.distributed:

@@ -3,7 +3,7 @@
 `MultiGPUTrainer` owns model, optimizer, precision and the order of things within a step; its subclasses say how a model
 is spread over ranks. It knows nothing of epochs, files or logs, and it is usable alone:
 
-    trainer = DistributedDataParallelTrainer(config, take_place(config))
+    trainer = DistributedDataParallelTrainer(config, join_ranks(config))
     trainer.prepare(model, loss_fn=loss_fn, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     for batch in loader:
         result = trainer.train_step(batch)
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from orchestrator.train.script.elastic import BatchShare
     from orchestrator.train.trainer.config.config import MultiGPUConfig
-    from orchestrator.train.trainer.process_group import Place
+    from orchestrator.train.trainer.process_group import RankGroup
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], "Optimizer"]
 SchedulerFactory = Callable[["Optimizer"], "LRScheduler"]
@@ -83,7 +83,7 @@ class MultiGPUTrainer(ABC):
     shards_parameters = False
     """Whether a rank holds only a part of each parameter."""
 
-    def __init__(self, config: MultiGPUConfig, place: Place, share: BatchShare | None = None) -> None:
+    def __init__(self, config: MultiGPUConfig, place: RankGroup, share: BatchShare | None = None) -> None:
         self.config = config
         self.place = place
         self.share = share
@@ -168,7 +168,7 @@ class MultiGPUTrainer(ABC):
         return False
 
     def communication_share(self) -> float | None:
-        """The share of the backward pass that is spent waiting for other ranks; None when nobody measures it."""
+        """The share of the backward pass that is spent waiting for other ranks; None when it is not measured."""
         return None
 
     def _make_optimizer(self, given: Optimizer | OptimizerFactory | None) -> Optimizer:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from orchestrator.train.script.elastic import BatchShare
     from orchestrator.train.trainer.config.config import MultiGPUConfig
-    from orchestrator.train.trainer.process_group import Place
+    from orchestrator.train.trainer.process_group import RankGroup
 
 # torch 2.13 gave the option a new name
 _BUFFER_OPTION = (
@@ -42,7 +42,7 @@ class DataParallelTrainer(MultiGPUTrainer):
         return module if len(ids) == 1 else DataParallel(module, device_ids=ids)
 
     def alone(self) -> AbstractContextManager[Any]:
-        """There is nobody to wait for."""
+        """Nothing: there is one rank."""
         return nullcontext()
 
 
@@ -162,7 +162,7 @@ class FullyShardedTrainer(MultiGPUTrainer):
         set_optimizer_state_dict(self.module, self.optimizer, dict(optimizer), options=options)
 
 
-def make_trainer(config: MultiGPUConfig, place: Place, share: BatchShare | None = None) -> MultiGPUTrainer:
+def make_trainer(config: MultiGPUConfig, place: RankGroup, share: BatchShare | None = None) -> MultiGPUTrainer:
     """The trainer for the configured mode; in an elastic job, with this rank's `share` of each step."""
     match config.training_mode:
         case TrainingMode.DATA_PARALLEL:

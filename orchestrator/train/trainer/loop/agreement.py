@@ -25,7 +25,7 @@ from orchestrator.train.errors import TrainError, only_on_main, quiet
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.train.trainer.process_group import Place
+    from orchestrator.train.trainer.process_group import RankGroup
 
 ASK_EVERY_SECONDS = 0.25
 MAX_STEPS_BETWEEN = 256
@@ -41,7 +41,7 @@ _COLLECTIVE = re.compile(
 class StopAgreement:
     """Whether all ranks leave after this step. Call it after every step, on every rank."""
 
-    def __init__(self, place: Place, wanted: Callable[[], bool]) -> None:
+    def __init__(self, place: RankGroup, wanted: Callable[[], bool]) -> None:
         self._wanted = wanted
         self._distributed = place.distributed
         self._shared = torch.zeros(2, dtype=torch.float64, device=place.control_device) if place.distributed else None
@@ -72,7 +72,7 @@ class StopAgreement:
         return bool(stop)
 
 
-def share_error(error: TrainError, place: Place, *, under_orch: bool) -> TrainError:
+def share_error(error: TrainError, place: RankGroup, *, under_orch: bool) -> TrainError:
     """The exception for this rank to raise, after the others have been told what went wrong here.
 
     Rank 0's own error is raised as it is. Another rank's goes to rank 0, which finds it when this rank is gone and its
@@ -85,13 +85,13 @@ def share_error(error: TrainError, place: Place, *, under_orch: bool) -> TrainEr
     note = {"type": kind.__name__, "text": f"rank {place.rank}: {error}", "shown": shown}
     try:
         place.store.set(_NOTE, json.dumps(note))
-    except RuntimeError:  # rank 0, and with it the store, is gone: nobody is left to tell
+    except RuntimeError:  # rank 0, and with it the store, is gone: there is no rank left to tell
         return error
     return error if shown else only_on_main(error, rank=place.rank, under_orch=under_orch)
 
 
-def explain_broken_collective(failure: Exception, place: Place, *, under_orch: bool) -> TrainError | None:
-    """The error behind a collective that failed because another rank had left; None when nobody left a note."""
+def explain_broken_collective(failure: Exception, place: RankGroup, *, under_orch: bool) -> TrainError | None:
+    """The error behind a collective that failed because another rank had left; None when there is no note."""
     store = place.store
     if store is None or not _COLLECTIVE.search(f"{type(failure).__name__} {failure}"):
         return None

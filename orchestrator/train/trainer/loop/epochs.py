@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from orchestrator.train.trainer.data.loading import Feed
     from orchestrator.train.trainer.engine.trainer import MetricFunction, MultiGPUTrainer
-    from orchestrator.train.trainer.process_group import Place
+    from orchestrator.train.trainer.process_group import RankGroup
 
 
-def check_equal_lengths(feed: Feed, place: Place, used: int) -> bool:
-    """Whether ranks must agree before each step that all have data left: when nobody knows how much there is.
+def check_equal_lengths(feed: Feed, place: RankGroup, used: int) -> bool:
+    """Whether ranks must agree before each step that all have data left: when the amount of data is not known.
 
     Raises DataError, on all ranks, when they know that they have different numbers of batches.
     """
@@ -43,7 +43,7 @@ def check_equal_lengths(feed: Feed, place: Place, used: int) -> bool:
 class Collector:
     """Takes the batches of one optimizer step at a time. `agree`: all ranks end when one has no more."""
 
-    def __init__(self, batches: Iterator[Any], size: int, place: Place, *, agree: bool) -> None:
+    def __init__(self, batches: Iterator[Any], size: int, place: RankGroup, *, agree: bool) -> None:
         self._batches = batches
         self._size = size
         self._place = place
@@ -66,7 +66,7 @@ class Collector:
         except Exception as error:
             number = self._taken + len(group)
             raise DataError(
-                f"reading batch {number} of epoch {epoch} failed: {type(error).__name__}: {error}; mend the sample, or "
+                f"reading batch {number} of epoch {epoch} failed: {type(error).__name__}: {error}; fix the sample, or "
                 "leave it out of the dataset"
             ) from error
         if self._agree:
@@ -120,14 +120,14 @@ def _sum_up(
         samples += size
 
 
-def _anybody(place: Place, *, here: bool) -> bool:
+def _anybody(place: RankGroup, *, here: bool) -> bool:
     """Whether any rank still has a batch: with sharded parameters all must go through the model equally often."""
     shared = torch.tensor([int(here)], dtype=torch.int64, device=place.control_device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
     return bool(shared[0])
 
 
-def mean_over_ranks(sums: Sequence[tuple[float, int]], place: Place) -> list[float]:
+def mean_over_ranks(sums: Sequence[tuple[float, int]], place: RankGroup) -> list[float]:
     """Means of (sum, samples) over all ranks' samples; NaN where there are none."""
     flat = torch.tensor(sums, dtype=torch.float64, device=place.control_device)
     if place.distributed:

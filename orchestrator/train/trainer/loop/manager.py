@@ -30,7 +30,7 @@ from orchestrator.train.trainer.measure import run_comparison as comparison
 from orchestrator.train.trainer.measure.energy import open_meter
 from orchestrator.train.trainer.measure.metrics import MetricsCollector
 from orchestrator.train.trainer.measure.statistics import mean_interval
-from orchestrator.train.trainer.process_group import leave, take_place
+from orchestrator.train.trainer.process_group import join_ranks, leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -70,7 +70,7 @@ class MultiGPUTrainingManager:
         `ctx` stands in for `orchestrator.train.context()`, which is right everywhere but in tests.
         """
         self.config = (config or MultiGPUConfig()).with_job()
-        self.place = take_place(self.config, ctx)
+        self.place = join_ranks(self.config, ctx)
         self._ctx = current_context() if ctx is None else ctx
         seed_everything(self.config.seed, self.place.rank)
         with self._one_voice():
@@ -240,7 +240,7 @@ class MultiGPUTrainingManager:
         self._epoch_random = own["epoch_random"]
         self._used = int(own["used"])
         self.metrics.start_epoch(own["loss_sum"], own["loss_samples"])
-        # A loader that somebody else made draws its order from the global generators when it is started.
+        # A loader of the user's own draws its order from the global generators when it is started.
         restore_random_state(self._epoch_random, self.place.device)
         batches = feed.start(progress.epoch, position=progress.position, used=self._used, state=own["loader"])
         self.fault_tolerance.restore_rank(own)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orchestrator.train.script.training_context import Context
     from orchestrator.train.trainer.config.config import MultiGPUConfig
     from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer
-    from orchestrator.train.trainer.process_group import Place
+    from orchestrator.train.trainer.process_group import RankGroup
 
 DEFAULT_FREQUENCY = 1000
 _REPORT_WAIT = timedelta(seconds=5)
@@ -45,7 +45,7 @@ class Recovery(enum.StrEnum):
 class FaultToleranceManager:
     """One rank's fault tolerance. With `enable_fault_tolerance: false` it saves nothing and listens to no signal."""
 
-    def __init__(self, ctx: Context, config: MultiGPUConfig, place: Place) -> None:
+    def __init__(self, ctx: Context, config: MultiGPUConfig, place: RankGroup) -> None:
         self._ctx = ctx
         self._config = config
         self._place = place

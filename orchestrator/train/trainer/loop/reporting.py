@@ -1,7 +1,7 @@
 """Tells the world how training goes: `context().report()`, one log line now and then, a progress bar on a terminal.
 
 Rank 0 speaks for all; every rank reports to orch, which compares them. After the first steps nothing is told more often
-than somebody could read it.
+than a person could read it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.train.trainer.config.config import MultiGPUConfig
     from orchestrator.train.trainer.loop.training_state import Progress
     from orchestrator.train.trainer.measure.metrics import MetricsCollector
-    from orchestrator.train.trainer.process_group import Place
+    from orchestrator.train.trainer.process_group import RankGroup
 
 REPORT_EVERY_SECONDS = 0.05
 MEASURE_EVERY_SECONDS = 1.0
@@ -29,7 +29,7 @@ FIRST_STEPS = 3
 class Reporter:
     """One rank's voice."""
 
-    def __init__(self, ctx: Context, config: MultiGPUConfig, place: Place, metrics: MetricsCollector) -> None:
+    def __init__(self, ctx: Context, config: MultiGPUConfig, place: RankGroup, metrics: MetricsCollector) -> None:
         self._ctx = ctx
         self._metrics = metrics
         self._log_every = config.log_interval.total_seconds()

@@ -1,7 +1,7 @@
 """What a training run measures of itself: throughput, where the time goes, memory, MFU, joules per sample.
 
 `MetricsCollector.step_done` is on the hot path and only adds numbers up. Everything that costs time is in `take`, which
-is called about once a second. What nobody knows is left out: a GPU without a documented peak has no MFU.
+is called about once a second. What is not known is left out: a GPU without a documented peak has no MFU.
 """
 
 from __future__ import annotations

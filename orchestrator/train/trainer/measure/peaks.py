@@ -42,7 +42,7 @@ _MAKER = re.compile(r"^(?:NVIDIA|AMD|Tesla)\s+")
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """FLOP/s of one GPU of this name in `precision` (fp32, tf32, bf16, fp16, fp8); None when nobody here knows."""
+    """FLOP/s of one GPU of this name in `precision` (fp32, tf32, bf16, fp16, fp8); None when it is not in the table."""
     name = _MAKER.sub("", _MAKER.sub("", device_name.strip()))
     for pattern, by_precision in _TABLE:
         if re.fullmatch(pattern, name):

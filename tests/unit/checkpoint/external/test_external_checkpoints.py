@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from orchestrator.checkpoint.external import file_copies
-from orchestrator.checkpoint.external.external_checkpoints import SETTLE_SECONDS, WatchedFiles, WatchSettings
+from orchestrator.checkpoint.external.external_checkpoints import SETTLE_SECONDS, ExternalCheckpoints, WatchSettings
 from orchestrator.checkpoint.external.watcher import FileWatcher
 from orchestrator.checkpoint.storage.info import CheckpointStatus
 
@@ -31,11 +31,11 @@ def job(tmp_path: Path) -> Path:
     return work
 
 
-def watch(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3, *, later: float = 0.0) -> WatchedFiles:
+def watch(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3, *, later: float = 0.0) -> ExternalCheckpoints:
     """What looks at the files ``later`` seconds from now."""
     registry = str(job.parent / "registry")
     settings = WatchSettings(pattern=pattern, directory=str(job), registry=registry, keep=keep)
-    return WatchedFiles(settings, clock=lambda: NOW + later)
+    return ExternalCheckpoints(settings, clock=lambda: NOW + later)
 
 
 def write(job: Path, step: int, *, age: float = 100.0, names: tuple[str, ...] = ("a.pt", "state.json")) -> Path:
@@ -59,7 +59,7 @@ def touch(folder: Path, age: float) -> None:
         os.utime(path, (then, then), follow_symlinks=False)
 
 
-def registered(files: WatchedFiles, **how: object) -> list[int]:
+def registered(files: ExternalCheckpoints, **how: object) -> list[int]:
     files.scan(attempt=1)
     return [info.step for info in files.scan(attempt=1)]
 

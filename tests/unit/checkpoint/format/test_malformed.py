@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.checkpoint import CheckpointStatus, CheckpointStore
+from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.format import codec
 from orchestrator.checkpoint.format import foreign_values as foreign
@@ -49,8 +49,8 @@ TREES = {
 }
 
 
-def store(folder: Path) -> CheckpointStore:
-    return CheckpointStore(folder, attempt=1)
+def store(folder: Path) -> CheckpointRepository:
+    return CheckpointRepository(folder, attempt=1)
 
 
 def forge(path: Path, name: str, content: bytes) -> None:
@@ -76,7 +76,7 @@ def two(folder: Path) -> Path:
 
 
 def loads_the_one_before(folder: Path) -> None:
-    checkpoint = CheckpointStore(folder, attempt=2)
+    checkpoint = CheckpointRepository(folder, attempt=2)
     loaded = checkpoint.load_latest()
     assert loaded is not None
     assert loaded.step == 1
@@ -159,7 +159,7 @@ def test_a_lack_of_memory_is_no_fault_of_the_checkpoint(tmp_path: Path, monkeypa
         raise MemoryError
 
     monkeypatch.setattr(foreign, "restore", no_memory)
-    again = CheckpointStore(tmp_path, attempt=2)
+    again = CheckpointRepository(tmp_path, attempt=2)
     with pytest.raises(MemoryError):
         again.load_latest()
     assert again.quarantined == ()

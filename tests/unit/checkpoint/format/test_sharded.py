@@ -17,7 +17,7 @@ import torch
 from orchestrator.checkpoint.errors import CorruptCheckpointError, UnsupportedStateError
 from orchestrator.checkpoint.format.sharded import ShardedLeaf, _holds, join, parts_of
 from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
-from orchestrator.checkpoint.repository.repository import CheckpointStore
+from orchestrator.checkpoint.repository.repository import CheckpointRepository
 
 RANKS = Path(__file__).parents[1] / "sharded_ranks.py"
 
@@ -58,7 +58,7 @@ def test_saved_by_two_ranks_and_loaded_by_three_and_by_one(tmp_path: Path) -> No
 
 
 def _notice_a_flipped_bit(root: Path) -> None:
-    store = CheckpointStore(root, attempt=3)
+    store = CheckpointRepository(root, attempt=3)
     (info,) = store.list()
     victim = Path(info.path) / "shard-00001.safetensors"
     content = bytearray(victim.read_bytes())
@@ -104,7 +104,7 @@ def test_a_state_that_holds_itself_is_refused_in_words(tmp_path: Path) -> None:
     state["again"] = [state]
     assert parts_of(state, None, 0)[0]["state"] is state
     with pytest.raises(UnsupportedStateError, match="again"):
-        CheckpointStore(tmp_path, attempt=1).save(state, step=1)
+        CheckpointRepository(tmp_path, attempt=1).save(state, step=1)
 
 
 def test_missing_pieces_are_noticed() -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from orchestrator.checkpoint import CheckpointStatus, CheckpointStore
+from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus
 from orchestrator.checkpoint.format.layout import Version
 from orchestrator.checkpoint.repository.persister import Pace, SnapshotPersister, StoreSettings
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, identity
@@ -88,7 +88,9 @@ def state(step):
 
 
 def stored(root):
-    return [info.step for info in CheckpointStore(root, attempt=99).list() if info.status is CheckpointStatus.COMPLETE]
+    return [
+        info.step for info in CheckpointRepository(root, attempt=99).list() if info.status is CheckpointStatus.COMPLETE
+    ]
 
 
 def until(condition, seconds=20.0):
@@ -105,10 +107,10 @@ def test_a_snapshot_reaches_storage_as_if_it_had_been_saved_there(write, persist
     write(7, metrics={"loss": 0.5})
     assert one.poll()
     assert not one.poll()
-    loaded = CheckpointStore(root, attempt=2).load_latest()
+    loaded = CheckpointRepository(root, attempt=2).load_latest()
     assert (loaded.step, loaded.state["step"], loaded.metrics) == (7, 7, {"loss": 0.5})
     assert torch.equal(loaded.state["weight"], state(7)["weight"])
-    direct = CheckpointStore(tmp_path / "direct", attempt=1, job_id="j").save(state(7), step=7)
+    direct = CheckpointRepository(tmp_path / "direct", attempt=1, job_id="j").save(state(7), step=7)
     for name in ("state.json", "state.safetensors"):
         with open(os.path.join(direct.path, name), "rb") as left, open(os.path.join(loaded.path, name), "rb") as right:
             assert left.read() == right.read()
@@ -197,8 +199,8 @@ def test_the_snapshot_being_written_is_not_taken_for_a_newer_one(write, persist,
         one.poll()
     found = stored(root)
     assert len(found) >= 2
-    for info in CheckpointStore(root, attempt=2).list():
-        loaded = CheckpointStore(root, attempt=2).load_path(info.path)
+    for info in CheckpointRepository(root, attempt=2).list():
+        loaded = CheckpointRepository(root, attempt=2).load_path(info.path)
         assert torch.equal(loaded.state["weight"], state(info.step)["weight"])
         assert loaded.state["step"] == info.step
 
@@ -225,7 +227,7 @@ def test_after_a_failure_it_waits(write, persist, root):
 
 def test_snapshots_of_a_superseded_attempt_are_dropped(write, persist, root):
     write(5)
-    CheckpointStore(root, attempt=2).load_latest()
+    CheckpointRepository(root, attempt=2).load_latest()
     one = persist()
     assert not one.poll()
     assert (one.status.failures, stored(root)) == (0, [])
@@ -240,7 +242,7 @@ def test_a_new_attempt_continues_with_the_same_persister(write, persist, root):
     one.poll()
     write(6, attempt=2)
     until(one.poll)
-    assert [(info.attempt, info.step) for info in CheckpointStore(root, attempt=3).list()] == [(2, 6), (1, 5)]
+    assert [(info.attempt, info.step) for info in CheckpointRepository(root, attempt=3).list()] == [(2, 6), (1, 5)]
 
 
 def test_a_restarted_persister_does_not_mind_what_is_stored_already(write, persist, root):
@@ -263,9 +265,9 @@ def test_a_gangs_checkpoint_is_of_one_step_on_all_ranks(write, persist, root):
             ranks[(step + rank) % 2].poll()
     steps = stored(root)
     assert len(steps) > 2
-    for info in CheckpointStore(root, attempt=9).list():
+    for info in CheckpointRepository(root, attempt=9).list():
         if info.status is CheckpointStatus.COMPLETE:
-            loaded = CheckpointStore(root, attempt=9, world_size=2).load_path(info.path)
+            loaded = CheckpointRepository(root, attempt=9, world_size=2).load_path(info.path)
             assert loaded.state["step"] == info.step
             assert [loaded.rank_states(rank) for rank in (0, 1)] == [
                 {"rank": rank, "step": info.step} for rank in (0, 1)
@@ -409,7 +411,7 @@ def test_real_ranks_persist_in_the_background_and_a_kill_costs_nothing_that_was_
         thread.start()
     for thread in flushing:
         thread.join()
-    reader = CheckpointStore(root, attempt=2, world_size=2)
+    reader = CheckpointRepository(root, attempt=2, world_size=2)
     loaded = reader.load_latest()
     assert loaded.step in (step, step + 1)
     for info in reader.list():
@@ -566,7 +568,7 @@ def test_what_a_dead_attempt_left_in_memory_is_stored_by_the_actor_that_runs_the
     writer = wanted_writer(folder)
     writer.save({"state": state(13)}, step=13, gang=False, wanted=True)
     writer.close()
-    new = CheckpointStore(root, attempt=2, token="run2")
+    new = CheckpointRepository(root, attempt=2, token="run2")
     assert new.load_latest() is None
     stranger = persist()
     stranger.hold_lease(1)

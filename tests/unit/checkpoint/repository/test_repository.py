@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from orchestrator.checkpoint import CheckpointStatus, CheckpointStore, CorruptCheckpointError, StaleAttemptError
+from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus, CorruptCheckpointError, StaleAttemptError
 from orchestrator.checkpoint.errors import InsufficientSpaceError
 from orchestrator.checkpoint.storage.storage import LocalStorage
 
@@ -23,9 +23,9 @@ def names(root):
 
 
 def test_what_was_saved_is_loaded(root):
-    store = CheckpointStore(root, attempt=2, job_id="digits-k3f9q2")
+    store = CheckpointRepository(root, attempt=2, job_id="digits-k3f9q2")
     info = store.save(STATE, step=40, metrics={"loss": 0.5, "odd": float("nan")})
-    loaded = CheckpointStore(root, attempt=3).load_latest()
+    loaded = CheckpointRepository(root, attempt=3).load_latest()
     assert torch.equal(loaded.state["model"]["weight"], STATE["model"]["weight"])
     assert (loaded.state["epoch"], loaded.step, loaded.attempt, loaded.rank_state) == (2, 40, 2, None)
     assert (loaded.path, loaded.bytes, loaded.world_size) == (info.path, info.bytes, 1)
@@ -34,14 +34,14 @@ def test_what_was_saved_is_loaded(root):
 
 
 def test_nothing_is_loaded_from_nothing(root):
-    store = CheckpointStore(root, attempt=1)
+    store = CheckpointRepository(root, attempt=1)
     assert store.load_latest() is None
     assert store.latest_good() is None
     assert store.list() == ()
 
 
 def test_the_directory_holds_what_the_documentation_says(root):
-    CheckpointStore(root, attempt=1, job_id="digits-k3f9q2").save(STATE, step=40)
+    CheckpointRepository(root, attempt=1, job_id="digits-k3f9q2").save(STATE, step=40)
     assert names(root) == ["step-000000000040-a1"]
     folder = root / "step-000000000040-a1"
     assert names(folder) == ["manifest.json", "state.json", "state.safetensors"]
@@ -60,31 +60,31 @@ def test_the_directory_holds_what_the_documentation_says(root):
 
 
 def test_a_state_without_tensors_needs_no_tensor_file(root):
-    store = CheckpointStore(root, attempt=1)
+    store = CheckpointRepository(root, attempt=1)
     store.save([1, 2], step=0)
     assert names(root / "step-000000000000-a1") == ["manifest.json", "state.json"]
     assert store.load_latest().state == [1, 2]
 
 
 def test_the_newest_step_wins_and_a_newer_attempt_before_that(root):
-    CheckpointStore(root, attempt=1, keep=None).save({"from": 1}, step=200)
-    second = CheckpointStore(root, attempt=2, keep=None)
+    CheckpointRepository(root, attempt=1, keep=None).save({"from": 1}, step=200)
+    second = CheckpointRepository(root, attempt=2, keep=None)
     second.save({"from": 2}, step=90)
     second.save({"from": 2}, step=100)
-    loaded = CheckpointStore(root, attempt=3).load_latest()
+    loaded = CheckpointRepository(root, attempt=3).load_latest()
     assert (loaded.attempt, loaded.step) == (2, 100)
     assert [(info.attempt, info.step) for info in second.list()] == [(2, 100), (2, 90), (1, 200)]
 
 
 def test_a_step_saved_twice_by_one_attempt_stays_as_it_was(root):
-    store = CheckpointStore(root, attempt=1)
+    store = CheckpointRepository(root, attempt=1)
     first = store.save({"n": 1}, step=5)
     assert store.save({"n": 2}, step=5) == first
     assert store.load_latest().state == {"n": 1}
 
 
 def test_a_damaged_checkpoint_of_the_same_step_is_replaced(root):
-    store = CheckpointStore(root, attempt=1)
+    store = CheckpointRepository(root, attempt=1)
     store.save({"n": 1}, step=5)
     (root / "step-000000000005-a1" / "manifest.json").write_text("{")
     store.save({"n": 2}, step=5)
@@ -93,11 +93,11 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(root):
 
 
 def test_a_bad_checkpoint_is_set_aside_with_the_reason_and_the_one_before_is_used(root):
-    store = CheckpointStore(root, attempt=1)
+    store = CheckpointRepository(root, attempt=1)
     store.save({"n": 1}, step=1)
     store.save({"n": 2}, step=2)
     (root / "step-000000000002-a1" / "state.json").write_text("[]")
-    loading = CheckpointStore(root, attempt=2)
+    loading = CheckpointRepository(root, attempt=2)
     assert loading.load_latest().state == {"n": 1}
     assert loading.quarantined == ("step-000000000002-a1: state.json has 2 bytes instead of 7",)
     broken = next(info for info in loading.list() if info.status is CheckpointStatus.BROKEN)
@@ -109,17 +109,17 @@ def test_a_bad_checkpoint_is_set_aside_with_the_reason_and_the_one_before_is_use
 
 
 def test_when_all_are_bad_nothing_is_loaded_and_all_are_told(root):
-    store = CheckpointStore(root, attempt=1)
+    store = CheckpointRepository(root, attempt=1)
     for step in (1, 2, 3):
         store.save({"n": step}, step=step)
         (root / f"step-00000000000{step}-a1" / "state.json").unlink()
-    loading = CheckpointStore(root, attempt=2)
+    loading = CheckpointRepository(root, attempt=2)
     assert loading.load_latest() is None
     assert [line.split(":")[0] for line in loading.quarantined] == [f"step-00000000000{step}-a1" for step in (3, 2, 1)]
 
 
 def test_verify_tells_without_changing_anything(root):
-    store = CheckpointStore(root, attempt=1)
+    store = CheckpointRepository(root, attempt=1)
     good, bad = store.save({"n": 1}, step=1), store.save(STATE, step=2)
     path = root / bad.name / "state.safetensors"
     content = bytearray(path.read_bytes())
@@ -138,7 +138,7 @@ def test_verify_tells_without_changing_anything(root):
 
 
 def test_a_checkpoint_under_another_name_is_refused(root):
-    store = CheckpointStore(root, attempt=1)
+    store = CheckpointRepository(root, attempt=1)
     info = store.save({"n": 1}, step=1)
     os.rename(info.path, root / "step-000000000009-a1")
     assert store.load_latest() is None
@@ -147,7 +147,7 @@ def test_a_checkpoint_under_another_name_is_refused(root):
 
 def test_one_that_several_set_aside_is_numbered(root):
     for _ in range(3):
-        store = CheckpointStore(root, attempt=1)
+        store = CheckpointRepository(root, attempt=1)
         info = store.save({"n": 1}, step=1)
         os.unlink(os.path.join(info.path, "state.json"))
         assert store.load_latest() is None
@@ -158,7 +158,7 @@ def test_one_that_several_set_aside_is_numbered(root):
 
 
 def test_the_newest_are_kept(root):
-    store = CheckpointStore(root, attempt=1, keep=2)
+    store = CheckpointRepository(root, attempt=1, keep=2)
     for step in range(5):
         store.save({"n": step}, step=step)
     assert names(root) == ["step-000000000003-a1", "step-000000000004-a1"]
@@ -166,7 +166,7 @@ def test_the_newest_are_kept(root):
 
 @pytest.mark.parametrize(("order", "best"), [("min", 1), ("max", 3)])
 def test_the_best_by_score_is_kept_as_well(root, order, best):
-    store = CheckpointStore(root, attempt=1, keep=1, score_attribute="loss", score_order=order)
+    store = CheckpointRepository(root, attempt=1, keep=1, score_attribute="loss", score_order=order)
     for step, loss in enumerate([0.5, 0.1, 0.4, 0.9, 0.3]):
         store.save({"n": step}, step=step, metrics={"loss": loss})
     store.save({"n": 5}, step=5, metrics={"loss": float("nan")})
@@ -175,17 +175,17 @@ def test_the_best_by_score_is_kept_as_well(root, order, best):
 
 
 def test_the_last_one_that_verifies_is_not_removed_for_one_that_does_not(root, monkeypatch):
-    store = CheckpointStore(root, attempt=1, keep=None)
+    store = CheckpointRepository(root, attempt=1, keep=None)
     for step in (1, 2):
         store.save({"n": step}, step=step)
     path = root / "step-000000000002-a1" / "state.json"
     path.write_bytes(path.read_bytes().replace(b"2", b"3"))
-    assert CheckpointStore(root, attempt=1, keep=1).retain() == ()
-    assert CheckpointStore(root, attempt=2).load_latest().state == {"n": 1}
+    assert CheckpointRepository(root, attempt=1, keep=1).retain() == ()
+    assert CheckpointRepository(root, attempt=2).load_latest().state == {"n": 1}
 
 
 def test_broken_ones_do_not_fill_the_disk(root):
-    store = CheckpointStore(root, attempt=1, keep=1)
+    store = CheckpointRepository(root, attempt=1, keep=1)
     for step in range(6):
         info = store.save({"n": step}, step=step)
         os.unlink(os.path.join(info.path, "state.json"))
@@ -199,26 +199,26 @@ def test_broken_ones_do_not_fill_the_disk(root):
 )
 def test_senseless_retention_is_refused(root, options, message):
     with pytest.raises(ValueError, match=message):
-        CheckpointStore(root, attempt=1, **options)
+        CheckpointRepository(root, attempt=1, **options)
 
 
 def test_a_rank_outside_its_world_is_refused(root):
     with pytest.raises(ValueError, match="rank 2 is not one of 2"):
-        CheckpointStore(root, attempt=1, rank=2, world_size=2)
+        CheckpointRepository(root, attempt=1, rank=2, world_size=2)
 
 
 # Attempts
 
 
 def test_an_older_attempt_is_refused_from_the_moment_the_newer_one_loads(root):
-    old = CheckpointStore(root, attempt=1)
+    old = CheckpointRepository(root, attempt=1)
     old.save({"n": 1}, step=1)
-    CheckpointStore(root, attempt=2).load_latest()
-    for store in (old, CheckpointStore(root, attempt=1)):
+    CheckpointRepository(root, attempt=2).load_latest()
+    for store in (old, CheckpointRepository(root, attempt=1)):
         with pytest.raises(StaleAttemptError, match=r"attempt 2 has taken over .* belongs to attempt 1 and must end"):
             store.save({"n": 2}, step=2)
     with pytest.raises(StaleAttemptError):
-        CheckpointStore(root, attempt=1).load_latest()
+        CheckpointRepository(root, attempt=1).load_latest()
     assert names(root) == ["step-000000000001-a1"]
 
 
@@ -226,11 +226,11 @@ def test_an_older_attempt_is_refused_even_when_the_newer_one_starts_during_its_s
     class Interrupted(LocalStorage):
         def write(self, path, chunks, *, durable=True):
             if path.endswith("state.json"):
-                CheckpointStore(root, attempt=2).load_latest()
+                CheckpointRepository(root, attempt=2).load_latest()
             return super().write(path, chunks, durable=durable)
 
     with pytest.raises(StaleAttemptError):
-        CheckpointStore(Interrupted(root), attempt=1).save({"n": 1}, step=1)
+        CheckpointRepository(Interrupted(root), attempt=1).save({"n": 1}, step=1)
     assert names(root) == []
 
 
@@ -238,25 +238,25 @@ def test_an_older_attempt_whose_half_written_files_the_newer_one_clears_away_is_
     class Cleared(LocalStorage):
         def write(self, path, chunks, *, durable=True):
             written = super().write(path, chunks, durable=durable)
-            CheckpointStore(root, attempt=2).load_latest()
+            CheckpointRepository(root, attempt=2).load_latest()
             self.sync(path.rpartition("/")[0])  # what write does last; the folder is gone
             return written
 
     with pytest.raises(StaleAttemptError, match="attempt 2 has taken over"):
-        CheckpointStore(Cleared(root), attempt=1).save({"w": 1}, step=1)
+        CheckpointRepository(Cleared(root), attempt=1).save({"w": 1}, step=1)
 
 
 def test_a_checkpoint_of_a_newer_attempt_is_a_fence_too(root):
-    CheckpointStore(root, attempt=5).save({"n": 1}, step=1)
+    CheckpointRepository(root, attempt=5).save({"n": 1}, step=1)
     os.unlink(root / "fence.json")
     with pytest.raises(StaleAttemptError, match="attempt 5"):
-        CheckpointStore(root, attempt=4).save({"n": 1}, step=2)
+        CheckpointRepository(root, attempt=4).save({"n": 1}, step=2)
 
 
 def test_a_run_that_nobody_numbers_continues_the_newest_attempt(root):
-    assert CheckpointStore(root).attempt == 1
-    CheckpointStore(root, attempt=7).save({"n": 1}, step=1)
-    store = CheckpointStore(root)
+    assert CheckpointRepository(root).attempt == 1
+    CheckpointRepository(root, attempt=7).save({"n": 1}, step=1)
+    store = CheckpointRepository(root)
     assert store.attempt == 7
     store.save({"n": 2}, step=2)
     assert store.load_latest().state == {"n": 2}
@@ -272,10 +272,10 @@ def test_what_dead_runs_left_half_done_is_cleared_away(root):
         (root / name).mkdir()
         (root / name / "state.json").write_text("{}")
     (root / ".resume-a1-old-0.json").write_text("{}")
-    listed = CheckpointStore(root, attempt=1).list()
+    listed = CheckpointRepository(root, attempt=1).list()
     assert {(info.status, info.step) for info in listed} == {(CheckpointStatus.INCOMPLETE, 9)}
     assert "its writer died" in listed[0].why
-    CheckpointStore(root, attempt=2, token="mine").load_latest()
+    CheckpointRepository(root, attempt=2, token="mine").load_latest()
     assert sorted(os.listdir(root)) == [".lock", ".spares", "fence.json"]
 
 
@@ -283,7 +283,7 @@ def test_what_dead_runs_left_half_done_is_cleared_away(root):
 
 
 def test_too_little_space_is_noticed_before_anything_is_written(root, monkeypatch):
-    store = CheckpointStore(root, attempt=1)
+    store = CheckpointRepository(root, attempt=1)
     store.save(STATE, step=1)
     monkeypatch.setattr(LocalStorage, "free_bytes", lambda _self: 1000)
     with pytest.raises(InsufficientSpaceError, match=r"1000 bytes free, the checkpoint needs .* lower checkpoint.keep"):
@@ -292,7 +292,7 @@ def test_too_little_space_is_noticed_before_anything_is_written(root, monkeypatc
 
 
 def test_half_written_ones_make_room_first(root, monkeypatch):
-    store = CheckpointStore(root, attempt=1, token="t")
+    store = CheckpointRepository(root, attempt=1, token="t")
     store.save(STATE, step=1)
     stray = root / ".staging-step-000000000002-a1-t"
     stray.mkdir()
@@ -301,8 +301,8 @@ def test_half_written_ones_make_room_first(root, monkeypatch):
 
 
 def test_a_named_checkpoint_is_loaded_or_refused(root, tmp_path):
-    info = CheckpointStore(root, attempt=1).save({"n": 1}, step=1)
-    store = CheckpointStore(tmp_path / "other", attempt=1)
+    info = CheckpointRepository(root, attempt=1).save({"n": 1}, step=1)
+    store = CheckpointRepository(tmp_path / "other", attempt=1)
     assert store.load_path(info.path + "/").state == {"n": 1}
     os.unlink(os.path.join(info.path, "state.json"))
     with pytest.raises(CorruptCheckpointError, match=r"cannot resume from .*state.json is missing; name another"):
@@ -315,5 +315,5 @@ def test_a_lock_that_is_never_released_does_not_block_for_ever(root):
     holder = LocalStorage(root)
     with holder.lock() as first:
         assert first
-        other = CheckpointStore(LocalStorage(root, lock_timeout_seconds=0.05), attempt=1)
+        other = CheckpointRepository(LocalStorage(root, lock_timeout_seconds=0.05), attempt=1)
         assert other.save({"n": 1}, step=1).step == 1

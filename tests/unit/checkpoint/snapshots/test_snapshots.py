@@ -9,10 +9,10 @@ import time
 import pytest
 import torch
 
-from orchestrator.checkpoint import CheckpointStore, CorruptCheckpointError, ResumeMismatchError
+from orchestrator.checkpoint import CheckpointRepository, CorruptCheckpointError, ResumeMismatchError
 from orchestrator.checkpoint.format.layout import Version
 from orchestrator.checkpoint.snapshots.file import (
-    HoldWord,
+    HeldVersion,
     SnapshotDirectory,
     SnapshotSlot,
     SnapshotUnavailableError,
@@ -221,7 +221,7 @@ def test_identities_order_as_versions_do_and_have_their_limits():
 
 
 def test_the_hold_word_is_shared(tmp_path):
-    first, second = HoldWord(tmp_path / "a" / "hold"), HoldWord(tmp_path / "a" / "hold")
+    first, second = HeldVersion(tmp_path / "a" / "hold"), HeldVersion(tmp_path / "a" / "hold")
     first.set(2**63 + 5)
     assert second.get() == 2**63 + 5
     first.close()
@@ -345,7 +345,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_snapshot_of_the_last_steps(folder):
 @pytest.fixture
 def store(tmp_path, folder):
     def store(attempt, rank=0, world_size=1, **options):
-        return CheckpointStore(
+        return CheckpointRepository(
             tmp_path / "checkpoints",
             attempt=attempt,
             rank=rank,
@@ -440,7 +440,7 @@ def test_ranks_agree_on_memory_even_when_storage_catches_up_in_between(store, wr
     write(world_size=2).save({"state": "in memory"}, step=5, gang=False)
     first, second = store(2, rank=0, world_size=2), store(2, rank=1, world_size=2)
     assert first.load_latest().path == MEMORY
-    CheckpointStore(first.storage, attempt=2, token="run2").save("newer", step=7)
+    CheckpointRepository(first.storage, attempt=2, token="run2").save("newer", step=7)
     assert second.load_latest().state == "in memory"
 
 
@@ -457,6 +457,6 @@ def test_a_rank_that_comes_too_late_for_the_memory_stops(store, write):
 def test_a_rank_without_the_memory_of_the_others_stops(store, write, tmp_path):
     write(world_size=2).save({"state": 5}, step=5, gang=False)
     store(2, rank=0, world_size=2).load_latest()
-    elsewhere = CheckpointStore(tmp_path / "checkpoints", attempt=2, rank=1, world_size=2, token="run2")
+    elsewhere = CheckpointRepository(tmp_path / "checkpoints", attempt=2, rank=1, world_size=2, token="run2")
     with pytest.raises(ResumeMismatchError, match="no access to the snapshots"):
         elsewhere.load_latest()

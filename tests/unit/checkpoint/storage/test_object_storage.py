@@ -10,8 +10,8 @@ import torch
 
 from orchestrator.checkpoint import (
     CheckpointError,
+    CheckpointRepository,
     CheckpointStatus,
-    CheckpointStore,
     ResumeMismatchError,
     StaleAttemptError,
 )
@@ -69,29 +69,29 @@ class Faulty(ObjectStorage):
 
 
 def test_what_was_saved_is_loaded(url):
-    store = CheckpointStore(url, attempt=1, job_id="j")
+    store = CheckpointRepository(url, attempt=1, job_id="j")
     info = store.save(state(4), step=4, metrics={"loss": 0.5})
     assert info.path == f"{url}/step-000000000004-a1"
-    loaded = CheckpointStore(url, attempt=2).load_latest()
+    loaded = CheckpointRepository(url, attempt=2).load_latest()
     check(loaded, 4)
     assert (loaded.path, loaded.metrics) == (info.path, {"loss": 0.5})
-    check(CheckpointStore(url, attempt=2).load_path(info.path), 4)
+    check(CheckpointRepository(url, attempt=2).load_path(info.path), 4)
     loaded.state["weight"] += 1
 
 
 def test_nothing_but_the_checkpoint_is_left(url):
-    store = CheckpointStore(url, attempt=1)
+    store = CheckpointRepository(url, attempt=1)
     store.save(state(1), step=1)
     assert store.storage.names() == ["fence.json", "step-000000000001-a1"]
     assert store.storage.names("step-000000000001-a1") == ["manifest.json", "state.json", "state.safetensors"]
 
 
 def test_damage_is_noticed_and_set_aside(url):
-    store = CheckpointStore(url, attempt=1)
+    store = CheckpointRepository(url, attempt=1)
     for step in (1, 2):
         store.save(state(step), step=step)
     store.storage.write("step-000000000002-a1/state.json", [b"{}"])
-    loading = CheckpointStore(url, attempt=2)
+    loading = CheckpointRepository(url, attempt=2)
     check(loading.load_latest(), 1)
     assert [(info.status, info.step) for info in loading.list()] == [
         (CheckpointStatus.BROKEN, 2),
@@ -101,18 +101,18 @@ def test_damage_is_noticed_and_set_aside(url):
 
 
 def test_retention_and_fence_work(url):
-    old = CheckpointStore(url, attempt=1, keep=2)
+    old = CheckpointRepository(url, attempt=1, keep=2)
     for step in range(5):
         old.save(state(step), step=step)
     assert [info.step for info in old.list()] == [4, 3]
-    CheckpointStore(url, attempt=2).load_latest()
+    CheckpointRepository(url, attempt=2).load_latest()
     with pytest.raises(StaleAttemptError):
         old.save(state(9), step=9)
 
 
 def count(url):
     storage = Faulty(url)
-    store = CheckpointStore(storage, attempt=1, keep=2)
+    store = CheckpointRepository(storage, attempt=1, keep=2)
     for step in (1, 2):
         store.save(state(step), step=step)
     before = storage.requests
@@ -124,18 +124,18 @@ def test_a_kill_at_any_request_leaves_a_good_one(url):
     assert len(count(f"{url}/count")) > 8
     for fail_at in count(f"{url}/again"):
         root = f"{url}/{fail_at}"
-        store = CheckpointStore(Faulty(root, fail_at), attempt=1, keep=2)
+        store = CheckpointRepository(Faulty(root, fail_at), attempt=1, keep=2)
         for step in (1, 2):
             store.save(state(step), step=step)
         with pytest.raises(PowerCutError):
             store.save(state(3), step=3)
-        after = CheckpointStore(root, attempt=2, keep=2)
+        after = CheckpointRepository(root, attempt=2, keep=2)
         loaded = after.load_latest()
         check(loaded, loaded.step)
         assert loaded.step in (2, 3)
         assert after.quarantined == ()
         after.save(state(4), step=4)
-        check(CheckpointStore(root, attempt=3).load_latest(), 4)
+        check(CheckpointRepository(root, attempt=3).load_latest(), 4)
         left = {key.split("/")[0] for key in after.storage._keys("")}
         assert not [name for name in left if name.startswith((".staging", ".removing"))]
         assert left == set(after.storage.names())  # nothing half-committed either
@@ -148,7 +148,7 @@ def test_a_store_that_fails_leaves_a_good_one_and_the_next_save_works(url, error
     for fail_at in count(f"{url}/count"):
         root = f"{url}/{fail_at}"
         storage = Faulty(root, fail_at, error)
-        store = CheckpointStore(storage, attempt=1, keep=2)
+        store = CheckpointRepository(storage, attempt=1, keep=2)
         for step in (1, 2):
             store.save(state(step), step=step)
         raised = None
@@ -157,15 +157,15 @@ def test_a_store_that_fails_leaves_a_good_one_and_the_next_save_works(url, error
         except OSError as problem:
             raised = problem
         assert raised is None or raised.errno != errno.EIO
-        loaded = CheckpointStore(root, attempt=1).load_latest()
+        loaded = CheckpointRepository(root, attempt=1).load_latest()
         check(loaded, loaded.step)
         assert loaded.step in (2, 3)
         store.save(state(4), step=4)
-        check(CheckpointStore(root, attempt=2).load_latest(), 4)
+        check(CheckpointRepository(root, attempt=2).load_latest(), 4)
 
 
 def test_a_store_out_of_reach_quarantines_nothing(url):
-    CheckpointStore(url, attempt=1).save(state(1), step=1)
+    CheckpointRepository(url, attempt=1).save(state(1), step=1)
     storage = ObjectStorage(url)
     storage.read = lambda path: (
         (_ for _ in ()).throw(OSError(errno.EREMOTEIO, "away"))
@@ -173,8 +173,8 @@ def test_a_store_out_of_reach_quarantines_nothing(url):
         else ObjectStorage.read(storage, path)
     )
     with pytest.raises(OSError, match="away"):
-        CheckpointStore(storage, attempt=2).load_latest()
-    check(CheckpointStore(url, attempt=3).load_latest(), 1)
+        CheckpointRepository(storage, attempt=2).load_latest()
+    check(CheckpointRepository(url, attempt=3).load_latest(), 1)
 
 
 # Ranks
@@ -182,7 +182,7 @@ def test_a_store_out_of_reach_quarantines_nothing(url):
 
 def gang(url, step, attempt=1, storage=None):
     return [
-        CheckpointStore(storage or url, attempt=attempt, rank=rank, world_size=2, token=f"run{attempt}").save(
+        CheckpointRepository(storage or url, attempt=attempt, rank=rank, world_size=2, token=f"run{attempt}").save(
             state(step), step=step, rank_state={"rank": rank}
         )
         for rank in (0, 1)
@@ -192,7 +192,7 @@ def gang(url, step, attempt=1, storage=None):
 def test_ranks_meet_in_the_store(url):
     assert gang(url, 3)[0] is None
     for rank in (0, 1):
-        loaded = CheckpointStore(url, attempt=2, rank=rank, world_size=2, token="run2").load_latest()
+        loaded = CheckpointRepository(url, attempt=2, rank=rank, world_size=2, token="run2").load_latest()
         check(loaded, 3)
         assert loaded.rank_state == {"rank": rank}
 
@@ -210,7 +210,7 @@ def test_two_ranks_that_commit_at_once_make_one_checkpoint(url):
             super().rename(source, target)
 
     assert gang(url, 3, storage=Simultaneous(url))[0] is None
-    check(CheckpointStore(url, attempt=2).load_latest(), 3)
+    check(CheckpointRepository(url, attempt=2).load_latest(), 3)
 
 
 def test_a_rename_that_loses_its_source_to_a_faster_one_is_told_so(url):
@@ -237,19 +237,19 @@ def test_a_rename_that_loses_its_source_to_a_faster_one_is_told_so(url):
 
 def test_rank_0_decides_and_the_others_wait_for_it(url):
     gang(url, 3)
-    second = CheckpointStore(url, attempt=2, rank=1, world_size=2, token="run2")
+    second = CheckpointRepository(url, attempt=2, rank=1, world_size=2, token="run2")
     results = []
     thread = threading.Thread(target=lambda: results.append(second.load_latest().step))
     thread.start()
     gang(url, 4)  # whatever appears meanwhile, rank 0's choice counts
-    results.append(CheckpointStore(url, attempt=2, rank=0, world_size=2, token="run2").load_latest().step)
+    results.append(CheckpointRepository(url, attempt=2, rank=0, world_size=2, token="run2").load_latest().step)
     thread.join()
     assert results == [4, 4]
 
 
 def test_a_rank_does_not_wait_for_ever(url):
     with pytest.raises(ResumeMismatchError, match="every rank must call load"):
-        CheckpointStore(url, attempt=2, rank=1, world_size=2, token="run2", wait_seconds=0.0).load_latest()
+        CheckpointRepository(url, attempt=2, rank=1, world_size=2, token="run2", wait_seconds=0.0).load_latest()
 
 
 # The port

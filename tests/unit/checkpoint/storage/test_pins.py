@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checkpoint.repository.repository import CheckpointStore
+from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.storage.pins import pin
 
 
 def saved(folder: Path) -> str:
-    info = CheckpointStore(folder, attempt=1).save({"step": 1}, step=1)
+    info = CheckpointRepository(folder, attempt=1).save({"step": 1}, step=1)
     assert info is not None
     return info.path
 
@@ -23,8 +23,8 @@ def test_a_pinned_checkpoint_outlives_its_own_job_and_takes_no_space(tmp_path: P
     path = saved(tmp_path / "old")
     kept = pin(path, tmp_path / "new")
     assert (Path(kept) / "state.json").samefile(Path(path) / "state.json")
-    CheckpointStore(tmp_path / "old", attempt=1).storage.discard(Path(path).name)
-    assert CheckpointStore(tmp_path / "x", attempt=1).load_path(kept).state == {"step": 1}
+    CheckpointRepository(tmp_path / "old", attempt=1).storage.discard(Path(path).name)
+    assert CheckpointRepository(tmp_path / "x", attempt=1).load_path(kept).state == {"step": 1}
 
 
 def test_where_links_do_not_reach_it_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from orchestrator.checkpoint import CheckpointStatus, CheckpointStore, ResumeMismatchError
+from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus, ResumeMismatchError
 from orchestrator.checkpoint.storage.storage import LocalStorage
 
 
 def stores(root, world_size, attempt=1, **options):
     return [
-        CheckpointStore(root, attempt=attempt, rank=rank, world_size=world_size, token=f"run{attempt}", **options)
+        CheckpointRepository(root, attempt=attempt, rank=rank, world_size=world_size, token=f"run{attempt}", **options)
         for rank in range(world_size)
     ]
 
@@ -45,7 +45,7 @@ def test_until_every_part_is_in_it_does_not_count(tmp_path):
 def test_parts_of_different_attempts_or_runs_never_make_one_checkpoint(tmp_path):
     stores(tmp_path, 2)[0].save({"n": 1}, step=1, rank_state="old")
     assert stores(tmp_path, 2, attempt=2)[1].save({"n": 2}, step=1, rank_state="new") is None
-    same_attempt = CheckpointStore(tmp_path, attempt=2, rank=0, world_size=2, token="another")
+    same_attempt = CheckpointRepository(tmp_path, attempt=2, rank=0, world_size=2, token="another")
     assert same_attempt.save({"n": 2}, step=1, rank_state="new") is None
     assert stores(tmp_path, 2, attempt=3)[0].load_latest() is None
 
@@ -107,7 +107,7 @@ def test_two_that_decide_at_once_agree(tmp_path):
             assert stores(tmp_path, 2)[0].load_latest().step == 2
             return super().create(path, content)
 
-    late = CheckpointStore(Slow(tmp_path), attempt=1, rank=1, world_size=2, token="run1")
+    late = CheckpointRepository(Slow(tmp_path), attempt=1, rank=1, world_size=2, token="run1")
     assert late.load_latest().step == 2
 
 
@@ -124,17 +124,17 @@ def test_a_rank_that_cannot_read_what_was_agreed_stops_and_the_next_attempt_fall
 
 
 def test_without_a_token_each_rank_decides_alone(tmp_path):
-    CheckpointStore(tmp_path, attempt=1).save({"n": 1}, step=1)
+    CheckpointRepository(tmp_path, attempt=1).save({"n": 1}, step=1)
     for rank in (0, 1):
-        assert CheckpointStore(tmp_path, attempt=2, rank=rank, world_size=2).load_latest().step == 1
+        assert CheckpointRepository(tmp_path, attempt=2, rank=rank, world_size=2).load_latest().step == 1
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".resume")]
 
 
 GANG_MEMBER = """
 import json, sys
-from orchestrator.checkpoint import CheckpointStore
+from orchestrator.checkpoint import CheckpointRepository
 root, attempt, rank, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-store = CheckpointStore(root, attempt=attempt, rank=rank, world_size=3, token=f"run{attempt}", keep=2)
+store = CheckpointRepository(root, attempt=attempt, rank=rank, world_size=3, token=f"run{attempt}", keep=2)
 found = store.load_latest()
 start = 0 if found is None else found.step
 print(json.dumps([start, None if found is None else [found.state, found.rank_state]]), flush=True)
@@ -179,7 +179,7 @@ def test_real_ranks_without_any_communication_and_with_kills_never_mix_steps(tmp
             for member in gang:
                 member.kill()
                 member.wait()
-    reader = CheckpointStore(tmp_path, attempt=99)
+    reader = CheckpointRepository(tmp_path, attempt=99)
     assert {info.status for info in reader.list()} <= {CheckpointStatus.COMPLETE, CheckpointStatus.INCOMPLETE}
     assert reader.load_latest().step > 0
     assert reader.quarantined == ()

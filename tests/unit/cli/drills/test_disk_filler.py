@@ -14,7 +14,7 @@ from orchestrator.api.errors import EXIT_REFUSED, RefusedError
 from orchestrator.api.server.testing import FakeService
 from orchestrator.api.views import CheckpointView, RankView
 from orchestrator.cli.drills import disk_filler as ballast
-from orchestrator.cli.drills.disk_filler import Ballast, file_system_kind, refuse_to_fill
+from orchestrator.cli.drills.disk_filler import DiskFiller, file_system_kind, refuse_to_fill
 from tests.support import disks
 from tests.support.stack import wait_until
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 MIB = 1024**2
 HOLD = """
 import pathlib, sys, time
-from orchestrator.cli.drills.disk_filler import Ballast
-held = Ballast(pathlib.Path(sys.argv[1]))
+from orchestrator.cli.drills.disk_filler import DiskFiller
+held = DiskFiller(pathlib.Path(sys.argv[1]))
 held.fill()
 print("full", flush=True)
 time.sleep(60)
@@ -52,7 +52,7 @@ def test_a_ballast_leaves_no_byte_and_gives_all_back(small_disk: Path) -> None:
     free = refuse_to_fill(small_disk, much=False)
     assert free == free_bytes(small_disk)
     (small_disk / "old").write_bytes(bytes(MIB))
-    with Ballast(small_disk) as held:
+    with DiskFiller(small_disk) as held:
         assert held.fill() >= 6 * MIB
         (small_disk / "old").unlink()
         assert held.fill() >= 7 * MIB, "what became free meanwhile is taken, too"

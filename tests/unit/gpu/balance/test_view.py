@@ -6,7 +6,7 @@ import json
 
 from orchestrator.gpu.balance.balance import GpuLoad, balance
 from orchestrator.gpu.balance.diagnosis import RankView, diagnose
-from orchestrator.gpu.balance.view import GpuHolder, GpuRow, balance_json, gpu_row
+from orchestrator.gpu.balance.view import GpuOwner, GpuRow, balance_json, gpu_row
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health
 from tests.unit.gpu.exporter.test_exposition import full_sample
@@ -15,7 +15,7 @@ from tests.unit.gpu.support import gpu_info
 
 def test_a_row_goes_there_and_back() -> None:
     row = gpu_row(
-        gpu_info(), "node1", full_sample(), holders=[GpuHolder(job="a-1", rank=2), GpuHolder(job="b-2", rank=0)]
+        gpu_info(), "node1", full_sample(), holders=[GpuOwner(job="a-1", rank=2), GpuOwner(job="b-2", rank=0)]
     )
     document = json.loads(json.dumps(row.to_json()))
     assert GpuRow.from_json({**document, "from_a_newer_release": 1}) == row

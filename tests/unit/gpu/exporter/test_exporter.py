@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from orchestrator.gpu.drivers.nvidia.nvml import open_nvidia
-from orchestrator.gpu.exporter.exporter import ExporterSettings, GpuExporter
+from orchestrator.gpu.exporter.exporter import ExporterTarget, GpuExporter
 from orchestrator.gpu.exporter.http import HttpSettings
 from orchestrator.gpu.reader import GpuLostError
 from orchestrator.gpu.recording.job_record import read_job_telemetry
@@ -29,13 +29,13 @@ from tests.unit.gpu.support import ScriptedReader, wait_for
 
 MakeReader = Callable[[str], ScriptedReader]
 QUICK = Pace(full_seconds=0.05, retry_seconds=(0.02,))
-FAST = ExporterSettings(rate=50.0, pace=QUICK)
+FAST = ExporterTarget(rate=50.0, pace=QUICK)
 
 
 @pytest.fixture
 def exporter(make_reader: MakeReader) -> Iterator[tuple[GpuExporter, ScriptedReader, ScriptedReader]]:
     first, second = make_reader("GPU-a"), make_reader("GPU-b")
-    settings = ExporterSettings(rate=50.0, pace=QUICK, stale_after=0.5)
+    settings = ExporterTarget(rate=50.0, pace=QUICK, stale_after=0.5)
     with GpuExporter([first, second], "node1", settings) as running:
         yield running, first, second
         first.release()
@@ -70,7 +70,7 @@ def test_it_serves_samples_in_the_text_format(exporter: tuple[GpuExporter, Scrip
 
 def test_a_request_never_asks_the_driver(nvml: FakeNvml) -> None:
     readers = open_nvidia()
-    with GpuExporter(readers, "n", ExporterSettings(rate=0.01)) as running:
+    with GpuExporter(readers, "n", ExporterTarget(rate=0.01)) as running:
         wait_for(lambda: all(status.health is Health.OK for status in running.statuses()), "both GPUs")
         wait_for(lambda: all(reader._xids and reader._xids.wait_until_armed(0) for reader in readers), "both watches")
         before = [list(gpu.raw.calls) for gpu in nvml]
@@ -165,7 +165,7 @@ def test_stopping_names_a_gpu_whose_driver_hangs(make_reader: MakeReader) -> Non
 
 def test_a_taken_port_is_an_error(make_reader: MakeReader) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = ExporterSettings(http=HttpSettings(port=taken.getsockname()[1]))
+        settings = ExporterTarget(http=HttpSettings(port=taken.getsockname()[1]))
         with pytest.raises(OSError, match="in use"):
             GpuExporter([make_reader("GPU-a")], "n", settings).start()
 
@@ -174,10 +174,10 @@ def test_the_first_free_port_of_a_range_is_taken(make_reader: MakeReader) -> Non
     first, taken = two_ports_in_a_row()
     with taken:
         http = HttpSettings(port=first, last_port=first + 1)
-        with GpuExporter([make_reader("GPU-a")], "n", ExporterSettings(http=http)) as running:
+        with GpuExporter([make_reader("GPU-a")], "n", ExporterTarget(http=http)) as running:
             assert running.url == f"http://127.0.0.1:{first + 1}/metrics"
             with pytest.raises(OSError, match="ORCH_EXPORTER_PORTS"):
-                GpuExporter([make_reader("GPU-b")], "n", ExporterSettings(http=http)).start()
+                GpuExporter([make_reader("GPU-b")], "n", ExporterTarget(http=http)).start()
 
 
 def two_ports_in_a_row() -> tuple[int, socket.socket]:
@@ -209,7 +209,7 @@ def test_half_of_a_tls_pair_is_refused() -> None:
 
 
 def test_the_token_is_demanded_for_metrics_and_not_for_health(make_reader: MakeReader) -> None:
-    settings = ExporterSettings(http=HttpSettings(token="secret"))
+    settings = ExporterTarget(http=HttpSettings(token="secret"))
     with GpuExporter([make_reader("GPU-a")], "n", settings) as running:
         for token in (None, "wrong", "secre"):
             with pytest.raises(urllib.error.HTTPError) as refused:
@@ -232,7 +232,7 @@ def test_tls(make_reader: MakeReader, tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    settings = ExporterSettings(http=HttpSettings(tls_certificate=certificate, tls_key=key))
+    settings = ExporterTarget(http=HttpSettings(tls_certificate=certificate, tls_key=key))
     with GpuExporter([make_reader("GPU-a")], "n", settings) as running:
         assert running.url.startswith("https://")
         assert "orch_exporter_up" in scrape(running.url, context=ssl.create_default_context(cafile=str(certificate)))

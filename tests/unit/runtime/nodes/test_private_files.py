@@ -30,7 +30,7 @@ from orchestrator.runtime.nodes.directories import (
 )
 from orchestrator.runtime.spawn.rank_locks import lock_is_free, rank_lock_path
 from orchestrator.train.script.progress import ProgressPage
-from orchestrator.train.script.shm_agreement import Board
+from orchestrator.train.script.shm_agreement import ShmAgreement
 from tests.support.users import OTHER, as_root, as_user
 
 VICTIM = 54321
@@ -228,7 +228,7 @@ def test_the_ranks_board_is_not_made_in_a_directory_of_another_user(places: Path
         (board / "board-earlier").write_text("")
 
     as_user(OTHER, attack)
-    assert "NotPrivateError" in as_user(VICTIM, lambda: Board(board, "run"))
+    assert "NotPrivateError" in as_user(VICTIM, lambda: ShmAgreement(board, "run"))
     assert [path.name for path in board.iterdir()] == ["board-earlier"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime.gangs.job_files import LogMirror
-from orchestrator.runtime.nodes.files import LogPart, LogPlace, NodeFiles
+from orchestrator.runtime.nodes.files import LogLocation, LogPart, NodeFiles
 from orchestrator.runtime.nodes.working_copy import Output, find_outputs, keep_output, lay_out, new_output
 from orchestrator.runtime.ranks.logs import LogLimits
 
@@ -103,7 +103,7 @@ def test_the_copy_of_a_log_is_not_written_through_a_link(elsewhere: Path, tmp_pa
     path = tmp_path / "logs" / "rank-00000.log"
     path.parent.mkdir()
     path.symlink_to(elsewhere / "passwd")
-    part = LogPart(attempt=1, rank=0, place=LogPlace(inode=1, offset=5), data=b"1.0 o x\n")
+    part = LogPart(attempt=1, rank=0, place=LogLocation(inode=1, offset=5), data=b"1.0 o x\n")
     with pytest.raises(OSError, match="symbolic link"):
         LogMirror(path, LogLimits()).take(part)
     assert untouched(elsewhere)

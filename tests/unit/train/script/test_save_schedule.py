@@ -6,7 +6,7 @@ import time
 import pytest
 
 from orchestrator.train.script.save_schedule import IntervalSetting, IntervalSettingError, SaveSchedule, parse_interval
-from orchestrator.train.script.shm_agreement import Board
+from orchestrator.train.script.shm_agreement import ShmAgreement
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def boards(tmp_path):
-    made = [Board(tmp_path, "run") for _ in range(3)]
+    made = [ShmAgreement(tmp_path, "run") for _ in range(3)]
     yield made
     for board in made:
         board.close()
@@ -188,7 +188,7 @@ def test_all_ranks_answer_alike_after_a_save_that_was_lost(boards, clock, settin
 
 
 def test_a_new_run_starts_afresh(tmp_path):
-    first, second = Board(tmp_path, "run1"), Board(tmp_path, "run2")
+    first, second = ShmAgreement(tmp_path, "run1"), ShmAgreement(tmp_path, "run2")
     first.publish_save(last=4, upcoming=4)
     first.propose_stop(1)
     assert not second.saves_at(4)

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from orchestrator.checkpoint import CheckpointStore, UnsupportedStateError
+from orchestrator.checkpoint import CheckpointRepository, UnsupportedStateError
 from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
 from orchestrator.checkpoint.storage.info import CheckpointStatus
 from orchestrator.train.script.environment import read_environment
@@ -42,7 +42,7 @@ def test_a_save_goes_to_memory_and_the_next_attempt_resumes_from_there(make, pag
     loaded = make(ORCH_ATTEMPT="2").load()
     assert (loaded.step, loaded.path, loaded.metrics) == (3, "memory", {"loss": 0.5})
     assert (page.read().checkpoint.resumed_step, page.read().checkpoint.resumed_path) == (3, "memory")
-    assert CheckpointStore(tmp_path / "checkpoints").list() == ()
+    assert CheckpointRepository(tmp_path / "checkpoints").list() == ()
 
 
 def test_the_page_tells_what_memory_snapshots_take_and_why_there_are_none(make, page, monkeypatch):
@@ -91,7 +91,7 @@ def test_parts_of_ranks_on_several_nodes_meet_on_storage(make, page, tmp_path):
         ctx = make(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
         assert ctx.save({"n": 1}, step=1, rank_state={"rank": rank})
     assert page.read().snapshot_step is None
-    assert CheckpointStore(tmp_path / "checkpoints").latest_good().step == 1
+    assert CheckpointRepository(tmp_path / "checkpoints").latest_good().step == 1
 
 
 def test_shared_state_of_several_nodes_goes_to_rank_0s_memory_but_is_resumed_from_storage(make, page):
@@ -109,7 +109,7 @@ def test_a_state_that_cannot_be_stored_is_an_error_here_too(make):
 
 
 def test_a_run_that_nobody_numbers_may_use_memory_too(make, tmp_path):
-    CheckpointStore(tmp_path / "checkpoints", attempt=4).save({"n": 0}, step=1)
+    CheckpointRepository(tmp_path / "checkpoints", attempt=4).save({"n": 0}, step=1)
     make(ORCH_ATTEMPT="").save({"n": 1}, step=2)
     assert make(ORCH_ATTEMPT="").load().attempt == 4
 
@@ -150,10 +150,10 @@ def test_ranks_that_cannot_agree_decide_for_themselves(make, tmp_path):
 def test_a_stop_that_orch_did_not_send_is_saved_to_storage_before_the_rank_leaves(make, page, tmp_path):
     ctx = make()
     assert ctx.save({"w": torch.ones(3)}, step=1)
-    assert CheckpointStore(tmp_path / "checkpoints").list() == ()
+    assert CheckpointRepository(tmp_path / "checkpoints").list() == ()
     ctx.confirm_stop()
     assert ctx.save({"w": torch.ones(3)}, step=2)
-    assert [info.step for info in CheckpointStore(tmp_path / "checkpoints").list()] == [2]
+    assert [info.step for info in CheckpointRepository(tmp_path / "checkpoints").list()] == [2]
     seen = page.read()
     assert (seen.snapshot_step, seen.checkpoint.saved_step, seen.stop_seen) == (2, 2, True)
 
@@ -164,7 +164,7 @@ def test_a_stop_that_orch_sent_is_saved_by_the_rank_actor(make, page, tmp_path):
     assert ctx.should_stop()
     assert ctx.save({"w": torch.ones(3)}, step=2)
     assert page.read().snapshot_step == 2
-    assert CheckpointStore(tmp_path / "checkpoints").list() == ()
+    assert CheckpointRepository(tmp_path / "checkpoints").list() == ()
 
 
 def test_rank_and_rank_actor_never_store_at_the_same_time(make, tmp_path):
@@ -181,13 +181,13 @@ def test_rank_and_rank_actor_never_store_at_the_same_time(make, tmp_path):
         ctx.confirm_stop()
         saving = threading.Thread(target=ctx.save, args=({"w": torch.ones(3)},), kwargs={"step": 2})
         saving.start()
-        assert CheckpointStore(tmp_path / "checkpoints").list() == (), "another process stores"
+        assert CheckpointRepository(tmp_path / "checkpoints").list() == (), "another process stores"
     finally:
         holder.communicate("\n")
     saving.join()
-    assert [info.step for info in CheckpointStore(tmp_path / "checkpoints").list()] == [2]
+    assert [info.step for info in CheckpointRepository(tmp_path / "checkpoints").list()] == [2]
     assert persister.flush(30), "the lock is free again"
-    infos = {info.step: info.status for info in CheckpointStore(tmp_path / "checkpoints").list()}
+    infos = {info.step: info.status for info in CheckpointRepository(tmp_path / "checkpoints").list()}
     assert infos[2] is CheckpointStatus.COMPLETE
     assert set(infos.values()) == {CheckpointStatus.COMPLETE}
     persister.close()

@@ -9,14 +9,14 @@ import pytest
 
 from orchestrator.train.script.environment import read_environment
 from orchestrator.train.script.progress import ProgressPage
-from orchestrator.train.script.shm_agreement import Board
+from orchestrator.train.script.shm_agreement import ShmAgreement
 from orchestrator.train.script.stopping import StopAgreement
 from orchestrator.train.script.training_context import Context
 
 
 @pytest.fixture
 def boards(tmp_path):
-    made = [Board(tmp_path, "run") for _ in range(3)]
+    made = [ShmAgreement(tmp_path, "run") for _ in range(3)]
     yield made
     for board in made:
         board.close()
@@ -186,5 +186,5 @@ def test_a_board_that_cannot_be_made_whole_is_an_error_and_leaves_no_handle(tmp_
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(OSError, match="no space left"):
-        Board(tmp_path, "run")
+        ShmAgreement(tmp_path, "run")
     assert len(os.listdir("/proc/self/fd")) == before

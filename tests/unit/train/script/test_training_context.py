@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoint import StaleAttemptError, UnsupportedStateError
-from orchestrator.checkpoint.repository.repository import CheckpointStore
+from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.gpu.recording.recorder import TrainingFile
 from orchestrator.train.script.environment import read_environment
 from orchestrator.train.script.progress import ProgressPage
@@ -235,12 +235,12 @@ def test_save_may_come_from_any_thread_one_at_a_time(make, tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    steps = sorted(info.step for info in CheckpointStore(tmp_path / "checkpoints").list())
+    steps = sorted(info.step for info in CheckpointRepository(tmp_path / "checkpoints").list())
     assert steps == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_job_without_a_checkpoint_resumes_from_the_one_it_was_given(make, tmp_path):
-    other = CheckpointStore(tmp_path / "other", attempt=3)
+    other = CheckpointRepository(tmp_path / "other", attempt=3)
     info = other.save({"n": 7}, step=70)
     ctx = make(ORCH_RESUME_FROM=info.path)
     assert ctx.load().state == {"n": 7}

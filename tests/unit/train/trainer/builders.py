@@ -13,11 +13,11 @@ from orchestrator.train.script.environment import RankEnvironment
 from orchestrator.train.script.training_context import Context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
-from orchestrator.train.trainer.process_group import Place
+from orchestrator.train.trainer.process_group import RankGroup
 
 
-def alone() -> Place:
-    return Place(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
+def alone() -> RankGroup:
+    return RankGroup(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
 
 
 def a_context(directory: Path) -> Context:
