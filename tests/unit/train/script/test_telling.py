@@ -206,7 +206,7 @@ def test_nobody_can_ask_for_a_trace_outside_of_orch(monkeypatch: pytest.MonkeyPa
     tracer.look()
     assert not tracer.active
     assert tracer.finish() is None
-    with pytest.raises(RuntimeError, match="with a path"):
+    with pytest.raises(RuntimeError, match="no path to write traces to"):
         tracer.ask()
 
 
