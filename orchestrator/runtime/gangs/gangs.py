@@ -27,7 +27,7 @@ from orchestrator.runtime.gangs.reports import LeftOut, usable
 from orchestrator.runtime.gangs.resume_source import newest_checkpoint, watch_settings
 from orchestrator.runtime.nodes.directories import page_directory
 from orchestrator.runtime.nodes.ray_nodes import end_worker
-from orchestrator.runtime.ranks.actor import FENCE_SECONDS, RankGreeting, prepared_for
+from orchestrator.runtime.ranks.actor import FENCE_SECONDS, RankGreeting, rendezvous_of
 from orchestrator.runtime.ranks.rank_events import PollCursor
 from orchestrator.runtime.turns import in_turns
 from orchestrator.spec.paths import Paths
@@ -224,28 +224,21 @@ class Gangs:
         previous = max([self._previous_step(job.id), *(g.highest_step for g in gang.greetings)])
         secrets = self._secrets_of(job)
         resumption = await self._pool.run(newest_checkpoint, job, self._paths, secrets, previous)
-        if told := resumed(job.id, resumption, Masker(secrets.values())):
-            self._post(told)
-        watch = watch_settings(job, self._paths)
-        by_node = {
-            node_id: replace(self._places(job, node_id, secrets, previous), resume_from=resumption.path, watch=watch)
-            for node_id in {seat.node_id for seat in seats}
-        }
+        if events := resumed(job.id, resumption, Masker(secrets.values())):
+            self._post(events)
+        told: dict[str, Any] = {"resume_from": resumption.path, "watch": watch_settings(job, self._paths)}
+        nodes = {seat.node_id for seat in seats}
+        by_node = {node_id: replace(self._places(job, node_id, secrets, previous), **told) for node_id in nodes}
         plans = rank_plans(job, seats, master, by_node)
         await self._ask(await in_turns(a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)))
 
     async def _prepare(self, gang: _Gang, attempt: int) -> tuple[str, int]:
-        """Nothing of an older attempt runs when this returns; the rendezvous' address and port.
-
-        Actors that were made for the attempt have said so with their greeting.
-        """
-        first = gang.greetings[0]
-        if first.port is not None and all(prepared_for(g) == attempt for g in gang.greetings):
-            return first.address, first.port
-        ports = await self._ask(
-            [a.prepare.remote(attempt, first.address if r == 0 else None) for r, a in enumerate(gang.actors)]
-        )
-        return first.address, ports[0]
+        """The rendezvous' address and port; nothing of an older attempt runs then. Actors made for the attempt need no call."""
+        if (known := rendezvous_of(gang.greetings, attempt)) is not None:
+            return known
+        address = gang.greetings[0].address
+        calls = [a.prepare.remote(attempt, None if rank else address) for rank, a in enumerate(gang.actors)]
+        return address, (await self._ask(calls))[0]
 
     async def _bring_files(self, job: Job) -> None:
         """What a rank needs is on its node, if that does not share the home. Raises GangLostError where that cannot be."""

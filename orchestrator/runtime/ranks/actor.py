@@ -48,9 +48,15 @@ class RankGreeting:
     prepared: int = 0
 
 
-def prepared_for(greeting: RankGreeting) -> int:
-    """The attempt that a rank's actor is prepared for. An actor of an older version does not tell, and has to be asked."""
-    return getattr(greeting, "prepared", 0)
+def rendezvous_of(greetings: Sequence[RankGreeting], attempt: int) -> tuple[str, int] | None:
+    """Address and port of the attempt's rendezvous, if all of a gang's actors are prepared for it.
+
+    An actor of an older version does not tell what it is prepared for.
+    """
+    first = greetings[0]
+    if first.port is None or any(getattr(greeting, "prepared", 0) != attempt for greeting in greetings):
+        return None
+    return first.address, first.port
 
 
 class RankActor:
