@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+_MOST_TOLD = 5
 _SIMPLE = (int, float, str, bool)
 
 
 class RecordError(CoreError):
-    """A stored record is damaged, or a newer version of orch wrote it; the message names each part that cannot be read."""
+    """A stored record is damaged, or a newer version of orch wrote it; the message names what cannot be read."""
 
 
 def to_plain(record: Any) -> dict[str, Any]:
@@ -46,7 +47,9 @@ def from_plain(cls: type[T], values: Mapping[str, Any]) -> tuple[T, tuple[str, .
     try:
         record = _CONVERTER.structure(values, cls)
     except (ClassValidationError, IterableValidationError) as error:
-        raise RecordError(f"{cls.__name__}: {'; '.join(transform_error(error, format_exception=_reason))}") from error
+        found = transform_error(error, format_exception=_reason)
+        more = [f"{len(found) - _MOST_TOLD} more"] if len(found) > _MOST_TOLD else []
+        raise RecordError(f"{cls.__name__}: {'; '.join([*found[:_MOST_TOLD], *more])}") from error
     below: tuple[str, ...] = ()
     for name in _record_lists(cls):  # type: ignore[arg-type]  # a class is hashable
         items = getattr(record, name)

@@ -242,7 +242,7 @@ class TestRefused:
         store.close()
         with closing(connect(path)) as connection:
             connection.execute("UPDATE jobs SET record = '{}'")
-        with pytest.raises(UnreadableRecordError, match=r"required field missing @ \$\.id.*orch doctor"):
+        with pytest.raises(UnreadableRecordError, match=r"required field missing @ \$\.id; .*; 14 more.*orch doctor"):
             run(open_store().load_live())
 
 
