@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from orchestrator.core.ids import JobId  # noqa: TC001
 from orchestrator.core.states import FailureClass, JobState, OutOf, StopPurpose, StopScope  # noqa: TC001
-from orchestrator.spec.model import JobSpec  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from orchestrator.spec.model import (
+        JobSpec,
+    )  # job_record.py sets the annotation: rank actors have events, and no spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.attempt import Attempt
 from orchestrator.core.codec import RecordError, from_plain, leave_out, to_plain, use_form
 from orchestrator.core.errors import UnknownEventError
-from orchestrator.core.events import EVENTS, Event
+from orchestrator.core.events import EVENTS, Event, JobSubmitted
 from orchestrator.core.past_attempts import Past, shorten
 from orchestrator.core.stored_job import JobRecord, job_of, record_of
 from orchestrator.spec.job import SpecError, from_dict, to_dict
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
-    from orchestrator.spec.model import JsonValue
+    from orchestrator.spec.fields.nodes import JsonValue
 
 _FORMS = 1024
 _forms: dict[int, tuple[JobSpec, dict[str, JsonValue]]] = {}
@@ -85,5 +85,6 @@ def _spec_of(form: Any) -> JobSpec:
         raise RecordError(str(error)) from error
 
 
+JobSubmitted.__annotations__["spec"] = JobSpec  # imported for type checkers only there: a rank actor has no use for it
 use_form(JobSpec, _spec_form, _spec_of)
 leave_out(Event, "job_id", "at", "cause")

@@ -37,6 +37,7 @@ from orchestrator.runtime.gangs.rank_rpc import GangCalls
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.pools import Pools
 from orchestrator.runtime.ranks.logs import LogLimits
+from orchestrator.spec.job import prepare
 from orchestrator.store.errors import StoreError
 from orchestrator.store.paging import every_record
 from orchestrator.store.sqlite import SqliteStore
@@ -172,7 +173,7 @@ class Daemon:
         self._trust.restore(await self.store.places())
         await self._replay_ledger()
         self.log.info("daemon.loaded", live_jobs=len(self.loop.jobs), home=str(self.settings.home))
-        await self.cluster.start()
+        await asyncio.gather(self.cluster.start(), asyncio.to_thread(prepare))
         await self._refresh()
         self._deciding = True
         self._supervise(self.loop.run(), "loop")

@@ -7,11 +7,9 @@ Pure; reading the file itself is `spec.source`.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.spec.checks import NOT_YET, Finding, cross_checks, not_yet
-from orchestrator.spec.document import ListNode, MapNode, Mark, Node, compose, kind_of
-from orchestrator.spec.grammar import JOB
+from orchestrator.spec.fields.nodes import JsonValue, MapNode, Mark, Node, is_null, kind_of, plain_node
 from orchestrator.spec.model import (
     Backoff,
     CheckpointSpec,
@@ -20,7 +18,6 @@ from orchestrator.spec.model import (
     ExitCodes,
     HealthSpec,
     JobSpec,
-    JsonValue,
     LogPolicy,
     MatrixSpec,
     MaxRestarts,
@@ -32,11 +29,12 @@ from orchestrator.spec.model import (
     TelemetrySpec,
     WorkerResources,
 )
-from orchestrator.spec.overrides import apply_overrides
 from orchestrator.spec.problems import BadValueError, Path, Problem, SpecError, dotted
-from orchestrator.spec.records import report
-from orchestrator.spec.shapes import is_null, plain_node
-from orchestrator.spec.template import init_text
+from orchestrator.spec.reader.checks import NOT_YET, Finding, cross_checks, not_yet
+from orchestrator.spec.reader.document import compose
+from orchestrator.spec.reader.overrides import apply_overrides
+from orchestrator.spec.reader.reading import adapter, nearest_mark, problem_at, read_spec, schema, write_spec
+from orchestrator.spec.reader.template import init_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,8 +65,14 @@ __all__ = [
     "init_text",
     "job_schema",
     "parse_job",
+    "prepare",
     "to_dict",
 ]
+
+
+def prepare() -> None:
+    """Make pydantic's reader, which takes some 0.1 s, before there is a file to read."""
+    adapter()
 
 
 def parse_job(
@@ -91,7 +95,7 @@ def parse_job(
     problems: list[Problem] = []
     root = _root(compose(text, source=source, problems=problems), source, overrides, problems)
     root = apply_overrides(root, overrides, problems)
-    spec = JOB.read(root, (), problems)
+    spec = read_spec(root, problems)
     findings = [*cross_checks(spec), *not_yet(to_dict(spec), _defaults(), refused)]
     findings += [finding for rule in rules for finding in rule(spec)]
     seen = {problem.path for problem in problems}
@@ -107,7 +111,7 @@ def parse_job(
 
 def to_dict(spec: JobSpec) -> dict[str, JsonValue]:
     """Give the canonical JSON form, with every key. `from_dict` of it is the same spec, in this and later versions."""
-    return cast("dict[str, JsonValue]", JOB.write(spec))
+    return write_spec(spec)
 
 
 def from_dict(data: Mapping[str, JsonValue]) -> JobSpec:
@@ -120,11 +124,9 @@ def from_dict(data: Mapping[str, JsonValue]) -> JobSpec:
 
     """
     problems: list[Problem] = []
-    try:
-        spec = JOB.read(plain_node(dict(data), "stored job"), (), problems)
-    except BadValueError as error:  # pragma: no cover - a dictionary is always a mapping
-        report(error, plain_node(None, "stored job"), (), problems)
-        raise SpecError(problems) from error
+    root = plain_node(dict(data), "stored job")
+    assert isinstance(root, MapNode)
+    spec = read_spec(root, problems)
     if problems:
         raise SpecError(problems)
     return spec
@@ -134,9 +136,9 @@ def job_schema() -> dict[str, Any]:
     """Give the JSON Schema (2020-12) of job.yaml, for editors. It takes all that `parse_job` takes, and some more."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema(),
         "title": "job.yaml",
         "description": "A training job for orch.",
-        **JOB.schema(),
     }
 
 
@@ -153,40 +155,19 @@ def _root(node: Node | None, source: str, overrides: Sequence[str], problems: li
     if node is None or is_null(node):
         if not overrides:
             error = BadValueError("the file is empty", "`orch init SCRIPT` writes one")
-            problems.append(_problem(error, mark, ()))
+            problems.append(problem_at(error, mark, ()))
             raise SpecError(problems)
         return MapNode(entries=(), mark=mark)
     error = BadValueError(
         f"expected keys such as name: and entrypoint:, got {kind_of(node)}", "write `key: value` lines"
     )
-    problems.append(_problem(error, mark, ()))
+    problems.append(problem_at(error, mark, ()))
     raise SpecError(problems)
-
-
-def _problem(error: BadValueError, mark: Mark, path: Path) -> Problem:
-    return Problem(
-        line=mark.line,
-        column=mark.column,
-        path=dotted(path),
-        message=error.message,
-        hint=error.hint,
-        source=mark.source,
-    )
 
 
 def _placed(finding: Finding, root: Node) -> Problem:
     """Point at the value that a finding is about, or at the nearest one above that is written out."""
-    node = root
-    for step in finding.path:
-        below: Node | None = None
-        if isinstance(node, MapNode) and isinstance(step, str):
-            below = node.get(step)
-        elif isinstance(node, ListNode) and isinstance(step, int) and step < len(node.items):
-            below = node.items[step]
-        if below is None:
-            break
-        node = below
-    return _problem(BadValueError(finding.message, finding.hint), node.mark, finding.path)
+    return problem_at(BadValueError(finding.message, finding.hint), nearest_mark(root, finding.path), finding.path)
 
 
 def _spoiled(path: Path, seen: set[str]) -> bool:

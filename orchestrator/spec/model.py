@@ -1,20 +1,47 @@
-"""What a job file means: frozen values with their defaults and units. No text, no checks, no I/O.
+"""The keys of job.yaml: one definition of each, with its type, its bounds, its default and what it means.
 
-A default written here is the only place that has it; the parser, the JSON Schema and the documentation's test read
-it from these classes. Mappings are plain dictionaries underneath, typed read-only: nobody writes to a spec.
+Pydantic reads and writes these classes (`reader.reading`), and makes the JSON Schema; the documentation is held to them. Rules that
+bind several keys are in `reader.checks`. Mappings are plain dictionaries underneath, typed read-only: nothing writes to a spec.
 """
 
 from __future__ import annotations
 
+# Pydantic reads the annotations when the program runs.
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-JsonValue = bool | int | float | str | None | list["JsonValue"] | dict[str, "JsonValue"]
-"""What JSON can hold. Numbers are finite."""
+from orchestrator.spec.fields.kinds import (
+    Boolean,
+    Choice,
+    Doc,
+    Duration,
+    Json,
+    Memory,
+    Null,
+    Number,
+    StepsOrTime,
+    Text,
+    Whole,
+)
+from orchestrator.spec.fields.nodes import JsonValue  # noqa: TC001
+from orchestrator.spec.fields.records import Keyed, Listed, OneOf, Record
+from orchestrator.spec.fields.rules import (
+    ENV_PATTERN,
+    ENV_REMEDY,
+    LABEL_PATTERN,
+    NAME_PATTERN,
+    NAME_REMEDY,
+    inside,
+    local_directory,
+    progress_expression,
+    regular_expression,
+    storage,
+    user_variable,
+    watched,
+    web_address,
+)
 
 MatrixValue = bool | int | float | str
 PlacementStrategy = Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]
@@ -28,183 +55,359 @@ NotifyState = Literal[
     "PENDING", "STARTING", "RUNNING", "RECOVERING", "DRAINING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED"
 ]
 
+T = TypeVar("T")
+Maybe = Annotated[T | None, Null()]
+Items = Annotated[tuple[T, ...], Listed()]
+Distinct = Annotated[tuple[T, ...], Listed(unique=True)]
+
+MAX_WORKERS = 10_000
+MAX_GPUS_PER_WORKER = 64
+_SECOND = timedelta(seconds=1)
+
+Name = Annotated[str, Text("a name", pattern=NAME_PATTERN, remedy=NAME_REMEDY, max_length=50)]
+Queue = Annotated[str, Text("a queue's name", pattern=NAME_PATTERN, remedy=NAME_REMEDY, max_length=50)]
+Pattern = Annotated[str, Text("a regular expression", check=regular_expression, max_length=1000)]
+ProgressPattern = Annotated[str, Text("a regular expression", check=progress_expression, max_length=1000)]
+Variable = Annotated[
+    str, Text("the name of a variable", pattern=ENV_PATTERN, remedy=ENV_REMEDY, max_length=255, check=user_variable)
+]
+Parameter = Annotated[str, Text("a parameter's name", pattern=ENV_PATTERN, remedy=ENV_REMEDY, max_length=255)]
+LabelKey = Annotated[
+    str,
+    Text(
+        "a label's key", pattern=LABEL_PATTERN, remedy="letters, digits and - _ . / inside, at most 63", max_length=63
+    ),
+]
+Metric = Annotated[str, Text("a metric's name", max_length=255)]
+Glob = Annotated[str, Text("a glob", check=inside)]
+WatchGlob = Annotated[str, Text("a glob", check=watched)]
+Directory = Annotated[str, Text("a directory", check=local_directory)]
+Storage = Annotated[str, Text("a path", check=storage)]
+JobReference = Annotated[str, Text("a job", pattern=r"[a-z][-a-z0-9]{0,63}", remedy="write its name or its id")]
+YesNo = Annotated[bool, Boolean()]
+Count = Annotated[int, Whole(1, 1_000_000)]
+Workers = Annotated[int, Whole(1, MAX_WORKERS)]
+Budget = Annotated[int, Whole(0, 1_000_000, instead={-1: "write a number; only preemption can be unlimited"})]
+Wait = Annotated[timedelta, Duration()]
+Time = Annotated[timedelta, Duration(minimum=_SECOND)]
+Scalar = Annotated[MatrixValue, Json(scalar=True)]
+Combination = Annotated[Mapping[Parameter, Scalar], Keyed()]
+
+_ORDERS = {"minimize": "min", "maximize": "max", "asc": "min", "desc": "max", "lower": "min", "higher": "max"}
+_ENDS = {"succeeded": "success", "afterok": "success", "afternotok": "failure", "failed": "failure"} | {
+    "afterany": "any",
+    "always": "any",
+}
+
+
+def _without_unit(attribute: str) -> str:
+    """The key of `memory_bytes` is `memory`: in the file the value has a unit."""
+    return attribute.removesuffix("_bytes")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticWorkers:
+class ElasticWorkers(Record):
     """Any number of ranks from `min` to `max`. An attempt runs at least `grow_after` before it is stopped to grow."""
 
-    min: int
-    max: int
-    grow_after: timedelta = timedelta(minutes=5)
+    min: Annotated[Workers, Doc("fewest ranks it runs with")]
+    max: Annotated[Workers, Doc("most ranks it grows to")]
+    grow_after: Annotated[Time, Doc("how long it runs before it is stopped to start on more ranks")] = timedelta(
+        minutes=5
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerResources:
+class WorkerResources(Record):
     """What each rank holds. A fraction of a GPU shares it; a number above 1 is whole."""
 
-    gpu: float = 1.0
-    cpu: float = 1.0
-    memory_bytes: int | None = None
-    gpu_model: str | None = None
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "alias_generator": _without_unit}
+
+    shorthand: ClassVar[str] = "write resources_per_worker: {gpu: 1, cpu: 1}"
+
+    gpu: Annotated[
+        float,
+        Number(0, MAX_GPUS_PER_WORKER, digits=4),
+        Doc("GPUs for each rank; a fraction shares one, 0 runs on the CPU, a number above 1 is whole"),
+    ] = 1.0
+    cpu: Annotated[float, Number(0, 4096, digits=4), Doc("processor cores for each rank, reserved")] = 1.0
+    memory_bytes: Annotated[
+        Maybe[Annotated[int, Memory(minimum=1_000_000)]],
+        Doc(
+            "main memory for each rank, in bytes, reserved, and its limit where the node can set one; 8GB is 8*10^9, 8GiB is 8*2^30; null reserves none"
+        ),
+    ] = None
+    gpu_model: Annotated[
+        Maybe[Annotated[str, Text("a GPU model", max_length=100)]],
+        Doc("only nodes with GPUs of this model, as `orch nodes` shows it"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResourcesSpec:
+class ResourcesSpec(Record):
     """How many ranks, what each needs, and how they spread over nodes."""
 
-    num_workers: int | ElasticWorkers | Literal["auto"] = 1
-    resources_per_worker: WorkerResources = field(default_factory=WorkerResources)
-    placement_strategy: PlacementStrategy = "PACK"
+    shorthand: ClassVar[str] = "write resources: {num_workers: 1}"
+
+    num_workers: Annotated[
+        int | ElasticWorkers | Literal["auto"],
+        OneOf({"auto": "auto"}, Whole(1, MAX_WORKERS), ElasticWorkers),
+        Doc(
+            "ranks (processes); {min: 2, max: 8} for an elastic job; auto for as many as there are GPUs free at its first start"
+        ),
+    ] = 1
+    resources_per_worker: Annotated[WorkerResources, Doc("what each rank holds")] = field(
+        default_factory=WorkerResources
+    )
+    placement_strategy: Annotated[
+        PlacementStrategy,
+        Choice(),
+        Doc("PACK: on few nodes; STRICT_PACK: on one; SPREAD: over many; STRICT_SPREAD: each on another"),
+    ] = "PACK"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeEnvSpec:
+class RuntimeEnvSpec(Record):
     """What Ray installs before a rank starts. Anything here means a cold start."""
 
-    pip: tuple[str, ...] = ()
-    py_modules: tuple[str, ...] = ()
+    pip: Annotated[Items[Annotated[str, Text("a requirement")]], Doc("packages to install, as pip takes them")] = ()
+    py_modules: Annotated[
+        Items[Annotated[str, Text("a path")]], Doc("local directories or wheels that ranks can import")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dependency:
+class Dependency(Record):
     """Another job that must have ended, and how, before this one starts."""
 
-    job: str
-    on: DependencyCondition = "success"
+    shorthand: ClassVar[str] = "write {job: NAME}"
+
+    job: Annotated[JobReference, Doc("name or id of the other job")]
+    on: Annotated[DependencyCondition, Choice(instead=_ENDS), Doc("how it must end: success, failure or any")] = (
+        "success"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixSpec:
+class MatrixSpec(Record):
     """One job file, many jobs: one for each combination of the parameters."""
 
-    parameters: Mapping[str, tuple[MatrixValue, ...]] = field(default_factory=dict)
-    include: tuple[Mapping[str, MatrixValue], ...] = ()
-    exclude: tuple[Mapping[str, MatrixValue], ...] = ()
-    max_concurrent: int | None = None
-    fail_fast: bool = False
-    strategy: MatrixStrategy = "grid"
+    parameters: Annotated[
+        Mapping[Parameter, Items[Scalar]], Keyed(50), Doc("each parameter's values; a job for each combination")
+    ] = field(default_factory=dict)
+    include: Annotated[Items[Combination], Doc("further combinations")] = ()
+    exclude: Annotated[Items[Combination], Doc("combinations to leave out")] = ()
+    max_concurrent: Annotated[Maybe[Workers], Doc("most jobs of the matrix at a time; null: no limit")] = None
+    fail_fast: Annotated[YesNo, Doc("cancel the others when one fails")] = False
+    strategy: Annotated[MatrixStrategy, Choice(), Doc("grid: every combination")] = "grid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaxRestarts:
+class MaxRestarts(Record):
     """The budget of restarts of each class of failure. None is no limit."""
 
-    user: int = 0
-    infra: int = 10
-    hang: int = 2
-    preemption: int | None = None
+    shorthand: ClassVar[str] = "each class of failure has its own: {user: 0, infra: 10, hang: 2, preemption: unlimited}"
+
+    user: Annotated[Budget, Doc("restarts after the script's own exceptions and exit codes")] = 0
+    infra: Annotated[Budget, Doc("restarts after signals, lost nodes and GPUs, host memory running out")] = 10
+    hang: Annotated[Budget, Doc("restarts after hangs")] = 2
+    preemption: Annotated[
+        int | None,
+        OneOf({"unlimited": None}, Whole(0, 1_000_000, instead={-1: "write unlimited"})),
+        Doc("restarts after SIGTERM to a whole node"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
+class Backoff(Record):
     """The wait before a restart: `initial`, doubled each time without a newer checkpoint, at most `max`."""
 
-    initial: timedelta = timedelta(seconds=1)
-    max: timedelta = timedelta(minutes=10)
+    initial: Annotated[Wait, Doc("wait before the second restart without progress; the first has none")] = timedelta(
+        seconds=1
+    )
+    max: Annotated[Wait, Doc("longest wait; it doubles each time without a newer checkpoint")] = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExitCodes:
+class ExitCodes(Record):
     """Exit codes with a meaning. `retry`: not the script's fault, charged to the `infra` budget."""
 
-    retry: tuple[int, ...] = (75,)
+    shorthand: ClassVar[str] = "write exit_codes: {retry: [75]}"
+
+    retry: Annotated[
+        Distinct[Annotated[int, Whole(1, 255)]],
+        Doc("exit codes that are not the script's fault: restarted from the infra budget"),
+    ] = (75,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogPolicy:
+class LogPolicy(Record):
     """What to do with a job that failed and whose log has a line matching `pattern`, a regular expression."""
 
-    pattern: str
-    action: LogAction
+    pattern: Annotated[Pattern, Doc("a regular expression, searched for in the end of the failed attempt's log")]
+    action: Annotated[
+        LogAction,
+        Choice(instead={"cancel_retries": "fail", "retry": "restart", "stop": "fail"}),
+        Doc("fail: no further restart; restart: charged to the infra budget"),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetrySpec:
+class RetrySpec(Record):
     """When a failed job is started again."""
 
-    max_restarts: MaxRestarts = field(default_factory=MaxRestarts)
-    max_no_progress: int = 3
-    backoff: Backoff = field(default_factory=Backoff)
-    exit_codes: ExitCodes = field(default_factory=ExitCodes)
-    log_policies: tuple[LogPolicy, ...] = ()
+    shorthand: ClassVar[str] = "write retry: {max_restarts: {user: 1}}"
+
+    max_restarts: Annotated[MaxRestarts, Doc("restarts allowed for each class of failure")] = field(
+        default_factory=MaxRestarts
+    )
+    max_no_progress: Annotated[Count, Doc("restarts in a row without a newer checkpoint before it fails")] = 3
+    backoff: Annotated[Backoff, Doc("how long to wait before a restart")] = field(default_factory=Backoff)
+    exit_codes: Annotated[ExitCodes, Doc("what exit codes mean")] = field(default_factory=ExitCodes)
+    log_policies: Annotated[
+        tuple[LogPolicy, ...], Listed(100), Doc("what a line of the log says about restarting; the first match counts")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressSpec:
+class ProgressSpec(Record):
     """How to read progress from a log line: group 1 is the step, group 2, when there, the total."""
 
-    pattern: str
+    shorthand: ClassVar[str] = r"write progress: {pattern: 'step (\d+)'}"
+
+    pattern: Annotated[
+        ProgressPattern, Doc("a regular expression; group 1 is the step, group 2, when there, the total")
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthSpec:
+class HealthSpec(Record):
     """When a job counts as hung. `on_hang` None: restart if the script reports its steps, else notify."""
 
-    startup_timeout: timedelta = timedelta(minutes=10)
-    heartbeat_timeout: timedelta | Literal["auto"] = "auto"
-    progress: ProgressSpec | None = None
-    on_hang: OnHang | None = None
+    startup_timeout: Annotated[Time, Doc("from the start of an attempt to its first sign of progress")] = timedelta(
+        minutes=10
+    )
+    heartbeat_timeout: Annotated[
+        timedelta | Literal["auto"],
+        OneOf({"auto": "auto"}, Duration(minimum=_SECOND)),
+        Doc("longest time without progress; auto learns it from the job's own step times"),
+    ] = "auto"
+    progress: Annotated[Maybe[ProgressSpec], Doc("how to read steps from the log, for scripts that report nothing")] = (
+        None
+    )
+    on_hang: Annotated[
+        Maybe[Annotated[OnHang, Choice()]],
+        Doc("restart or notify; null: restart if the script reports its steps, else notify"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSpec:
+class CheckpointSpec(Record):
     """Where checkpoints go and which are kept. `interval`: steps (int), time (timedelta), or chosen by orch.
 
     `keep_best` None: as many as `keep`.
     """
 
-    storage_path: str | None = None
-    keep: int = 3
-    keep_best: int | None = None
-    score_attribute: str | None = None
-    score_order: ScoreOrder | None = None
-    interval: int | timedelta | Literal["auto"] = "auto"
-    watch: str | None = None
+    storage_path: Annotated[
+        Maybe[Storage],
+        Doc("where checkpoints go: an absolute path or a URL; null: the job's own directory under ORCH_HOME"),
+    ] = None
+    keep: Annotated[Count, Doc("how many of the newest are kept")] = 3
+    keep_best: Annotated[
+        Maybe[Count], Doc("how many of the best by score_attribute are kept; null: as many as keep")
+    ] = None
+    score_attribute: Annotated[Maybe[Metric], Doc("the reported metric that tells good checkpoints from bad")] = None
+    score_order: Annotated[
+        Maybe[Annotated[ScoreOrder, Choice(instead=_ORDERS)]], Doc("min: a lower score is better; max: a higher one")
+    ] = None
+    interval: Annotated[
+        int | timedelta | Literal["auto"],
+        OneOf({"auto": "auto"}, StepsOrTime()),
+        Doc(
+            "between two saves: a number of steps, or time (10m); auto weighs saving against what a failure would lose"
+        ),
+    ] = "auto"
+    watch: Annotated[
+        Maybe[WatchGlob], Doc("files that the script saves by itself, as a glob, one match a checkpoint")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TelemetrySpec:
+class TelemetrySpec(Record):
     """GPU samples kept for the job's report. `rate` in samples per second and GPU."""
 
-    rate: float = 1.0
-    record: bool = True
+    rate: Annotated[float, Number(0.01, 1000, digits=6), Doc("samples a second from each GPU")] = 1.0
+    record: Annotated[YesNo, Doc("keep the samples on disk for the job's report")] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotifySpec:
+class NotifySpec(Record):
     """A web hook, and the states whose entry it is told of."""
 
-    url: str
-    on: tuple[NotifyState, ...] = ("FAILED",)
+    shorthand: ClassVar[str] = "write {url: https://host/path}"
+
+    url: Annotated[str, Text("a web address", check=web_address), Doc("where to send an HTTP POST")]
+    on: Annotated[Distinct[Annotated[NotifyState, Choice()]], Doc("states whose entry is told")] = ("FAILED",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
+class JobSpec(Record):
     """A whole job file. `entrypoint` stays as written; `spec.entrypoint.parse_entrypoint` reads it."""
 
-    version: int = 1
-    name: str
-    entrypoint: str
-    working_dir: str | None = "."
-    outputs: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    secrets: tuple[str, ...] = ()
-    runtime_env: RuntimeEnvSpec = field(default_factory=RuntimeEnvSpec)
-    resources: ResourcesSpec = field(default_factory=ResourcesSpec)
-    queue: str = "default"
-    priority: int = 50
-    preemptible: bool = True
-    min_runtime: timedelta | None = None
-    max_duration: timedelta | None = None
-    stop_duration: timedelta = timedelta(minutes=5)
-    depends_on: tuple[Dependency, ...] = ()
-    matrix: MatrixSpec | None = None
-    retry: RetrySpec = field(default_factory=RetrySpec)
-    health: HealthSpec = field(default_factory=HealthSpec)
-    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
-    telemetry: TelemetrySpec = field(default_factory=TelemetrySpec)
-    trackers: tuple[Tracker, ...] = ()
-    report: bool = True
-    trainer: Mapping[str, JsonValue] = field(default_factory=dict)
-    notify: tuple[NotifySpec, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
+    version: Annotated[int, Whole(1, 1), Doc("of this format")] = 1
+    name: Annotated[Name, Doc(f"what the job is called; its id is the name and six characters: {NAME_REMEDY}")]
+    entrypoint: Annotated[
+        str,
+        Text("a command", max_length=32_768),
+        Doc("the command of one rank, such as python train.py; no launcher and no shell syntax"),
+    ]
+    working_dir: Annotated[
+        Maybe[Directory],
+        Doc("directory whose files are copied at submission, relative to the job file; null: an empty one"),
+    ] = "."
+    outputs: Annotated[Items[Glob], Doc("files to bring back from the ranks' nodes, as globs in working_dir")] = ()
+    env: Annotated[
+        Mapping[Variable, Annotated[str, Text("a value", empty=True, max_length=131_072)]],
+        Keyed(),
+        Doc("variables of every rank; values are text"),
+    ] = field(default_factory=dict)
+    secrets: Annotated[
+        Distinct[Variable],
+        Doc(
+            "names of variables taken from who submits; kept in a file of mode 0600, deleted at the job's end, masked in logs"
+        ),
+    ] = ()
+    runtime_env: Annotated[RuntimeEnvSpec, Doc("what Ray installs first; such a job starts cold")] = field(
+        default_factory=RuntimeEnvSpec
+    )
+    resources: Annotated[ResourcesSpec, Doc("how many ranks, and what each needs")] = field(
+        default_factory=ResourcesSpec
+    )
+    queue: Annotated[Queue, Doc("the queue it waits in")] = "default"
+    priority: Annotated[int, Whole(0, 100), Doc("0 to 100, higher first")] = 50
+    preemptible: Annotated[
+        YesNo, Doc("may be stopped at a checkpoint for a job of higher priority, and continued later")
+    ] = True
+    min_runtime: Annotated[Maybe[Wait], Doc("not preempted before it has run so long; null: at once")] = None
+    max_duration: Annotated[Maybe[Time], Doc("running time after which it is stopped; null: no limit")] = None
+    stop_duration: Annotated[Wait, Doc("from SIGTERM to SIGKILL, the time to save")] = timedelta(minutes=5)
+    depends_on: Annotated[tuple[Dependency, ...], Listed(100), Doc("jobs that must end first")] = ()
+    matrix: Annotated[Maybe[MatrixSpec], Doc("many jobs from one file")] = None
+    retry: Annotated[RetrySpec, Doc("when a failed job is started again")] = field(default_factory=RetrySpec)
+    health: Annotated[HealthSpec, Doc("when a job counts as hung, and what then")] = field(default_factory=HealthSpec)
+    checkpoint: Annotated[CheckpointSpec, Doc("where checkpoints go, how often, and which are kept")] = field(
+        default_factory=CheckpointSpec
+    )
+    telemetry: Annotated[TelemetrySpec, Doc("GPU samples kept with the job")] = field(default_factory=TelemetrySpec)
+    trackers: Annotated[Distinct[Annotated[Tracker, Choice()]], Doc("experiment trackers that get the metrics")] = ()
+    report: Annotated[YesNo, Doc("write a report when the job ends")] = True
+    trainer: Annotated[
+        Mapping[Parameter, Annotated[JsonValue, Json()]],
+        Keyed(),
+        Doc("settings of orchestrator.train.MultiGPUConfig, for scripts that use its trainers"),
+    ] = field(default_factory=dict)
+    notify: Annotated[tuple[NotifySpec, ...], Listed(20), Doc("web hooks told of the job's states")] = ()
+    labels: Annotated[
+        Mapping[LabelKey, Annotated[str, Text("a value", empty=True, max_length=255)]],
+        Keyed(64),
+        Doc("words of your own, to find jobs by"),
+    ] = field(default_factory=dict)

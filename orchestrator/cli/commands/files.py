@@ -24,7 +24,7 @@ def init(
 ) -> int:
     """Write a commented job.yaml for a script."""
     from orchestrator.spec.problems import BadValueError
-    from orchestrator.spec.template import init_text
+    from orchestrator.spec.reader.template import init_text
 
     session = Session()
     base = Path.cwd() if str(output) == "-" else output.parent

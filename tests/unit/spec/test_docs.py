@@ -2,16 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from orchestrator.spec import checks
 from orchestrator.spec.entrypoint import _COLD_PREFIXES
-from orchestrator.spec.grammar import JOB, all_keys
+from orchestrator.spec.fields.records import STATED, Key, Record, default_form
 from orchestrator.spec.job import SpecError, parse_job
-from orchestrator.spec.records import REQUIRED, Record, walk
+from orchestrator.spec.reader import checks
+from orchestrator.spec.reader.reading import all_keys
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "job-yaml.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `([a-z_.\[\]]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
@@ -24,20 +23,14 @@ def test_every_key_stands_in_the_document_once_and_no_other_does() -> None:
 
 def test_every_default_is_the_true_one() -> None:
     written = {key: default for key, default, _ in ROW.findall(DOCUMENT)}
-    for path, record, key in walk(JOB):
-        assert written[path] == expected(record, key) or yaml.safe_load(written[path].strip("`")) == value(
-            record, key
-        ), path
+    for path, (_, key) in all_keys().items():
+        assert written[path] == expected(key) or yaml.safe_load(written[path].strip("`")) == default_form(key), path
 
 
-def expected(record: Record[Any], key: str) -> str:
-    if record.default(key) is REQUIRED:
+def expected(key: Key) -> str:
+    if key.default is STATED:
         return "required"
-    return "–" if isinstance(record.fields[key].shape, Record) else "`...`"
-
-
-def value(record: Record[Any], key: str) -> Any:
-    return record.fields[key].shape.write(record.default(key))
+    return "–" if isinstance(key.default, Record) else "`...`"
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))

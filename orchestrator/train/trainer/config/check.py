@@ -9,8 +9,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from orchestrator.spec.checks import Finding
 from orchestrator.spec.model import ElasticWorkers
+from orchestrator.spec.reader.checks import Finding
 from orchestrator.train.errors import ConfigError
 from orchestrator.train.trainer.config import rules as config_rules
 from orchestrator.train.trainer.config.config import MultiGPUConfig

@@ -18,7 +18,8 @@ from orchestrator.spec.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from orchestrator.spec.model import JobSpec, JsonValue
+    from orchestrator.spec.fields.nodes import JsonValue
+    from orchestrator.spec.model import JobSpec
     from orchestrator.spec.problems import Path
 
 MAX_MATRIX_JOBS = 10_000

@@ -3,11 +3,11 @@
 import pytest
 
 from orchestrator.core.states import JobState
-from orchestrator.spec import key_aliases as words
-from orchestrator.spec.grammar import all_keys
 from orchestrator.spec.job import SpecError, parse_job
-from orchestrator.spec.key_aliases import named_keys, snake
 from orchestrator.spec.model import NotifyState
+from orchestrator.spec.reader import key_aliases as words
+from orchestrator.spec.reader.key_aliases import named_keys, snake
+from orchestrator.spec.reader.reading import all_keys
 
 HEAD = "name: digits\nentrypoint: python train.py\n"
 

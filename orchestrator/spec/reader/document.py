@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 from yaml.resolver import Resolver
 
+from orchestrator.spec.fields.nodes import ListNode, MapNode, Mark, Node, ScalarKind, ScalarNode, kind_of
 from orchestrator.spec.problems import Problem, SpecError, quoted
 from orchestrator.spec.source import MAX_JOB_BYTES
 
@@ -24,8 +25,6 @@ MAX_DEPTH = 32
 """Deepest nesting. job.yaml itself needs six levels; the rest is for `trainer`."""
 MAX_NODES = 20_000
 """Most values in one file, each alias counted with all that it stands for."""
-
-ScalarKind = Literal["text", "integer", "number", "boolean", "null", "date"]
 
 # libyaml's parser is about ten times as fast; the slow one serves where PyYAML was built without it.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -41,48 +40,6 @@ _KINDS: dict[str, ScalarKind] = {
 _EXPONENT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SURROGATE = re.compile("[\ud800-\udfff\x00]")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """Where a node begins. Lines and columns count from 1; 0 for values that did not come from a text."""
-
-    source: str
-    line: int = 0
-    column: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalarNode:
-    """One value as written. `kind` is what YAML 1.1 takes it for; `as_typed` marks one from a command line."""
-
-    text: str
-    kind: ScalarKind
-    mark: Mark
-    as_typed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListNode:
-    """A sequence."""
-
-    items: tuple[Node, ...]
-    mark: Mark
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapNode:
-    """A mapping; its keys are distinct."""
-
-    entries: tuple[tuple[ScalarNode, Node], ...]
-    mark: Mark
-
-    def get(self, key: str) -> Node | None:
-        """Return the value under a key, or None."""
-        return next((value for name, value in self.entries if name.text == key), None)
-
-
-Node = ScalarNode | ListNode | MapNode
 
 
 def compose(text: str, *, source: str, problems: list[Problem], loader: Any = _LOADER) -> Node | None:
@@ -106,21 +63,6 @@ def compose(text: str, *, source: str, problems: list[Problem], loader: Any = _L
     except yaml.YAMLError as error:
         _fail(Mark(source=source, line=1, column=1), f"not valid YAML: {error}", cause=error)
     return builder.root
-
-
-def kind_of(node: Node) -> str:
-    """Name what a node is, for messages."""
-    match node:
-        case MapNode():
-            return "a mapping"
-        case ListNode():
-            return "a list"
-        case ScalarNode(kind="null"):
-            return "nothing"
-        case ScalarNode(kind="boolean"):
-            return f"the YAML boolean {node.text}"
-        case ScalarNode():
-            return quoted(node.text)
 
 
 def _events(text: str, loader: Any) -> Iterator[Any]:

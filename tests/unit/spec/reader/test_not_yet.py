@@ -2,9 +2,9 @@
 
 import pytest
 
-from orchestrator.spec.checks import NOT_YET
-from orchestrator.spec.grammar import all_keys
 from orchestrator.spec.job import JobSpec, SpecError, parse_job
+from orchestrator.spec.reader.checks import NOT_YET
+from orchestrator.spec.reader.reading import all_keys
 
 HEAD = "name: digits\nentrypoint: python train.py\n"
 

@@ -1,22 +1,20 @@
-# ruff: noqa: D102, ARG002 - the base class documents the three methods; not every shape needs all that they are given
-"""The shapes of single values: how one is read from a node, written as JSON, and described by JSON Schema.
+# ruff: noqa: D102 - the base class documents the three methods
+"""The kinds of values in job.yaml, as annotations of the fields in `model`: how pydantic reads, writes and describes each.
 
-One object says all three, so that they cannot drift apart: `read(node)` refuses what `schema()` refuses (and
-sometimes more), and `read` of what `write` gave is the same value again. Collections are in `records`. Must not
-know any key of job.yaml.
+A single value is read from its node, as written: what `no` or `1_000` means is judged by the key that holds it. Pydantic does
+the rest: records, lists, mappings, required and unknown keys, all errors in one pass. Must not know any key of job.yaml, and
+imports pydantic only when it asks for a schema: a spec's classes are imported where nothing is parsed.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
 from datetime import timedelta
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, get_args
 
-from orchestrator.spec.document import ListNode, MapNode, Mark, Node, ScalarNode, kind_of
-from orchestrator.spec.model import JsonValue
-from orchestrator.spec.problems import BadValueError, Path, Problem, dotted, nearest, quoted
+from orchestrator.spec.fields.nodes import ListNode, Mark, Node, ScalarNode, is_null, kind_of
+from orchestrator.spec.problems import BadValueError, Path, nearest, quoted
 from orchestrator.spec.units import (
     DURATION_PATTERN,
     MAX_DURATION,
@@ -30,37 +28,56 @@ from orchestrator.spec.units import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-T = TypeVar("T")
-Schema = dict[str, JsonValue]
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
 
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{0,17})?")
 _SCIENTIFIC = re.compile(r"[-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][-+]?[0-9]{1,3})?")
 _YES = frozenset({"true", "yes", "on"})
 _MAX_TEXT = 4096
+_NOWHERE = Mark(source="")
+Schema = dict[str, Any]
 
 
-class Shape(ABC, Generic[T]):
-    """How one kind of value is read, written and described."""
+class Doc:
+    """What a key means, in one line: for the JSON Schema, the documentation and the message that it is missing."""
 
-    @abstractmethod
-    def read(self, node: Node, path: Path, problems: list[Problem]) -> T:
-        """Read a value.
+    def __init__(self, text: str) -> None:
+        self.text = text
 
-        What is wrong inside a collection is added to `problems` and left out of the value.
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        return {"description": self.text, **handler(schema)}
 
-        Raises:
-            BadValueError: the value as a whole cannot be taken.
 
-        """
+class Kind:
+    """A single value: how it is read from its node, written as JSON, and described by JSON Schema 2020-12."""
 
-    @abstractmethod
-    def write(self, value: T) -> JsonValue:
-        """Give the value's canonical JSON form, which `read` takes back."""
+    def read(self, node: Node) -> Any:
+        """Read a value. Raises BadValueError."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def schema(self) -> Schema:
-        """Describe, in JSON Schema 2020-12, at least all that `read` takes."""
+    def write(self, value: Any) -> Any:
+        """Give the canonical JSON form, which `read` takes back."""
+        return value
+
+    def describe(self) -> Schema:
+        """Describe at least all that `read` takes."""
+        raise NotImplementedError
+
+    def _read(self, value: Node | str) -> Any:
+        # A key is text whatever YAML takes it for: `on:` needs no quotation marks.
+        return self.read(ScalarNode(text=value, kind="text", mark=_NOWHERE) if isinstance(value, str) else value)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema as cs
+
+        # An object with a written form is written as it; a text, a number and a list are written as they are.
+        form = cs.plain_serializer_function_ser_schema(self.write)
+        return cs.no_info_plain_validator_function(self._read, serialization=form)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        return self.describe()
 
 
 def written(node: Node, expected: str) -> str:
@@ -72,12 +89,7 @@ def written(node: Node, expected: str) -> str:
     return node.text
 
 
-def is_null(node: Node) -> bool:
-    """Whether a value was left empty or is `null`."""
-    return isinstance(node, ScalarNode) and node.kind == "null"
-
-
-class Text(Shape[str]):
+class Text(Kind):
     """One line or more of text. Numbers and dates count as text, as written; YAML's booleans do not."""
 
     def __init__(
@@ -97,7 +109,7 @@ class Text(Shape[str]):
         self._check = check
         self._min_length = 0 if empty else 1
 
-    def read(self, node: Node, path: Path, problems: list[Problem]) -> str:
+    def read(self, node: Node) -> str:
         expected = f"{self._what} as text" if self._what != "text" else "text"
         text = written(node, expected)
         if isinstance(node, ScalarNode) and node.kind == "boolean" and not node.as_typed:
@@ -112,60 +124,53 @@ class Text(Shape[str]):
             self._check(text)
         return text
 
-    def write(self, value: str) -> JsonValue:
-        return value
-
-    def schema(self) -> Schema:
+    def describe(self) -> Schema:
         schema: Schema = {"type": ["string", "number"], "minLength": self._min_length, "maxLength": self._max_length}
         if self._pattern is not None:
             schema["pattern"] = f"^(?:{self._pattern})$"
         return schema
 
 
-class Choice(Shape[T]):
+class Choice(Kind):
     """One of a few words, given as the arguments of a `Literal`."""
 
-    def __init__(self, *words: str, instead: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *, instead: Mapping[str, str] | None = None, words: tuple[str, ...] = ()) -> None:
         self._words = words
         self._instead = instead or {}
 
-    def read(self, node: Node, path: Path, problems: list[Problem]) -> T:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        self._words = get_args(source)
+        return super().__get_pydantic_core_schema__(source, handler)
+
+    def read(self, node: Node) -> str:
         listed = ", ".join(self._words)
         text = written(node, f"one of {listed}")
         if text not in self._words:
             meant = self._instead.get(text.lower()) or nearest(text, self._words)
             hint = f"did you mean {meant}?" if meant else ""
             raise BadValueError(f"expected one of {listed}, got {quoted(text)}", hint)
-        return cast("T", text)
+        return text
 
-    def write(self, value: T) -> JsonValue:
-        return cast("str", value)
-
-    def schema(self) -> Schema:
+    def describe(self) -> Schema:
         return {"enum": list(self._words)}
 
 
-class Boolean(Shape[bool]):
+class Boolean(Kind):
     """True or false; YAML's other words for them (yes, no, on, off) count too."""
 
-    def read(self, node: Node, path: Path, problems: list[Problem]) -> bool:
+    def read(self, node: Node) -> bool:
         text = written(node, "true or false")
         if not isinstance(node, ScalarNode) or node.kind != "boolean":
             raise BadValueError(f"expected true or false, got {quoted(text)}", "without quotation marks")
         return text.lower() in _YES
 
-    def write(self, value: bool) -> JsonValue:  # noqa: FBT001 - a value, not a switch
-        return value
-
-    def schema(self) -> Schema:
+    def describe(self) -> Schema:
         # YAML 1.2 editors read `on` as text.
-        words: list[JsonValue] = [
-            form for word in ("yes", "no", "on", "off") for form in (word, word.title(), word.upper())
-        ]
+        words: list[str] = [form for word in ("yes", "no", "on", "off") for form in (word, word.title(), word.upper())]
         return {"anyOf": [{"type": "boolean"}, {"enum": words}]}
 
 
-class Integer(Shape[int]):
+class Whole(Kind):
     """A whole number in decimal digits, within bounds."""
 
     def __init__(self, minimum: int, maximum: int, *, instead: Mapping[int, str] | None = None) -> None:
@@ -173,7 +178,7 @@ class Integer(Shape[int]):
         self._maximum = maximum
         self._instead = instead or {}
 
-    def read(self, node: Node, path: Path, problems: list[Problem]) -> int:
+    def read(self, node: Node) -> int:
         expected = f"a whole number from {self._minimum} to {self._maximum}"
         text = written(node, expected)
         if not _INTEGER.fullmatch(text) or (isinstance(node, ScalarNode) and node.kind != "integer"):
@@ -183,14 +188,11 @@ class Integer(Shape[int]):
             raise BadValueError(f"expected {expected}, got {value}", self._instead.get(value, ""))
         return value
 
-    def write(self, value: int) -> JsonValue:
-        return value
-
-    def schema(self) -> Schema:
+    def describe(self) -> Schema:
         return {"type": "integer", "minimum": self._minimum, "maximum": self._maximum}
 
 
-class Number(Shape[float]):
+class Number(Kind):
     """A number with at most `digits` decimals, within bounds."""
 
     def __init__(
@@ -201,7 +203,7 @@ class Number(Shape[float]):
         self._digits = digits
         self._check = check
 
-    def read(self, node: Node, path: Path, problems: list[Problem]) -> float:
+    def read(self, node: Node) -> float:
         expected = f"a number from {self._minimum:g} to {self._maximum:g}"
         text = written(node, expected)
         number = isinstance(node, ScalarNode) and node.kind in ("integer", "number")
@@ -216,40 +218,40 @@ class Number(Shape[float]):
             self._check(value)
         return value
 
-    def write(self, value: float) -> JsonValue:
+    def write(self, value: float) -> Any:
         return int(value) if value.is_integer() else value
 
-    def schema(self) -> Schema:
+    def describe(self) -> Schema:
         return {"type": "number", "minimum": self._minimum, "maximum": self._maximum}
 
 
-class Duration(Shape[timedelta]):
+class Duration(Kind):
     """A span of time: `1h30m`, `90s`, `500ms`, or a number of seconds."""
 
     def __init__(self, *, minimum: timedelta = timedelta(0)) -> None:
         self._minimum = minimum
 
-    def read(self, node: Node, path: Path, problems: list[Problem]) -> timedelta:
+    def read(self, node: Node) -> timedelta:
         value = parse_duration(written(node, "a duration such as 10m"))
         if value < self._minimum:
             raise BadValueError(f"expected at least {format_duration(self._minimum)}, got {format_duration(value)}")
         return value
 
-    def write(self, value: timedelta) -> JsonValue:
+    def write(self, value: timedelta) -> Any:
         return format_duration(value)
 
-    def schema(self) -> Schema:
+    def describe(self) -> Schema:
         seconds: Schema = {"type": "number", "minimum": 0, "maximum": int(MAX_DURATION.total_seconds())}
         return {"anyOf": [seconds, {"type": "string", "pattern": DURATION_PATTERN, "minLength": 1}]}
 
 
-class Memory(Shape[int]):
+class Memory(Kind):
     """An amount of memory, in bytes: `8GB` (10^9), `8GiB` (2^30)."""
 
     def __init__(self, *, minimum: int = 0) -> None:
         self._minimum = minimum
 
-    def read(self, node: Node, path: Path, problems: list[Problem]) -> int:
+    def read(self, node: Node) -> int:
         text = written(node, "an amount of memory such as 8GB")
         value = parse_memory(text)
         if value < self._minimum:
@@ -257,117 +259,83 @@ class Memory(Shape[int]):
             raise BadValueError(f"{quoted(text)} is less than {self._minimum} bytes", unit)
         return value
 
-    def write(self, value: int) -> JsonValue:
-        return value
-
-    def schema(self) -> Schema:
+    def describe(self) -> Schema:
         number: Schema = {"type": "number", "minimum": self._minimum, "maximum": MAX_MEMORY_BYTES}
         return {"anyOf": [number, {"type": "string", "pattern": MEMORY_PATTERN}]}
 
 
-class Word(Shape[T]):
-    """A single word that stands for a value, such as `auto`, or `unlimited` for None."""
+class StepsOrTime(Kind):
+    """A number of steps, or a duration with its unit."""
 
-    def __init__(self, word: str, value: T) -> None:
-        self.word = word
-        self.value = value
+    def read(self, node: Node) -> int | timedelta:
+        text = written(node, "a number of steps, or a duration such as 10m")
+        if re.fullmatch(r"[-+]?[0-9]+(?:\.[0-9]*)?", text):
+            return Whole(1, 10**12).read(node)
+        return Duration(minimum=timedelta(seconds=1)).read(node)
 
-    def read(self, node: Node, path: Path, problems: list[Problem]) -> T:
-        text = written(node, self.word)
-        if text != self.word:
-            raise BadValueError(f"expected {self.word}, got {quoted(text)}")
-        return self.value
+    def write(self, value: int | timedelta) -> Any:
+        return Duration().write(value) if isinstance(value, timedelta) else value
 
-    def write(self, value: T) -> JsonValue:
-        return self.word
-
-    def schema(self) -> Schema:
-        return {"const": self.word}
+    def describe(self) -> Schema:
+        return {"anyOf": [Whole(1, 10**12).describe(), Duration().describe()]}
 
 
-class Maybe(Shape[T | None]):
-    """A value, or `null` for none."""
-
-    def __init__(self, inner: Shape[T]) -> None:
-        self.inner = inner
-
-    def read(self, node: Node, path: Path, problems: list[Problem]) -> T | None:
-        return None if is_null(node) else self.inner.read(node, path, problems)
-
-    def write(self, value: T | None) -> JsonValue:
-        return None if value is None else self.inner.write(value)
-
-    def schema(self) -> Schema:
-        return {"anyOf": [self.inner.schema(), {"type": "null"}]}
-
-
-class Json(Shape[JsonValue]):
+class Json(Kind):
     """Whatever JSON can hold, for keys that another part of orch checks. Ambiguous YAML is refused."""
 
     def __init__(self, *, scalar: bool = False) -> None:
         self._scalar = scalar
 
-    def read(self, node: Node, path: Path, problems: list[Problem]) -> JsonValue:
-        if isinstance(node, ScalarNode):
-            if self._scalar and is_null(node):
-                raise BadValueError("expected text, a number, or true or false, got nothing", "give a value")
-            return _json_scalar(node)
-        if self._scalar:
-            raise BadValueError(f"expected text, a number, or true or false, got {kind_of(node)}")
-        if isinstance(node, ListNode):
-            return [self._item(item, (*path, i), problems) for i, item in enumerate(node.items)]
-        return {key.text: self._item(value, (*path, key.text), problems) for key, value in node.entries}
-
-    def _item(self, node: Node, path: Path, problems: list[Problem]) -> JsonValue:
-        try:
-            return self.read(node, path, problems)
-        except BadValueError as error:
-            problems.append(located(error, node, path))
-            return None
-
-    def write(self, value: JsonValue) -> JsonValue:
+    def read(self, node: Node) -> Any:
+        found: list[tuple[Path, BadValueError]] = []
+        value = self._value(node, (), found)
+        if found:
+            raise errors_below(found)
         return value
 
-    def schema(self) -> Schema:
+    def _value(self, node: Node, path: Path, found: list[tuple[Path, BadValueError]]) -> Any:
+        if self._scalar and (is_null(node) or not isinstance(node, ScalarNode)):
+            hint = "give a value" if is_null(node) else ""
+            found.append((path, BadValueError(f"expected text, a number, or true or false, got {kind_of(node)}", hint)))
+            return None
+        if isinstance(node, ScalarNode):
+            try:
+                return _json_scalar(node)
+            except BadValueError as error:
+                found.append((path, error))
+                return None
+        if isinstance(node, ListNode):
+            return [self._value(item, (*path, i), found) for i, item in enumerate(node.items)]
+        return {key.text: self._value(value, (*path, key.text), found) for key, value in node.entries}
+
+    def describe(self) -> Schema:
         return {"type": ["string", "number", "boolean"]} if self._scalar else {}
 
 
-def located(error: BadValueError, node: Node, path: Path) -> Problem:
-    """Say where a bad value stands."""
-    mark = node.mark
-    return Problem(
-        line=mark.line,
-        column=mark.column,
-        path=dotted(path),
-        message=error.message,
-        hint=error.hint,
-        source=mark.source,
+def errors_below(found: list[tuple[Path, BadValueError]]) -> ValueError:
+    """One error of pydantic's for several bad values, each with its place below the one that is read."""
+    from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+
+    return ValidationError.from_exception_data(
+        "values",
+        [
+            InitErrorDetails(
+                type=PydanticCustomError("bad_value", "{message}", {"message": e.message, "hint": e.hint}),
+                loc=path,
+                input=None,
+            )
+            for path, e in found
+        ],
     )
 
 
-def plain_node(value: JsonValue, source: str) -> Node:
-    """Turn plain JSON into the node that a text of the same meaning gives, without a position."""
-    mark = Mark(source=source)
+class Null:
+    """`null`, or a key with nothing after it, is None."""
 
-    def scalar(text: str, kind: Literal["text", "integer", "number", "boolean", "null"]) -> ScalarNode:
-        return ScalarNode(text=text, kind=kind, mark=mark)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema as cs
 
-    match value:
-        case None:
-            return scalar("null", "null")
-        case bool():
-            return scalar("true" if value else "false", "boolean")
-        case int():
-            return scalar(str(value), "integer")
-        case float():
-            return scalar(repr(value), "number")
-        case str():
-            return scalar(value, "text")
-        case list():
-            return ListNode(items=tuple(plain_node(item, source) for item in value), mark=mark)
-        case dict():
-            entries = tuple((scalar(str(key), "text"), plain_node(item, source)) for key, item in value.items())
-            return MapNode(entries=entries, mark=mark)
+        return cs.no_info_before_validator_function(lambda node: None if is_null(node) else node, handler(source))
 
 
 def _number_hint(node: Node, text: str) -> str:
@@ -376,7 +344,7 @@ def _number_hint(node: Node, text: str) -> str:
     return "write it in decimal digits, such as 8" if any(c.isdigit() for c in text) else ""
 
 
-def _json_scalar(node: ScalarNode) -> JsonValue:
+def _json_scalar(node: ScalarNode) -> Any:
     text = node.text
     match node.kind:
         case "null":

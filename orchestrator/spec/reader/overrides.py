@@ -9,8 +9,9 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from orchestrator.spec.document import ListNode, MapNode, Mark, Node, ScalarNode, compose, kind_of
+from orchestrator.spec.fields.nodes import ListNode, MapNode, Mark, Node, ScalarNode, kind_of
 from orchestrator.spec.problems import BadValueError, Problem, SpecError, shown
+from orchestrator.spec.reader.document import compose
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

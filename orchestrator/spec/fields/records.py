@@ -1,0 +1,247 @@
+# ruff: noqa: D102 - the base class documents the methods of a kind
+"""Records, lists and mappings of job.yaml, as annotations and base of the classes in `model`: pydantic reads what they hold.
+
+Each takes its node apart and hands the parts on, so that pydantic finds all that is wrong in one pass, and says where. Must not know
+any key of job.yaml, and imports pydantic only when it asks for a schema.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
+
+from orchestrator.spec.fields.kinds import Doc, Kind, Schema, errors_below
+from orchestrator.spec.fields.nodes import ListNode, MapNode, Node, ScalarNode, is_null, kind_of
+from orchestrator.spec.problems import BadValueError, Path, quoted, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
+
+TAG = "\0"
+"""What a step of pydantic's location begins with that is no step of the file."""
+STATED: Any = dataclasses.MISSING
+"""The default of a key that has none."""
+
+
+def _below(handler: GetJsonSchemaHandler, schema: CoreSchema) -> Schema:
+    """The JSON Schema of a part. Pydantic's handler passes over what the part itself says of it, unless something is around it."""
+    from pydantic_core import core_schema as cs
+
+    return handler(cs.no_info_before_validator_function(_same, schema))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class OneOf(Kind):
+    """A word such as `auto`, or a single value of another kind, or a record."""
+
+    def __init__(self, words: Mapping[str, Any], other: Kind, record: type[Record] | None = None) -> None:
+        self._words = words
+        self._other = other
+        self.record = record
+
+    def read(self, node: Node) -> Any:
+        if isinstance(node, ScalarNode) and node.text in self._words:
+            return self._words[node.text]
+        try:
+            return self._other.read(node)
+        except BadValueError as error:
+            words = " or ".join(f"`{word}`" for word in self._words)
+            keys = (
+                [key for key, field in keys_of(self.record).items() if field.default is STATED] if self.record else []
+            )
+            others = f"{words}, or {{{', '.join(f'{key}: ...' for key in keys)}}}" if keys else words
+            hint = f"{error.hint}; {others} also go" if error.hint else f"or {others}"
+            raise BadValueError(error.message, hint) from None
+
+    def write(self, value: Any) -> Any:
+        for word, meant in self._words.items():
+            if type(meant) is type(value) and meant == value:
+                return word
+        return self._other.write(value)
+
+    def describe(self) -> Schema:
+        return {"anyOf": [*({"const": word} for word in self._words), self._other.describe()]}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema as cs
+
+        single = super().__get_pydantic_core_schema__(source, handler)
+        if self.record is None:
+            return single
+        of_record = handler.generate_schema(self.record)
+        choices: dict[Any, CoreSchema] = {TAG + "record": of_record, TAG + "single": single}
+        return cs.tagged_union_schema(choices, discriminator=_record_or_single)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        described = self.describe()
+        if schema["type"] == "tagged-union":
+            described["anyOf"].append(_below(handler, schema["choices"][TAG + "record"]))
+        return described
+
+
+def _record_or_single(value: Any) -> str:
+    return TAG + ("record" if isinstance(value, MapNode | Record) else "single")
+
+
+class Listed:
+    """A list of values of one kind. `null` is the empty list."""
+
+    def __init__(self, maximum: int = 1000, *, unique: bool = False) -> None:
+        self._maximum = maximum
+        self._unique = unique
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema as cs
+
+        read = cs.no_info_before_validator_function(self._items, handler(source))
+        return cs.no_info_after_validator_function(_no_second, read) if self._unique else read
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        unique = {"uniqueItems": True} if self._unique else {}
+        return {**handler(schema), "type": ["array", "null"], "maxItems": self._maximum, **unique}
+
+    def _items(self, node: Node) -> list[Node]:
+        if is_null(node):
+            return []
+        if not isinstance(node, ListNode):
+            hint = f"write [{shown(node.text)}]" if isinstance(node, ScalarNode) else ""
+            raise BadValueError(f"expected a list, got {kind_of(node)}", hint)
+        if len(node.items) > self._maximum:
+            raise BadValueError(f"a list of {len(node.items)} items", f"at most {self._maximum}")
+        return list(node.items)
+
+
+def _no_second(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    found: list[tuple[Path, BadValueError]] = [
+        ((index,), BadValueError(f"{quoted(str(value))} stands twice in the list", "remove one"))
+        for index, value in enumerate(values)
+        if value in values[:index]
+    ]
+    if found:
+        raise errors_below(found)
+    return values
+
+
+class Keyed:
+    """A mapping with keys of the user's own. `null` is the empty one."""
+
+    def __init__(self, maximum: int = 1000) -> None:
+        self._maximum = maximum
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema as cs
+
+        keys, values = (handler.generate_schema(argument) for argument in get_args(source))
+        return cs.no_info_before_validator_function(self._entries, cs.dict_schema(keys, values))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        table: Any = schema["schema"]
+        return {
+            "type": ["object", "null"],
+            "propertyNames": {**_below(handler, table["keys_schema"]), "type": "string"},
+            "additionalProperties": _below(handler, table["values_schema"]),
+            "maxProperties": self._maximum,
+        }
+
+    def _entries(self, node: Node) -> dict[str, Node]:
+        if is_null(node):
+            return {}
+        if not isinstance(node, MapNode):
+            raise BadValueError(f"expected a mapping, got {kind_of(node)}", "write {NAME: value}")
+        if len(node.entries) > self._maximum:
+            raise BadValueError(f"a mapping of {len(node.entries)} keys", f"at most {self._maximum}")
+        return {key.text: value for key, value in node.entries}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a record: the dataclass field, what it means, its default, the annotation without what is said of it."""
+
+    attribute: str
+    doc: str
+    default: Any
+    annotation: Any
+
+
+class Record:
+    """The base of a mapping with fixed keys: a frozen dataclass, whose defaults are the defaults."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    shorthand: ClassVar[str] = ""
+
+    @classmethod
+    def key(cls, attribute: str) -> str:
+        """Name the key of a field."""
+        named = cls.__pydantic_config__.get("alias_generator")
+        return str(named(attribute)) if named else attribute
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema as cs
+
+        return cs.no_info_before_validator_function(cls._entries, handler(source))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        described = handler(schema)
+        whole = handler.resolve_ref_schema(described)
+        whole["type"] = "object" if whole.get("required") else ["object", "null"]
+        for name, key in keys_of(cls).items():
+            if key.default is not STATED:
+                whole["properties"][name]["default"] = default_form(key)
+        return described
+
+    @classmethod
+    def _entries(cls, node: Any) -> Any:
+        if isinstance(node, MapNode):
+            return {key.text: value for key, value in node.entries}
+        if is_null(node):
+            return {}
+        if isinstance(node, cls):
+            return node
+        keys = list(keys_of(cls))
+        listed = ", ".join(keys) if len(keys) < 8 else ", ".join([*keys[:4], "..."])
+        raise BadValueError(f"expected a mapping with {listed}, got {kind_of(node)}", cls.shorthand)
+
+
+def keys_of(record: type[Record]) -> dict[str, Key]:
+    """The keys of a record, in the order of its fields."""
+    hints = get_type_hints(record, include_extras=True)
+    return {record.key(f.name): _key(f, hints[f.name]) for f in dataclasses.fields(record)}  # type: ignore[arg-type]
+
+
+def _key(field: dataclasses.Field[Any], annotation: Any) -> Key:
+    doc = next((extra.text for extra in get_args(annotation) if isinstance(extra, Doc)), "")
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return Key(attribute=field.name, doc=doc, default=default, annotation=annotation)
+
+
+def walk(record: type[Record], prefix: str = "") -> Iterator[tuple[str, type[Record], Key]]:
+    """List every fixed key below a record: its full path (`depends_on[].job`), its record, and what is said of it."""
+    for name, key in keys_of(record).items():
+        path = f"{prefix}.{name}" if prefix else name
+        yield path, record, key
+        for below, steps in _records_in(key.annotation):
+            yield from walk(below, path + steps)
+
+
+def _records_in(annotation: Any) -> Iterator[tuple[type[Record], str]]:
+    if isinstance(annotation, type) and issubclass(annotation, Record):
+        yield annotation, ""
+    for argument in get_args(annotation):
+        steps = "[]" if get_origin(annotation) is tuple else ""
+        yield from ((found, steps + more) for found, more in _records_in(argument))
+
+
+def default_form(key: Key) -> Any:
+    """A key's default as the file has it."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(key.annotation).dump_python(key.default, mode="json", by_alias=True)

@@ -1,0 +1,197 @@
+"""A tree of nodes becomes a `JobSpec`, and back: pydantic reads the classes of `model`, its errors become problems with line and column.
+
+Pydantic gives no value where it finds an error, and rules that bind several keys are to be tried all the same. So what is wrong is
+reported and taken out, and the rest is read again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+from orchestrator.spec.fields.nodes import ListNode, MapNode, Mark, Node, ScalarNode
+from orchestrator.spec.fields.records import TAG, walk
+from orchestrator.spec.model import JobSpec
+from orchestrator.spec.problems import BadValueError, Path, Problem, dotted
+from orchestrator.spec.reader.key_aliases import unknown_key
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
+    from orchestrator.spec.fields.nodes import JsonValue
+    from orchestrator.spec.fields.records import Key, Record
+
+_STAND_INS = {"name": "job", "entrypoint": "true"}
+"""What takes the place of a required key of the file that is wrong, so that the rest can be read."""
+_MISSING, _UNKNOWN, _KEY = "missing", "unexpected_keyword_argument", "[key]"
+
+
+@cache
+def adapter() -> TypeAdapter[JobSpec]:
+    """Pydantic's reader and writer of a job file; made once, in the process that reads one."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(JobSpec)
+
+
+@cache
+def all_keys() -> dict[str, tuple[type[Record], Key]]:
+    """Every key by its full path, such as `retry.log_policies[].pattern`."""
+    return {path: (record, key) for path, record, key in walk(JobSpec)}
+
+
+def write_spec(spec: JobSpec) -> dict[str, JsonValue]:
+    """Give the canonical JSON form, with every key."""
+    return cast("dict[str, JsonValue]", adapter().dump_python(spec, mode="json", by_alias=True))
+
+
+def schema() -> dict[str, Any]:
+    """Give the JSON Schema of a job file."""
+    return adapter().json_schema(by_alias=True)
+
+
+def read_spec(root: MapNode, problems: list[Problem]) -> JobSpec:
+    """Read a job file's tree. What is wrong is added to `problems`, and has its default in the spec."""
+    from pydantic import ValidationError
+
+    tree, faults = root, _Faults(root, problems)
+    while True:
+        try:
+            return adapter().validate_python(tree)
+        except ValidationError as error:
+            tree = faults.taken_out(error.errors(include_url=False, include_input=False))
+
+
+def problem_at(error: BadValueError, mark: Mark, path: Path) -> Problem:
+    """Say where a bad value stands."""
+    return Problem(
+        line=mark.line,
+        column=mark.column,
+        path=dotted(path),
+        message=error.message,
+        hint=error.hint,
+        source=mark.source,
+    )
+
+
+class _Faults:
+    """What is wrong with a tree, by its path there, and the tree without it."""
+
+    def __init__(self, root: MapNode, problems: list[Problem]) -> None:
+        self._root = root
+        self._problems = problems
+        self._out: set[Path] = set()
+        self._positions: dict[Path, list[int]] = {}
+        """Of each list that lost items: which ones are left."""
+
+    def taken_out(self, errors: list[ErrorDetails]) -> MapNode:
+        """Report the errors, and return the tree without what they are about."""
+        before = len(self._out)
+        for error in errors:
+            self._take(error)
+        if len(self._out) == before:
+            raise AssertionError(f"pydantic found something that cannot be taken out: {errors}")
+        self._positions = {}
+        tree = self._without(self._root, ())
+        if not isinstance(tree, MapNode):
+            raise TypeError("a job file is a mapping")
+        return tree
+
+    def _take(self, error: ErrorDetails) -> None:
+        path, is_key = self._place(error["loc"])
+        if error["type"] == _MISSING:
+            if path not in self._out:  # else it is there, and has been reported
+                self._report(BadValueError("is required", _known(path)[1].doc), path[:-1], path)
+            self._out.add(path)
+            if len(path) > 1:
+                self._out.add(path[:-1])
+            return
+        self._out.add(path)
+        if error["type"] == _UNKNOWN:
+            siblings = [key.rpartition(".")[2] for key in all_keys() if key.rpartition(".")[0] == _general(path[:-1])]
+            bad = unknown_key(path[:-1], str(path[-1]), siblings, all_keys())
+            self._report(bad, path, path, at_key=True)
+        else:
+            self._report(_bad_value(error), path, path, at_key=is_key)
+
+    def _place(self, location: tuple[int | str, ...]) -> tuple[Path, bool]:
+        """The path in the whole tree, and whether the error is about a key of a mapping."""
+        path: Path = ()
+        for step in location:
+            if isinstance(step, int):
+                path = (*path, self._positions[path][step] if path in self._positions else step)
+            elif not step.startswith(TAG):
+                path = (*path, step)
+        is_key = bool(path) and path[-1] == _KEY and _find(self._root, path)[1] is _find(self._root, path[:-1])[1]
+        return (path[:-1], True) if is_key else (path, False)
+
+    def _report(self, error: BadValueError, where: Path, path: Path, *, at_key: bool = False) -> None:
+        key, value = _find(self._root, where)
+        self._problems.append(problem_at(error, (key if at_key and key else value or self._root).mark, path))
+
+    def _without(self, node: Node, path: Path) -> Node:
+        match node:
+            case MapNode():
+                entries = [
+                    (key, self._without(value, (*path, key.text)))
+                    for key, value in node.entries
+                    if (*path, key.text) not in self._out
+                ]
+                if not path:
+                    entries += [(_text(key), _text(value)) for key, value in _STAND_INS.items() if (key,) in self._out]
+                return replace(node, entries=tuple(entries))
+            case ListNode():
+                left = [index for index in range(len(node.items)) if (*path, index) not in self._out]
+                self._positions[path] = left
+                return replace(node, items=tuple(self._without(node.items[i], (*path, i)) for i in left))
+            case _:
+                return node
+
+
+def _bad_value(error: ErrorDetails) -> BadValueError:
+    context: dict[str, Any] = error.get("ctx", {})
+    if "message" in context:
+        return BadValueError(context["message"], context["hint"])
+    bad = context.get("error")
+    return bad if isinstance(bad, BadValueError) else BadValueError(error["msg"])
+
+
+def _find(root: Node, path: Path) -> tuple[ScalarNode | None, Node | None]:
+    """The key and the value at a path, or the nearest value above that is written out."""
+    key: ScalarNode | None = None
+    node: Node = root
+    for step in path:
+        if isinstance(node, MapNode) and isinstance(step, str):
+            key, found = next(((name, value) for name, value in node.entries if name.text == step), (None, None))
+        elif isinstance(node, ListNode) and isinstance(step, int) and step < len(node.items):
+            key, found = None, node.items[step]
+        else:
+            break
+        if found is None:
+            break
+        node = found
+    return key, node
+
+
+def nearest_mark(root: Node, path: Path) -> Mark:
+    """Where a value stands, or the nearest one above it that is written out."""
+    node = _find(root, path)[1]
+    return (node or root).mark
+
+
+def _general(path: Path) -> str:
+    """The path with `[]` for any position."""
+    text = ""
+    for step in path:
+        text += "[]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+def _known(path: Path) -> tuple[type[Record], Key]:
+    return all_keys()[_general(path)]
+
+
+def _text(text: str) -> ScalarNode:
+    return ScalarNode(text=text, kind="text", mark=Mark(source=""))
