@@ -33,6 +33,7 @@ from orchestrator.checkpoint.external import file_copies, file_facts, file_forma
 from orchestrator.checkpoint.external.file_facts import changed_at, digests, facts_of, member
 from orchestrator.checkpoint.storage.info import CheckpointInfo, CheckpointStatus
 from orchestrator.checkpoint.storage.storage import LocalStorage
+from orchestrator.private_files import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -334,6 +335,8 @@ class ExternalCheckpoints:
         name = f"{_COPIES}/{folder}-{facts[''][1]}/{Path(path).name}"
         target = self._storage.root / name
         try:
+            for directory in (target.parents[1], target.parent):  # the rank actor has no umask of its own
+                make_private(directory)
             file_copies.take(path, target, link=replaced >= _SURE_REPLACEMENTS)
         except OSError as error:
             self.copy_failure = f"{path} has no copy while it is overwritten: {error.strerror or error}"

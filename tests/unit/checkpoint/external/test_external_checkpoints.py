@@ -484,11 +484,13 @@ def test_what_is_no_regular_file_never_holds_anything_up(job: Path, kind: str) -
     assert step_in(files.newest_good(attempt=2)) == 1
 
 
-def test_the_registry_is_this_user_s_alone_whatever_the_umask(job: Path) -> None:
+@pytest.mark.parametrize("pattern", ["out/ckpt-*", "out/ckpt.pt"], ids=["one each time", "overwritten"])
+def test_the_registry_is_this_user_s_alone_whatever_the_umask(job: Path, pattern: str) -> None:
     write(job, 1, age=10)
+    overwrite(job / "out" / "ckpt.pt", 1, age=10)
     before = os.umask(0o022)
     try:
-        files = watch(job)
+        files = watch(job, pattern)
         files.scan(attempt=1)
         files.scan(attempt=1)
     finally:
