@@ -70,8 +70,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     """A failure shows what the daemons have said last, and where their processes are."""
     report = yield
     if report.failed:
+        report.sections += Stack.last_words
         for stack in Stack.in_use:
             report.sections += evidence.sections(stack)
+    Stack.last_words.clear()
     return report
 
 

@@ -41,6 +41,27 @@ def is_duration(node: ast.AST, names: Collection[str] = ()) -> bool:
     )
 
 
+def is_told_duration(node: ast.AST) -> bool:
+    """Whether a value is one of a report's times: ``report["recovery_seconds"]``."""
+    return (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, str)
+        and node.slice.value.endswith("_seconds")
+    )
+
+
+def has_upper_bound(compare: ast.Compare) -> bool:
+    """Whether it says that a told duration is less than a number."""
+    sides = [compare.left, *compare.comparators]
+    for left, operator, right in zip(sides, compare.ops, sides[1:], strict=False):
+        less, more = (right, left) if isinstance(operator, ast.Gt | ast.GtE) else (left, right)
+        ordered = isinstance(operator, ast.Gt | ast.GtE | ast.Lt | ast.LtE)
+        if ordered and is_told_duration(less) and isinstance(more, ast.Constant):
+            return True
+    return False
+
+
 def judged(tree: ast.AST) -> Iterator[int]:
     """Lines that assert something of how long something took, at once or by a name."""
     for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
@@ -53,7 +74,9 @@ def judged(tree: ast.AST) -> Iterator[int]:
         }
         for node in (part for part in ast.walk(function) if isinstance(part, ast.Assert)):
             compared = [part for part in ast.walk(node.test) if isinstance(part, ast.Compare)]
-            if any(is_duration(side, names) for part in compared for side in (part.left, *part.comparators)):
+            if any(map(has_upper_bound, compared)) or any(
+                is_duration(side, names) for part in compared for side in (part.left, *part.comparators)
+            ):
                 yield node.lineno
 
 
@@ -67,6 +90,9 @@ def test_no_test_judges_how_long_something_took() -> None:
     [
         ("def f():\n began = time.monotonic()\n assert time.monotonic() - began < 5", [3]),
         ("def f():\n took = time.perf_counter() - began\n assert took < 1, 'slow'", [3]),
+        ("def f():\n assert 0 < report['detection_seconds'] < report['recovery_seconds'] < 30", [2]),
+        ("def f():\n assert 30 > report['recovery_seconds']", [2]),
+        ("def f():\n assert 1 < report['detection_seconds'] < report['recovery_seconds']", []),
         ("def f():\n assert time.monotonic() < deadline", []),
         ("def f():\n assert seen(since=time.time() - 5) == []", []),
     ],

@@ -148,11 +148,10 @@ print(by_ray, disarmed, restored, len(seen))
 """
 
 
-def test_rays_handler_of_sigterm_aborts_no_process_of_orch(stack: Stack) -> None:
+def test_rays_handler_of_sigterm_aborts_no_process_of_orch(breakable: Stack) -> None:
     """Ray arms an alarm that aborts the process 3 s after SIGTERM. The first answer tells when Ray does not any more."""
-    stack.up()
-    token = stack.settings.paths.ray / "token"
-    address = json.loads((stack.settings.paths.ray / "head.json").read_text())["gcs_address"]
+    token = breakable.settings.paths.ray / "token"
+    address = json.loads((breakable.settings.paths.ray / "head.json").read_text())["gcs_address"]
     done = subprocess.run(
         [sys.executable, "-c", RAISES_SIGTERM, address],
         env={**os.environ, **ray_environment(token)},

@@ -50,6 +50,9 @@ class Stack:
     in_use: ClassVar[list[Self]] = []
     """Those of this process whose daemon was started and that are not closed: what a failure shows."""
 
+    last_words: ClassVar[list[tuple[str, str]]] = []
+    """Of those that a test closed while it failed."""
+
     def __init__(
         self,
         *,
@@ -139,6 +142,10 @@ class Stack:
 
     def close(self) -> None:
         """Stop what answers, then kill whatever is left of this home; leaves nothing behind."""
+        if sys.exception() is not None and self in self.in_use:
+            from tests.support.evidence import sections
+
+            self.last_words.extend(sections(self))
         with contextlib.suppress(OrchError, AssertionError):
             for job in self.client.jobs().jobs:
                 if not job.is_terminal:
