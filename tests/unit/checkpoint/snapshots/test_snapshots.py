@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -318,23 +317,38 @@ def test_only_one_live_process_writes_and_a_dead_one_does_not_stand_in_the_way(f
     SnapshotWriter(folder, rank=0, world_size=1, attempt=2).close()
 
 
-def test_a_kill_at_any_moment_leaves_a_whole_snapshot_of_the_last_steps(folder):
-    for attempt in range(1, 7):
-        writer = spawn(folder, attempt)
-        try:
-            for _ in range(2 + attempt):
-                writer.stdout.readline()
-            until = time.perf_counter() + attempt * 0.0007  # somewhere in the next copies
-            while time.perf_counter() < until:
-                pass
-        finally:
-            writer.send_signal(signal.SIGKILL)
-            printed = writer.communicate()[0].split()
-        last = max([2 + attempt, *map(int, printed)])
+MOMENTS = [(method, when) for method in ("begin", "describe", "commit") for when in ("before", "after")]
+DIES = """
+import os, signal, sys
+from orchestrator.checkpoint.snapshots.file import SnapshotSlot
+
+method, when = sys.argv[3:]
+real = getattr(SnapshotSlot, method)
+
+def dying(slot, *args):
+    if step == 4 and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(slot, *args)
+    if step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(SnapshotSlot, method, dying)
+"""
+
+
+def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_snapshot_of_the_last_step(folder):
+    for attempt, (method, when) in enumerate(MOMENTS, start=1):
+        writer = subprocess.run(
+            [sys.executable, "-c", DIES + WRITER, str(folder), str(attempt), method, when],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (writer.returncode, writer.stdout.split()) == (-signal.SIGKILL, ["1", "2", "3"]), writer.stderr
         reader = SnapshotReader(folder, job_id="j")
         version = reader.newest()
-        assert version.attempt == attempt
-        assert version.step in (last, last + 1)
+        assert version == Version(attempt=attempt, step=4 if (method, when) == ("commit", "after") else 3)
         loaded = reader.load(version, 0, 1)
         assert loaded.state == {"step": version.step, "fill": bytes([version.step % 256]) * 2_000_000}
 
