@@ -59,7 +59,6 @@ def spec(how: str, done: Path) -> str:
     )
 
 
-@pytest.mark.timeout(400)
 def test_one_job_s_reports_are_its_own_affair(breakable: Stack, tmp_path: Path) -> None:
     stack, done = breakable, tmp_path / "done"
     jobs = {how: stack.submit(spec(how, done), tmp_path / how, train=SCRIPT) for how in HOWS}

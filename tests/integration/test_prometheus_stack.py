@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(480),  # both stories may be told in one test, on a machine that does other things, too
     pytest.mark.skipif(
         shutil.which("prometheus") is None or shutil.which("prometheus-alertmanager") is None,
         reason="prometheus or its alertmanager is missing: .ci/install-test-tools",

@@ -55,7 +55,6 @@ JOB = "name: steps\nentrypoint: sleep 600\nresources: {num_workers: 1, resources
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make namespaces"),
     pytest.mark.skipif(not SYSTEMD.exists(), reason="there is no systemd on this machine"),
-    pytest.mark.timeout(600),
 ]
 
 
