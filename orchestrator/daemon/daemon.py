@@ -18,7 +18,7 @@ from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.gpus.watch import GpuWatch
 from orchestrator.daemon.jobs.hangs import HangWatch
 from orchestrator.daemon.jobs.progress import ProgressBook
-from orchestrator.daemon.jobs.submission import read_secrets
+from orchestrator.daemon.jobs.secrets import read_secrets
 from orchestrator.daemon.jobs.tidying import Tidying
 from orchestrator.daemon.loop import Loop
 from orchestrator.daemon.metrics.metering import Metering
@@ -143,7 +143,7 @@ class Daemon:
             cluster=self.cluster,
             paths=self.settings.paths,
             base_env=dict(environ),
-            secrets_of=lambda job: read_secrets(self.settings, job.id),
+            secrets_of=lambda job: read_secrets(self.settings.paths, job.id),
             log_limits=limits,
             files=JobFiles(
                 self.cluster,

@@ -38,6 +38,7 @@ from orchestrator.daemon.jobs import job_checkpoints as saved
 from orchestrator.daemon.jobs import submission
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.log_stream import LogStream
+from orchestrator.daemon.jobs.secrets import read_secrets
 from orchestrator.daemon.jobs.views import event_view, job_view, left_out_notes, left_out_view, rank_stacks
 from orchestrator.runtime.gangs.launch_spec import checkpoint_dir
 from orchestrator.runtime.ranks.process_inspector import report_lines
@@ -405,7 +406,7 @@ class Service:
         daemon = self._daemon
         self._refuse_when_full()
         resume_from = await self._resume_path(job.id) if request.from_checkpoint else None
-        secrets = submission.read_secrets(daemon.settings, job.id)
+        secrets = read_secrets(daemon.settings.paths, job.id)
         if job.spec.secrets and not secrets:
             names = ", ".join(job.spec.secrets)
             raise RefusedError(

@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from orchestrator.spec.launchers import WORDS, Translation, find_launcher, translate
 from orchestrator.spec.problems import BadValueError, quoted
@@ -20,6 +20,7 @@ from orchestrator.spec.problems import BadValueError, quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+T = TypeVar("T")
 EntrypointKind = Literal["script", "module", "command"]
 
 CHECKPOINT = "${checkpoint}"
@@ -61,6 +62,10 @@ class Entrypoint:
     target: str
     args: tuple[str, ...]
     argv: tuple[str, ...]
+
+    def interpreter(self, usual: T) -> str | T:
+        """The interpreter's path if it is written in full, else `usual`: what `python` means to the submitter."""
+        return self.python if self.python is not None and self.python.startswith("/") else usual
 
 
 def parse_entrypoint(text: str) -> Entrypoint:

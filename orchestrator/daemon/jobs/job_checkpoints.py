@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from orchestrator.api import views as v
@@ -10,6 +9,7 @@ from orchestrator.api.errors import BadRequestError
 from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.storage.info import CheckpointStatus, Retention, best_by_score
+from orchestrator.daemon.jobs.secrets import read_secrets
 from orchestrator.runtime.gangs.launch_spec import checkpoint_dir, store_environ
 from orchestrator.runtime.gangs.resume_source import watch_settings
 
@@ -82,7 +82,7 @@ def choose(job: Job, paths: Paths, step: str) -> str:
 
 def _entries(job: Job, paths: Paths) -> list[tuple[CheckpointInfo, Callable[[CheckpointInfo], CheckpointInfo]]]:
     """Everything that the job has saved, newest first, each with what verifies it."""
-    environ = store_environ(job, _secrets(job, paths))
+    environ = store_environ(job, read_secrets(paths, job.id))
     store = CheckpointRepository(checkpoint_dir(job, paths), attempt=max(job.attempt_number, 1), environ=environ)
     found: list[tuple[CheckpointInfo, Callable[[CheckpointInfo], CheckpointInfo]]]
     found = [(info, store.verify) for info in store.list()]
@@ -91,15 +91,6 @@ def _entries(job: Job, paths: Paths) -> list[tuple[CheckpointInfo, Callable[[Che
         files = ExternalCheckpoints(settings)
         found = [(info, files.verify) for info in files.infos()] + found
     return found
-
-
-def _secrets(job: Job, paths: Paths) -> dict[str, str]:
-    """The job's secrets; none once it has ended."""
-    try:
-        values: dict[str, str] = json.loads(paths.secrets(job.id).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return values
 
 
 def _view(info: CheckpointInfo, job: Job, *, verified: bool, is_best: bool) -> v.CheckpointView:

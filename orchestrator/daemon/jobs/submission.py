@@ -22,7 +22,8 @@ from orchestrator.core.fold import submitted
 from orchestrator.core.ids import JobId, job_id
 from orchestrator.core.scheduler.placement import could_ever_fit, needs_home, rank_size
 from orchestrator.daemon.jobs import workdir_archive as snapshot
-from orchestrator.private_files import make_private, open_private
+from orchestrator.daemon.jobs.secrets import write_secrets
+from orchestrator.private_files import make_private
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import JobSpec, parse_job
 from orchestrator.spec.problems import SpecError
@@ -58,7 +59,7 @@ def check(request: SubmitRequest) -> Checked:
     except SpecError as error:
         raise invalid_spec(error) from error
     entry = parse_entrypoint(spec.entrypoint)
-    python = entry.python if entry.python and entry.python.startswith("/") else request.python
+    python = entry.interpreter(request.python)
     if entry.python is not None and python is None:
         raise _one(request, "entrypoint", f"there is no {entry.python!r} on your PATH", "activate an environment")
     if python is not None and not os.access(python, os.X_OK):
@@ -238,7 +239,7 @@ async def prepare(
     except snapshot.SnapshotError as error:
         raise RefusedError(str(error)) from error
     resume_from = await _pinned(resume_from, settings, new_id)
-    write_secrets(settings, new_id, request.secrets)
+    write_secrets(settings.paths, new_id, request.secrets)
     path = os.pathsep.join(dict.fromkeys([str(Path(checked.python).parent), *request.path.split(os.pathsep)]))
     who = _Who(user=caller.user, uid=caller.uid, path=path, key=request.idempotency_key)
     return _event(checked, who, str(work), digest, new_id, resume_from, time.time(), left_out=left_out)
@@ -271,33 +272,6 @@ def _take_modules(modules: Sequence[Path], settings: Settings, new_id: str) -> N
             snapshot.lay_out(taken.digest, paths.blob, target)
         else:
             shutil.copyfile(module, target)
-
-
-def write_secrets(settings: Settings, new_id: str, values: Mapping[str, str]) -> None:
-    """Keep the job's secrets in a file of mode 0600, until its end."""
-    if not values:
-        return
-    import json
-
-    path = settings.paths.secrets(new_id)
-    make_private(path.parent)
-    handle = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        os.write(handle, json.dumps(dict(values)).encode())
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def read_secrets(settings: Settings, existing_id: str) -> dict[str, str]:
-    """The job's secrets; empty when it has none."""
-    import json
-
-    try:
-        values: dict[str, str] = json.loads(settings.paths.secrets(existing_id).read_bytes())
-    except FileNotFoundError:
-        return {}
-    return values
 
 
 def discard(settings: Settings, new_id: str) -> None:
@@ -335,7 +309,7 @@ async def prepare_rerun(
     await asyncio.to_thread(_lay_out, job.snapshot, settings, new_id)
     await asyncio.to_thread(_copy_modules, job, settings, new_id)
     resume_from = await _pinned(resume_from, settings, new_id)
-    write_secrets(settings, new_id, secrets)
+    write_secrets(settings.paths, new_id, secrets)
     checked = Checked(spec=job.spec, python=job.python, directory=None)
     who = _Who(user=caller.user, uid=caller.uid, path=job.path, key=f"rerun-{new_id}")
     work = str(settings.paths.work(new_id))

@@ -96,7 +96,7 @@ class _NodePlans:
         # Text, not paths: joining those of a thousand ranks takes longer than all the rest.
         self._pages = str(places.page_dir)
         self._exits = str(places.paths.attempt_exits(job.id, self._attempt))
-        python = _interpreter(job, entry)
+        python = entry.interpreter(job.python)
         # Ranks on other nodes could not read what rank 0 left in shared memory.
         snapshots = _snapshots(job, places) if nodes == 1 else None
         job_env = {**job.spec.env, **places.secrets}
@@ -229,11 +229,6 @@ def _elastic_settings(job: Job) -> dict[str, str]:
 def _threads(env: Mapping[str, str]) -> int | None:
     threads = env.get("OMP_NUM_THREADS", "")
     return int(threads) if threads.isdigit() and int(threads) > 0 else None
-
-
-def _interpreter(job: Job, entry: Entrypoint) -> str:
-    """The absolute interpreter: ``python`` is what it meant to the submitter."""
-    return entry.python if entry.python is not None and entry.python.startswith("/") else job.python
 
 
 def _what_to_run(entry: Entrypoint, python: str) -> tuple[str, str, tuple[str, ...]]:
