@@ -20,8 +20,8 @@ LATEST_TIME: Final = 1e11
 """Seconds since the epoch: the year 5138. What is later cannot be shown as a date everywhere."""
 
 _TIMES: Final = frozenset({"at", "deadline", "not_before", "fenced_until", "state_since"})
-# Imported by the modules of records for their annotations only.
-_NAMES: Final[dict[str, Any]] = {"Mapping": Mapping, "Sequence": Sequence, "Any": Any, "JobId": str}
+# Imported by the modules of records for their annotations only. A spec is what orch itself has read, and is not looked into.
+_NAMES: Final[dict[str, Any]] = {"Mapping": Mapping, "Sequence": Sequence, "Any": Any, "JobId": str, "JobSpec": Any}
 
 R = TypeVar("R")
 Check = Callable[[Any], bool]

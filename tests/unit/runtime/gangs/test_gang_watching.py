@@ -15,7 +15,7 @@ from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core import events as ev
 from orchestrator.core.attempt import Attempt, Exit
 from orchestrator.core.conformance import unchecked
-from orchestrator.core.job import Job
+from orchestrator.core.stored_job import JobRecord
 from orchestrator.runtime.gangs.gangs import Gangs, _Gang
 from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.pools import Pool
@@ -127,7 +127,7 @@ def test_a_watcher_that_fails_begins_anew() -> None:
     assert watched.actor.cursors[-1] == PollCursor()
 
 
-CHECKED = (RankEvent, ProgressSnapshot, CheckpointFacts, PersisterStatus, Job, Attempt, Exit, *ev.EVENTS.values())
+CHECKED = (RankEvent, ProgressSnapshot, CheckpointFacts, PersisterStatus, JobRecord, Attempt, Exit, *ev.EVENTS.values())
 
 
 @pytest.mark.parametrize("record", [*CHECKED, ExitRecord, Started, ErrorRaised, Exited, Gone, Ending])
