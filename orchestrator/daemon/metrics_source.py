@@ -12,25 +12,27 @@ from orchestrator.telemetry.collectors import registry, render
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.daemon.daemon import Daemon
-    from orchestrator.daemon.service import Service
+    from orchestrator.daemon.metrics.picture import MetricsPicture
+    from orchestrator.daemon.readiness import Readiness
+    from orchestrator.runtime.exporters.exporters import Exporters
 
 
 class Reading:
     """Implements ``api.read_app.ReadSource``."""
 
-    def __init__(self, daemon: Daemon, service: Service) -> None:
-        self._daemon = daemon
-        self._service = service
+    def __init__(self, picture: MetricsPicture, exporters: Exporters, readiness: Readiness) -> None:
+        self._picture = picture
+        self._exporters = exporters
+        self._readiness = readiness
 
     async def metrics(self, accept: str) -> MetricsPage:
         """Every metric of the daemon."""
-        snapshot = await self._daemon.picture()
+        snapshot = await self._picture.take()
         return MetricsPage(*await asyncio.to_thread(render, registry(lambda: snapshot), accept))
 
     async def targets(self) -> Sequence[TargetGroup]:
         """The exporter of every GPU, with its node; those that fail to answer included: that is for Prometheus to see."""
-        exporters = self._daemon.exporters
+        exporters = self._exporters
         await exporters.ask()  # one that Ray has started again serves somewhere else
         return [
             TargetGroup(
@@ -42,4 +44,4 @@ class Reading:
 
     async def not_ready(self) -> Sequence[str]:
         """Why no job can be taken and placed now."""
-        return await self._daemon.readiness.problems()
+        return await self._readiness.problems()

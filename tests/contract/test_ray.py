@@ -20,8 +20,10 @@ from orchestrator.core.cluster import Node
 from orchestrator.core.job import Job
 from orchestrator.private_files import remove_private
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
+from orchestrator.runtime.gangs.assembly import ray_gangs
 from orchestrator.runtime.gangs.gangs import Gangs
 from orchestrator.runtime.gangs.job_files import JobFiles
+from orchestrator.runtime.gangs.launching import LaunchSettings
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.nodes.directories import page_directory
 from orchestrator.runtime.pools import Pool
@@ -87,8 +89,8 @@ class Raylets:
         os.environ.update(self._environ)
         self.raylets.close()
         shutil.rmtree(self.home, ignore_errors=True)
-        remove_private(self.cluster.node_dir("any").parent)  # a node that was killed removes nothing
-        remove_private(page_directory(self.cluster.namespace))
+        remove_private(self.cluster.site.node_dir("any").parent)  # a node that was killed removes nothing
+        remove_private(page_directory(self.cluster.site.namespace))
 
 
 class RayArm(Arm):
@@ -102,21 +104,26 @@ class RayArm(Arm):
 
     def _make(self) -> Gangs:
         raylets, limits = self._raylets, LogLimits()
-        files = JobFiles(raylets.cluster, raylets.paths, limits, outputs_max_bytes=2**20, pool=Pool("outputs", 1))
-        return Gangs(
-            cluster=raylets.cluster,
+        files = JobFiles(raylets.cluster.nodes, raylets.paths, limits, outputs_max_bytes=2**20, pool=Pool("outputs", 1))
+        settings = LaunchSettings(
             paths=raylets.paths,
+            page_dir=page_directory(raylets.cluster.site.namespace),
             base_env={name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "ORCH_"))},
-            secrets_of=lambda _: {},
             log_limits=limits,
+        )
+        gangs, _ = ray_gangs(
+            raylets.cluster,
+            settings,
+            files,
+            secrets_of=lambda _: {},
+            previous_step=lambda _: 0,
+            gpu_evidence=_no_evidence,
             post=self.post,
             progress=lambda *_: None,
-            previous_step=lambda _: 0,
-            files=files,
-            gpu_evidence=_no_evidence,
             pool=Pool("starts", 1),
             log=structlog.get_logger(),
         )
+        return gangs
 
     def run(self, test: Coroutine[Any, Any, None]) -> None:
         async def whole() -> None:

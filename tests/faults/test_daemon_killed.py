@@ -73,9 +73,9 @@ def test_a_job_in_every_state_outlives_the_daemon(breakable: Stack, ledger: Ledg
 _DIES_BEFORE_TIDYING = """
 import os, signal
 from orchestrator.cli.main import main
-from orchestrator.daemon.daemon import Daemon
+from orchestrator.daemon.observers import JobObservers
 
-Daemon._ended = lambda self, job: os.kill(os.getpid(), signal.SIGKILL)
+JobObservers.ended = lambda self, job: os.kill(os.getpid(), signal.SIGKILL)
 main()
 """
 

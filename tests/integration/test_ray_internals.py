@@ -76,14 +76,14 @@ def test_a_driver_can_be_told_to_outlive_its_head() -> None:
     """Tried by hand, too: with a call under way when the head dies, a driver ends 60 s later, and lives on with this."""
     import ray._raylet
 
-    from orchestrator.runtime.cluster.cluster import RECONNECT_SECONDS
+    from orchestrator.runtime.cluster.driver_environment import RECONNECT_SECONDS
 
     with Path(ray._raylet.__file__).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
         assert library.find(RECONNECT_SECONDS.removeprefix("RAY_").encode()) > 0
 
 
 def test_the_setting_is_the_daemons_own(stack: Stack) -> None:
-    from orchestrator.runtime.cluster.cluster import OF_THE_DRIVER
+    from orchestrator.runtime.cluster.driver_environment import OF_THE_DRIVER
 
     for pid in stack.head_pids().values():
         assert not set(OF_THE_DRIVER) & psutil.Process(pid).environ().keys()

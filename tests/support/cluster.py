@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator.runtime.cluster.cluster import LOOPBACK, OBJECT_STORE_BYTES
+from orchestrator.runtime.cluster.embedded_head import LOOPBACK, OBJECT_STORE_BYTES
 from orchestrator.runtime.cluster.head_processes import clear_sessions, ray_environment
 from tests.support.stack import kill_all, process_gone, wait_until
 

@@ -407,7 +407,7 @@ class ServedFake:
 
     def stop(self) -> None:
         """Stop listening, as a daemon that stops in good order does."""
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(timeout=10)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(timeout=60)
 
     def read_with_token(self, token: str) -> Endpoint:
         """One more reading port, which wants this token."""

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from orchestrator.core.job import Job
     from orchestrator.daemon.jobs.progress import JobProgress
     from orchestrator.gpu.balance.balance import GpuLoad
-    from orchestrator.runtime.cluster.cluster import Cluster
+    from orchestrator.runtime.cluster.connection import RayConnection
+    from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.spec.paths import Paths
@@ -48,7 +49,8 @@ class GpuWatch:
 
     def __init__(
         self,
-        cluster: Cluster,
+        ray: RayConnection,
+        nodes: NodeRegistry,
         exporters: Exporters,
         paths: Paths,
         jobs: Callable[[], Collection[Job]],
@@ -58,7 +60,8 @@ class GpuWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._cluster = cluster
+        self._ray = ray
+        self._nodes = nodes
         self._exporters = exporters
         self._recording = GpuRecording(exporters, paths)
         self._jobs = jobs
@@ -79,7 +82,7 @@ class GpuWatch:
                 await within(WATCH_SECONDS, self._woken.wait())
                 await asyncio.sleep(GATHER_SECONDS)
             self._woken.clear()
-            if not self._cluster.connected:
+            if not self._ray.connected:
                 continue
             try:
                 await self.round()
@@ -175,7 +178,7 @@ class GpuWatch:
     async def _assign(self, holding: Collection[Job]) -> None:
         """Tell nodes with simulated GPUs which processes run on which."""
         wanted: dict[str, dict[int, tuple[int, ...]]] = {
-            node_id: {} for node_id, report in self._cluster.reports.items() if any(g.simulated for g in report.gpus)
+            node_id: {} for node_id, report in self._nodes.reports.items() if any(g.simulated for g in report.gpus)
         }
         for job in holding:
             for seat in job.seats:
@@ -184,7 +187,7 @@ class GpuWatch:
                         pids = wanted[seat.node_id].get(int(gpu), ())
                         wanted[seat.node_id][int(gpu)] = (*pids, job.pids[seat.rank])
         for node_id, assignment in wanted.items():
-            agent = self._cluster.agents.get(node_id)
+            agent = self._nodes.agents.get(node_id)
             if agent is not None and self._assigned.get(node_id, {}) != assignment:
                 await within(10.0, agent.assign.remote(assignment))
                 self._assigned[node_id] = assignment
@@ -199,15 +202,15 @@ class GpuWatch:
                     holders.setdefault(uuid, []).append(GpuOwner(job=job.id, rank=seat.rank))
         rows = [
             _row(gpu, node.hostname, reports.get(gpu.uuid), holders.get(gpu.uuid, ()))
-            for node in self._cluster.reports.values()
+            for node in self._nodes.reports.values()
             for gpu in node.gpus
         ]
         rows = [
             replace(row, problem=f"avoided: {bad[row.gpu_uuid]}") if row.gpu_uuid in bad and not row.problem else row
             for row in rows
         ]
-        for node_id, lost in self._cluster.lost_gpus.items():
-            node = self._cluster.reports[node_id].hostname
+        for node_id, lost in self._nodes.lost_gpus.items():
+            node = self._nodes.reports[node_id].hostname
             rows += [
                 replace(_row(gpu, node, None, holders.get(gpu.uuid, ())), health=Health.LOST, problem=GPU_LOST)
                 for gpu in lost

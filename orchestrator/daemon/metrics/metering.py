@@ -72,11 +72,11 @@ class Metering:
                 self._events.pop(job_id, None)
                 self._ledger.forget(job_id)
 
-    def progress(self, job_id: JobId, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
+    def progress(self, job: Job, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
         """A rank reported."""
         if rank == 0 and snapshot.step is not None and snapshot.last_report_at is not None:
             self._ledger.progress(
-                job_id,
+                job.id,
                 attempt=attempt,
                 step=snapshot.step,
                 at=snapshot.last_report_at,

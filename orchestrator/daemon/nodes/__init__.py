@@ -1,4 +1,4 @@
-"""Nodes as the daemon sees them: quarantine and views.
+"""Nodes as the daemon sees them: kept current, warmed, checked, cordoned; the head of an embedded cluster started again.
 
-Begin with ``quarantine.py``.
+Each part has few collaborators and takes them in its constructor. Begin with ``care.py``, then ``quarantine.py``.
 """

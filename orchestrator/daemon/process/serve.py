@@ -26,12 +26,10 @@ from orchestrator.api.server.listeners import (
 )
 from orchestrator.api.server.read_app import create_read_app, read_policy
 from orchestrator.api.transport.peer import is_stopped
-from orchestrator.daemon.daemon import Daemon
+from orchestrator.daemon.bootstrap import build
 from orchestrator.daemon.metrics.local_prometheus import LocalPrometheus
-from orchestrator.daemon.metrics_source import Reading
 from orchestrator.daemon.process import failure
 from orchestrator.daemon.process.home import prepare_home
-from orchestrator.daemon.service import Service
 from orchestrator.gpu.exporter.http import is_loopback
 from orchestrator.private_files import PRIVATE_UMASK
 from orchestrator.runtime.cluster.head_start import ClusterError
@@ -44,6 +42,9 @@ from orchestrator.telemetry.logging import configure_logging
 if TYPE_CHECKING:
     from orchestrator.api.launch import ServeOptions
     from orchestrator.api.server.listeners import ControlSocket
+    from orchestrator.daemon.assembly import Parts
+    from orchestrator.daemon.daemon import Daemon
+    from orchestrator.daemon.service import Service
     from orchestrator.spec.settings import Settings
 
 
@@ -89,23 +90,23 @@ def _check_exporters(settings: Settings, options: ServeOptions) -> None:
 
 
 async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, str], rank_umask: int) -> None:
-    daemon = Daemon(settings, options, environ, rank_umask)
+    parts = build(settings, options, environ, rank_umask)
     try:
         if options.group:
             open_way(settings.home, settings.socket, options.group)
         control = bind_control_socket(settings.socket, group=options.group or None)
     except BaseException:
-        daemon.store.close()
+        parts.close()
         raise
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, daemon)
+        loop.add_signal_handler(number, _stop, parts.daemon)
     try:
-        await _serve_on(daemon, control, settings, options)
+        await _serve_on(parts, control, settings, options)
     finally:
         control.release()
         # asyncio.run, or the interpreter's exit, would wait for these without an end; everything that matters is closed.
-        if daemon.deaf_tasks or daemon.pools.busy or calls_under_way():
+        if parts.background.deaf or parts.pools.busy or calls_under_way():
             failed = sys.exception()
             if failed is not None:
                 traceback.print_exception(failed)
@@ -118,26 +119,26 @@ def _stop(daemon: Daemon) -> None:
     daemon.stop()
 
 
-async def _serve_on(daemon: Daemon, control: ControlSocket, settings: Settings, options: ServeOptions) -> None:
-    service = Service(daemon)
+async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, options: ServeOptions) -> None:
+    daemon, service, endpoints = parts.daemon, parts.service, parts.endpoints
     closing = asyncio.Event()
     token = options.read_token()
     policy = GatePolicy(owner_uid=os.getuid(), token=token)
     servers = [ApiServer(create_control_app(service, policy, closing), [control.sock])]
     if options.read_listen:
-        servers.append(_reading_server(daemon, service, options.read_listen, token))
+        servers.append(_reading_server(parts, options.read_listen, token))
     if options.listen:
         servers.append(_tcp_server(service, options.listen, token, closing))
     for server in servers:
         await server.start()
     state = settings.paths.daemon_state
-    state.write_text(json.dumps({"pid": os.getpid(), "read_address": daemon.read_address}))
+    state.write_text(json.dumps({"pid": os.getpid(), "read_address": endpoints.read_address}))
     prometheus = LocalPrometheus(settings.home / "prometheus")
     try:
         if options.with_prometheus:
-            stack = await prometheus.start(daemon.read_address, options.token_file)
-            daemon.prometheus_url, daemon.alertmanager_url = stack.prometheus_url, stack.alertmanager_url or ""
-            daemon.log.info("prometheus.started", url=stack.prometheus_url, alertmanager=stack.alertmanager_url)
+            stack = await prometheus.start(endpoints.read_address, options.token_file)
+            endpoints.prometheus_url, endpoints.alertmanager_url = stack.prometheus_url, stack.alertmanager_url or ""
+            parts.log.info("prometheus.started", url=stack.prometheus_url, alertmanager=stack.alertmanager_url)
         await daemon.start_unless_stopped()
         await daemon.run()
     finally:
@@ -149,11 +150,11 @@ async def _serve_on(daemon: Daemon, control: ControlSocket, settings: Settings, 
             state.unlink()
 
 
-def _reading_server(daemon: Daemon, service: Service, listen: str, token: str) -> ApiServer:
+def _reading_server(parts: Parts, listen: str, token: str) -> ApiServer:
     host, _, port = listen.rpartition(":")
     sock = bind_tcp(host, int(port))
-    daemon.read_address = address_of(sock)
-    app = create_read_app(Reading(daemon, service), read_policy(host, token, os.getuid()))
+    parts.endpoints.read_address = address_of(sock)
+    app = create_read_app(parts.reading, read_policy(host, token, os.getuid()))
     return ApiServer(app, [sock], cap=min(MAX_READERS, connection_cap()))
 
 

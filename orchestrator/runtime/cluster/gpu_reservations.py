@@ -53,8 +53,8 @@ class RayCalls(Protocol):
 class GpuHolds:
     """See the module. ``held`` says which GPU is held on which node."""
 
-    def __init__(self, cluster: RayCalls) -> None:
-        self._cluster = cluster
+    def __init__(self, ray: RayCalls) -> None:
+        self._ray = ray
         self._sitters: dict[str, Any] = {}
         self._serial = asyncio.Lock()
         self.held: dict[str, str] = {}
@@ -91,7 +91,7 @@ class GpuHolds:
         others = []
         try:
             for _ in range(count):
-                sitter = await self._cluster.call(_make, node_id)
+                sitter = await self._ray.call(_make, node_id)
                 try:
                     ids = await within(TAKE_SECONDS, sitter.gpu_ids.remote())
                 except Exception:  # no GPU is free, or the node is gone
@@ -108,7 +108,7 @@ class GpuHolds:
     async def _end(self, sitter: Any) -> None:
         import ray
 
-        await self._cluster.call(ray.kill, sitter)
+        await self._ray.call(ray.kill, sitter)
 
 
 def _make(node_id: str) -> Any:

@@ -22,21 +22,26 @@ _ANSWER_SECONDS: Final = 5.0
 
 
 class Agents(Protocol):
-    """What is looked at here of a cluster; ``Cluster`` has it."""
+    """The agents of nodes, and the nodes that do not answer."""
 
     agents: dict[str, Any]
     silent: dict[str, str]
 
+
+class Calls(Protocol):
+    """Runs blocking calls of Ray."""
+
     async def call(self, function: Callable[..., Any], *args: Any, restart: bool) -> Any:
-        """Run a blocking call of Ray."""
+        """Return what the function returns; raise what it raises, and TimeoutError."""
         ...
 
 
 class LateAgents:
     """By node: since when its agent has owed an answer."""
 
-    def __init__(self, cluster: Agents) -> None:
-        self._cluster = cluster
+    def __init__(self, nodes: Agents, ray: Calls) -> None:
+        self._nodes = nodes
+        self._ray = ray
         self._since: dict[str, float] = {}
 
     def answered(self, node_id: str) -> None:
@@ -49,13 +54,13 @@ class LateAgents:
         A report may wait for a driver that hangs, so the agent is asked for less before that.
         """
         since = self._since.setdefault(node_id, time.monotonic())
-        cluster = self._cluster
-        if time.monotonic() - since < LATE_SECONDS or node_id in cluster.silent or node_id not in cluster.agents:
+        nodes = self._nodes
+        if time.monotonic() - since < LATE_SECONDS or node_id in nodes.silent or node_id not in nodes.agents:
             return
-        agent = cluster.agents[node_id]
+        agent = nodes.agents[node_id]
         self.answered(node_id)
         with contextlib.suppress(Exception):  # whatever Ray says of an agent that has died meanwhile: it makes another
             try:
                 await within(_ANSWER_SECONDS, agent.reads.remote("/", ""))
             except TimeoutError:
-                await cluster.call(end_worker, agent, restart=True)
+                await self._ray.call(end_worker, agent, restart=True)

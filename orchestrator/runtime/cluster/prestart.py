@@ -11,9 +11,25 @@ from typing import Any
 
 import psutil
 
+from orchestrator.runtime.nodes.ray_nodes import list_nodes
+
 KEEP_ALIVE_SECONDS = 24 * 3600
 GUEST_KEEP_ALIVE_SECONDS = 600  # somebody else's cluster gets its memory back
 _DEADLINE_SECONDS = 5.0
+
+
+def prestart(count: int, raylet_pid: int | None, token: str | None) -> None:
+    """Have ``count`` more idle workers on every node that takes ranks. Blocks.
+
+    ``raylet_pid`` is that of an embedded head: it is asked for what it lacks only, since Ray adds what it is asked for to
+    what it has, and a daemon that is restarted finds the workers of the one before.
+    """
+    keep = KEEP_ALIVE_SECONDS if raylet_pid is not None else GUEST_KEEP_ALIVE_SECONDS
+    if raylet_pid is not None:
+        count -= idle_workers(raylet_pid)
+    for node in list_nodes().values():
+        if count > 0 and node.alive and node.total.get("CPU"):  # a head that only coordinates takes no ranks
+            prestart_workers(node.address, node.port, count, token, keep)
 
 
 def idle_workers(raylet_pid: int) -> int:

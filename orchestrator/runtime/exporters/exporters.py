@@ -14,7 +14,8 @@ from orchestrator.runtime.names import exporter_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from orchestrator.runtime.cluster.cluster import Cluster
+    from orchestrator.runtime.cluster.connection import RayConnection
+    from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.exporters.actor import ExporterAccess, ExporterReport
     from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
 
@@ -40,14 +41,16 @@ class Exporters:
 
     def __init__(
         self,
-        cluster: Cluster,
+        ray: RayConnection,
+        nodes: NodeRegistry,
         access: ExporterAccess,
         *,
         report_seconds: float = REPORT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._report_seconds, self._clock = report_seconds, clock
-        self._cluster = cluster
+        self._ray = ray
+        self._known = nodes
         self._access = access
         self._actors: dict[str, Any] = {}
         self.reports: dict[str, ExporterReport] = {}
@@ -66,19 +69,19 @@ class Exporters:
     async def refresh(self) -> None:
         """Make exporters for GPUs that have none; drop those of nodes that are gone."""
         wanted = {
-            gpu.uuid: (node_id, gpu, report) for node_id, report in self._cluster.reports.items() for gpu in report.gpus
+            gpu.uuid: (node_id, gpu, report) for node_id, report in self._known.reports.items() for gpu in report.gpus
         }
         self.nodes |= {uuid: report for uuid, (_, _, report) in wanted.items()}
         self._drop_gone()
         for uuid in wanted.keys() - self._actors.keys():
             node_id, gpu, report = wanted[uuid]
-            self._actors[uuid] = await self._cluster.call(self._ensure, node_id, gpu, report)
+            self._actors[uuid] = await self._ray.call(self._ensure, node_id, gpu, report)
             await self._ask(uuid, FIRST_REPORT_SECONDS)
 
     def _drop_gone(self) -> None:
         now = self._clock()
         for uuid, report in list(self.nodes.items()):
-            if report.node_id in self._cluster.reports:
+            if report.node_id in self._known.reports:
                 self._gone_since.pop(uuid, None)
                 continue
             self._actors.pop(uuid, None)
@@ -89,11 +92,11 @@ class Exporters:
 
     def missing(self) -> list[tuple[str, str]]:
         """(node, GPU) of those that have fallen out of the inventory of a node that is there: they are broken."""
-        here = {gpu.uuid for report in self._cluster.reports.values() for gpu in report.gpus}
+        here = {gpu.uuid for report in self._known.reports.values() for gpu in report.gpus}
         return [
             (report.hostname, uuid)
             for uuid, report in self.nodes.items()
-            if uuid not in here and report.node_id in self._cluster.reports
+            if uuid not in here and report.node_id in self._known.reports
         ]
 
     async def ask(
@@ -153,7 +156,7 @@ class Exporters:
             ray.remote(ExporterActor)
             .options(
                 name=exporter_name(gpu.uuid),
-                namespace=self._cluster.namespace,
+                namespace=self._ray.namespace,
                 lifetime="detached",
                 get_if_exists=True,
                 num_cpus=0,

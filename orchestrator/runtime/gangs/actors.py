@@ -17,7 +17,9 @@ from orchestrator.runtime.ranks.runtime_env import for_ray
 
 if TYPE_CHECKING:
     from orchestrator.core.job import Job
-    from orchestrator.runtime.cluster.cluster import Cluster
+    from orchestrator.runtime.cluster.connection import RayConnection
+    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.cluster.site import Site
 
 PLACEMENT_SECONDS: Final = 1.0
 ROOM_SECONDS: Final = 1.0
@@ -25,109 +27,113 @@ _ROOM_POLL_SECONDS: Final = 0.005
 SHARED_PLACEMENT_SECONDS: Final = 10.0
 
 
-def find_or_create(cluster: Cluster, job: Job, *, create: bool) -> list[Any]:
-    """The gang's actors by rank; with ``create``, those of a gang that was never placed are made where they lack.
+class RayRankActors:
+    """Of the cluster at ``site``; ``nodes`` says which nodes there are."""
 
-    Raises GangLostError: an actor of a placed gang is gone, a node that the gang was to be on is, or there is no gang.
-    """
-    found = _find(cluster, job, everywhere=not create)
-    if None not in found:
-        return found
-    rank = found.index(None)
-    if job.seats:
-        raise GangLostError(rank, f"the actor of rank {rank} is gone")
-    if not create:
-        raise GangLostError(None, "it was stopped before its gang was placed")
-    if not set(job.nodes) <= set(cluster.agents):
-        # Ray would wait for the node for ever. On an embedded head's machine locks tell when the ranks are gone.
-        raise GangLostError(None, "a node that it was to run on is gone", node_lost=not cluster.embedded)
-    return _create(cluster, job, found)
+    def __init__(self, site: Site, ray: RayConnection, nodes: NodeRegistry) -> None:
+        self._site = site
+        self._ray = ray
+        self._nodes = nodes
 
+    def find_or_create(self, job: Job, *, create: bool) -> list[Any]:
+        """The gang's actors by rank; with ``create``, those of a gang that was never placed are made where they lack.
 
-def remove(cluster: Cluster, job: Job) -> None:
-    """Kill the gang's actors and free what its placement group reserved; nothing where they are gone already."""
-    import ray
-    from ray.util.placement_group import get_placement_group, remove_placement_group
+        Raises GangLostError: an actor of a placed gang is gone, a node that the gang was to be on is, or there is no gang.
+        """
+        found = self._find(job, everywhere=not create)
+        if None not in found:
+            return found
+        rank = found.index(None)
+        if job.seats:
+            raise GangLostError(rank, f"the actor of rank {rank} is gone")
+        if not create:
+            raise GangLostError(None, "it was stopped before its gang was placed")
+        if not set(job.nodes) <= set(self._nodes.agents):
+            # Ray would wait for the node for ever. On an embedded head's machine locks tell when the ranks are gone.
+            raise GangLostError(None, "a node that it was to run on is gone", node_lost=not self._site.embedded)
+        return self._create(job, found)
 
-    for rank in range(job.num_workers):
+    def remove(self, job: Job) -> None:
+        """Kill the gang's actors and free what its placement group reserved; nothing where they are gone already."""
+        import ray
+        from ray.util.placement_group import get_placement_group, remove_placement_group
+
+        for rank in range(job.num_workers):
+            with contextlib.suppress(ValueError):
+                actor = ray.get_actor(rank_actor_name(job.id, job.gang, rank), namespace=self._site.namespace)
+                ray.kill(actor, no_restart=True)
         with contextlib.suppress(ValueError):
-            actor = ray.get_actor(rank_actor_name(job.id, job.gang, rank), namespace=cluster.namespace)
-            ray.kill(actor, no_restart=True)
-    with contextlib.suppress(ValueError):
-        remove_placement_group(get_placement_group(placement_group_name(job.id, job.gang)))
+            remove_placement_group(get_placement_group(placement_group_name(job.id, job.gang)))
 
+    def _find(self, job: Job, *, everywhere: bool) -> list[Any]:
+        """The actors that there are, None for others; Ray is not asked for those that nobody can have made yet."""
+        import ray
 
-def _find(cluster: Cluster, job: Job, *, everywhere: bool) -> list[Any]:
-    """The actors that there are, None for others; Ray is not asked for those that nobody can have made yet."""
-    import ray
+        if not (everywhere or job.seats or job.attempt_number > 1 or _may_exist(job)):
+            return [None] * job.num_workers
+        found: list[Any] = []
+        for rank in range(job.num_workers):
+            try:
+                found.append(ray.get_actor(rank_actor_name(job.id, job.gang, rank), namespace=self._site.namespace))
+            except ValueError:
+                found.append(None)
+        return found
 
-    if not (everywhere or job.seats or job.attempt_number > 1 or _may_exist(job)):
-        return [None] * job.num_workers
-    found: list[Any] = []
-    for rank in range(job.num_workers):
-        try:
-            found.append(ray.get_actor(rank_actor_name(job.id, job.gang, rank), namespace=cluster.namespace))
-        except ValueError:
-            found.append(None)
-    return found
+    def _create(self, job: Job, found: list[Any]) -> list[Any]:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from orchestrator.runtime.ranks.actor import RankActor
+
+        bundle, epoch = _bundle(job), self._ray.epoch
+        _wait_for_room(job, bundle)
+        group = _placement_group(job, bundle)
+        # Actors that are asked for before their bundles are reserved are queued, and looked at again only later.
+        if not group.wait(timeout_seconds=PLACEMENT_SECONDS if self._site.embedded else SHARED_PLACEMENT_SECONDS):
+            self._refuse_on_shared()
+        actor_class = ray.remote(RankActor)
+        runtime_env = for_ray(job.spec.runtime_env, self._site.paths.modules(job.id))
+        actors = []
+        for rank, node_id in enumerate(job.nodes):
+            if found[rank] is not None:
+                actors.append(found[rank])
+                continue
+            if self._ray.epoch != epoch:
+                raise GangLostError(None, "Ray's head died")
+            actors.append(
+                actor_class.options(
+                    name=rank_actor_name(job.id, job.gang, rank),
+                    namespace=self._site.namespace,
+                    lifetime="detached",
+                    get_if_exists=True,
+                    num_cpus=bundle.get("CPU", 0),
+                    num_gpus=bundle.get("GPU", 0),
+                    memory=bundle.get("memory"),
+                    max_restarts=0,
+                    max_concurrency=64,
+                    runtime_env=runtime_env or None,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(
+                        placement_group=group, placement_group_bundle_index=rank
+                    ),
+                ).remote(
+                    job_id=job.id,
+                    gang=job.gang,
+                    rank=rank,
+                    node_dir=str(self._site.node_dir(node_id)),
+                    attempt=job.attempt_number,
+                )
+            )
+        return actors
+
+    def _refuse_on_shared(self) -> None:
+        """On somebody's cluster what was free may be taken meanwhile: the job goes back to the queue, where it can go elsewhere."""
+        if not self._site.embedded:
+            raise GangLostError(None, "other users of the Ray cluster hold what its gang was to get")
 
 
 def _may_exist(job: Job) -> bool:
     """An earlier daemon may have made the actors and died before it could say so."""
     return time.time() - job.state_since > 1.0
-
-
-def _create(cluster: Cluster, job: Job, found: list[Any]) -> list[Any]:
-    import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    from orchestrator.runtime.ranks.actor import RankActor
-
-    bundle, epoch = _bundle(job), cluster.epoch
-    _wait_for_room(job, bundle)
-    group = _placement_group(job, bundle)
-    # Actors that are asked for before their bundles are reserved are queued, and looked at again only later.
-    if not group.wait(timeout_seconds=PLACEMENT_SECONDS if cluster.embedded else SHARED_PLACEMENT_SECONDS):
-        _refuse_on_shared(cluster)
-    actor_class = ray.remote(RankActor)
-    runtime_env = for_ray(job.spec.runtime_env, cluster.modules(job.id))
-    actors = []
-    for rank, node_id in enumerate(job.nodes):
-        if found[rank] is not None:
-            actors.append(found[rank])
-            continue
-        if cluster.epoch != epoch:
-            raise GangLostError(None, "Ray's head died")
-        actors.append(
-            actor_class.options(
-                name=rank_actor_name(job.id, job.gang, rank),
-                namespace=cluster.namespace,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=bundle.get("CPU", 0),
-                num_gpus=bundle.get("GPU", 0),
-                memory=bundle.get("memory"),
-                max_restarts=0,
-                max_concurrency=64,
-                runtime_env=runtime_env or None,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=group, placement_group_bundle_index=rank
-                ),
-            ).remote(
-                job_id=job.id,
-                gang=job.gang,
-                rank=rank,
-                node_dir=str(cluster.node_dir(node_id)),
-                attempt=job.attempt_number,
-            )
-        )
-    return actors
-
-
-def _refuse_on_shared(cluster: Cluster) -> None:
-    """On somebody's cluster what was free may be taken meanwhile: the job goes back to the queue, where it can go elsewhere."""
-    if not cluster.embedded:
-        raise GangLostError(None, "other users of the Ray cluster hold what its gang was to get")
 
 
 def _wait_for_room(job: Job, bundle: dict[str, float]) -> None:

@@ -10,6 +10,7 @@ from orchestrator.checkpoint.format import layout
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
 from orchestrator.runtime.nodes.ignore_rules import left_out_by
+from orchestrator.runtime.ranks.actor import FENCE_SECONDS
 from orchestrator.runtime.ranks.endings import stop_facts
 from orchestrator.runtime.ranks.kernel_evidence import memory_use
 from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.repository.persister import PersisterStatus
     from orchestrator.core.ids import JobId
     from orchestrator.runtime.forkserver.masking import Masker
+    from orchestrator.runtime.gangs.errors import GangLostError
     from orchestrator.runtime.gangs.resume_source import Resumption
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.ranks.actor import RankGreeting
@@ -76,6 +78,18 @@ def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: s
         total_steps=event.total_steps,
         memory=event.memory,
     )
+
+
+def noted(job_id: JobId, code: str, message: str, *, degraded: bool) -> ev.JobNoted:
+    """Something about a gang that people should know; ``degraded``: a rank of it is out of reach."""
+    return ev.JobNoted(job_id=job_id, at=time.time(), code=code, message=message, degraded=degraded)
+
+
+def gang_lost(job_id: JobId, gang: int, error: GangLostError) -> ev.GangLost:
+    """A gang is lost. A node that is out of reach may still run its ranks until their lease ends."""
+    now = time.time()
+    not_before = now + FENCE_SECONDS if error.node_lost else 0.0
+    return ev.GangLost(job_id=job_id, at=now, gang=gang, rank=error.rank, reason=error.reason, not_before=not_before)
 
 
 def _left_out_by(work_dir: str, missing: str) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from orchestrator.core.job import Job
-    from orchestrator.runtime.cluster.cluster import Cluster
+    from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.nodes.working_copy import Output, Outputs
     from orchestrator.runtime.pools import Pool
     from orchestrator.runtime.ranks.logs import LogLimits
@@ -88,7 +88,7 @@ class JobFiles:
 
     def __init__(
         self,
-        cluster: Cluster,
+        nodes: NodeRegistry,
         paths: Paths,
         limits: LogLimits,
         *,
@@ -98,7 +98,7 @@ class JobFiles:
     ) -> None:
         self._chunk_bytes = chunk_bytes
         self._pool = pool
-        self._cluster = cluster
+        self._nodes = nodes
         self._paths = paths
         self._limits = limits
         self._outputs_max_bytes = outputs_max_bytes
@@ -107,7 +107,7 @@ class JobFiles:
 
     def apart(self, job: Job) -> list[str]:
         """The job's nodes that do not share the home, in the order of their ranks."""
-        reports = self._cluster.reports
+        reports = self._nodes.reports
         return [n for n in dict.fromkeys(job.nodes) if n in reports and not reports[n].home_shared]
 
     async def blind(self, directory: str, node_ids: Collection[str]) -> list[str]:
@@ -125,7 +125,7 @@ class JobFiles:
 
     async def _sees(self, node_id: str, path: str, text: str) -> bool:
         try:
-            agent = self._cluster.agents[node_id]
+            agent = self._nodes.agents[node_id]
             return bool(await within(CALL_SECONDS, agent.reads.remote(path, text)))
         except Exception:
             return False
@@ -154,7 +154,7 @@ class JobFiles:
 
     async def _ask(self, node_id: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """What the node's agent answers. Raises LookupError when the node has none any more."""
-        agent = self._cluster.agents.get(node_id)
+        agent = self._nodes.agents.get(node_id)
         if agent is None:
             raise LookupError(f"node {node_id[:12]} is gone")
         return await within(CALL_SECONDS, agent.files.remote(method, *args, **kwargs))
@@ -282,9 +282,9 @@ class JobFiles:
 
     async def tidy(self, live: Collection[str]) -> None:
         """Have every node forget jobs that have ended."""
-        for node_id, report in list(self._cluster.reports.items()):
+        for node_id, report in list(self._nodes.reports.items()):
             with contextlib.suppress(Exception):  # the next round asks again
-                agent = self._cluster.agents[node_id]
+                agent = self._nodes.agents[node_id]
                 await within(CALL_SECONDS, agent.keep_only.remote(list(live), shared=report.home_shared))
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost
-from orchestrator.runtime.gangs.gangs import RPC_SECONDS
+from orchestrator.runtime.gangs.orders import RPC_SECONDS
 from orchestrator.train.script.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.job import Job
-    from orchestrator.runtime.gangs.gangs import Gangs
+    from orchestrator.runtime.gangs.table import GangTable
 
 LOOK_SECONDS: Final = 15.0
 """A rank whose actor takes longer than this counts as out of reach."""
@@ -24,12 +24,12 @@ LOOK_SECONDS: Final = 15.0
 class GangCalls:
     """See the module."""
 
-    def __init__(self, gangs: Gangs) -> None:
-        self._gangs = gangs
+    def __init__(self, table: GangTable) -> None:
+        self._table = table
 
     async def trace(self, job: Job, rank: int, steps: int, seconds: float) -> bytes:
         """A torch.profiler trace of a rank's next ``steps`` steps. Raises TraceRefusedError, with what to do."""
-        actors = self._gangs.actors(job)
+        actors = self._table.actors_up(job)
         if not actors:
             raise TraceRefusedError(f"the ranks of {job.id} are not up: ask again when it runs")
         call = actors[rank].trace.remote(job.attempt_number, steps, seconds)
@@ -44,7 +44,7 @@ class GangCalls:
 
     async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
         """A look at each of the job's ranks, or of ``ranks``; those that are gone or out of reach are left out."""
-        actors = self._gangs.actors(job)
+        actors = self._table.actors_up(job)
         wanted = [rank for rank in (range(len(actors)) if ranks is None else ranks) if rank < len(actors)]
         calls = [actors[rank].look.remote(job.attempt_number, stacks=stacks) for rank in wanted]
         found = await self._answers(calls)
@@ -52,7 +52,7 @@ class GangCalls:
 
     async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
         """Write ``lines`` into the logs of their ranks; returns when it is done, or cannot be."""
-        actors = self._gangs.actors(job)
+        actors = self._table.actors_up(job)
         await self._answers(
             [actors[r].note.remote(job.attempt_number, tuple(said)) for r, said in lines.items() if r < len(actors)]
         )

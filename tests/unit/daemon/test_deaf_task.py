@@ -10,7 +10,7 @@ from pathlib import Path
 SCRIPT = """
 import asyncio, os, sys
 from orchestrator.api.launch import ServeOptions
-from orchestrator.daemon import daemon
+from orchestrator.daemon.bootstrap import build
 from orchestrator.daemon.process import serve
 from orchestrator.spec.settings import Settings
 
@@ -21,17 +21,20 @@ async def deaf():
         except asyncio.CancelledError:
             pass
 
-class Daemon(daemon.Daemon):
-    tasks_end_seconds = 0.2
+def parts(*args):
+    made = build(*args)
 
-    async def start(self):
-        self._spawn(deaf())
+    async def start():
+        made.background.spawn(deaf())
         await asyncio.sleep(0)
         if sys.argv[1] == "fails":
-            self._failure = ValueError("what it died of")
-        self.stop()
+            made.background.failure = ValueError("what it died of")
+        made.daemon.stop()
 
-serve.Daemon = Daemon
+    made.daemon.start, made.background._end_seconds = start, 0.2
+    return made
+
+serve.build = parts
 sys.exit(serve.serve(Settings.from_environ(os.environ), ServeOptions(read_listen="")))
 """
 

@@ -90,10 +90,12 @@ class World:
         self.jobs: list[Any] = []
         self.progress = JobProgress(attempt=1)
         self.now = 1000.0
-        cluster: Any = SimpleNamespace(reports={}, agents={})
+        nodes: Any = SimpleNamespace(reports={}, agents={}, lost_gpus={})
+        ray: Any = SimpleNamespace(connected=True)
         exporters: Any = self.exporters
         self.watch = GpuWatch(
-            cluster,
+            ray,
+            nodes,
             exporters,
             Paths(home=home, socket=home / "s"),
             lambda: self.jobs,

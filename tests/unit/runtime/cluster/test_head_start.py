@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from orchestrator.runtime.cluster.cluster import Cluster, ClusterError, ClusterOptions
+from orchestrator.runtime.cluster.embedded_head import EmbeddedHead
 from orchestrator.runtime.cluster.head_processes import Head
-from orchestrator.runtime.nodes.directories import fork_socket
+from orchestrator.runtime.cluster.head_start import ClusterError
+from orchestrator.runtime.cluster.site import Site
 from orchestrator.spec.settings import Settings
 from tests.support.stack import wait_until
 
@@ -28,25 +28,23 @@ def servers(socket: Path) -> list[int]:
     return found
 
 
-class Headless(Cluster):
-    """A cluster whose head ends at once, after the fork server was begun."""
+class Headless(EmbeddedHead):
+    """A head that ends at once, after the fork server was begun."""
 
-    async def _launch_head(self) -> Head:
-        socket = fork_socket(self.node_dir("local"), sys.executable)
+    async def _launch(self) -> Head:
+        socket = self._site.fork_socket
         await asyncio.to_thread(wait_until, "the fork server listens", socket.exists)
         assert servers(socket)
         raise ClusterError("the head did not start")
 
 
 def test_the_fork_server_of_a_head_that_does_not_start_ends(tmp_path: Path) -> None:
-    cluster = Headless(
-        Settings.from_environ({"ORCH_HOME": str(tmp_path)}).paths, ClusterOptions(), on_lost=lambda: None
-    )
-    socket = fork_socket(cluster.node_dir("local"), sys.executable)
+    site = Site(Settings.from_environ({"ORCH_HOME": str(tmp_path)}).paths, None)
+    head = Headless(site, num_cpus=None, simulate_gpus=0, on_died=lambda: None)
     try:
         with pytest.raises(ClusterError, match="did not start"):
-            asyncio.run(asyncio.wait_for(cluster._start_head(), 30))
-        assert not socket.exists()
-        wait_until("the fork server ends", lambda: not servers(socket))
+            asyncio.run(asyncio.wait_for(head.start(), 60))
+        assert not site.fork_socket.exists()
+        wait_until("the fork server ends", lambda: not servers(site.fork_socket))
     finally:
-        shutil.rmtree(cluster.node_dir("local").parent, ignore_errors=True)
+        shutil.rmtree(site.node_dir("local").parent, ignore_errors=True)

@@ -55,7 +55,7 @@ def cluster() -> FakeCluster:
 
 
 def made(cluster: FakeCluster, **changes: Any) -> Exporters:
-    exporters = Exporters(cluster, ExporterAccess(), **changes)  # type: ignore[arg-type]  # what of Cluster it needs
+    exporters = Exporters(cluster, cluster, ExporterAccess(), **changes)  # type: ignore[arg-type]  # what it needs of both
     asyncio.run(exporters.refresh())
     return exporters
 

@@ -16,9 +16,9 @@ from orchestrator.core import events as ev
 from orchestrator.core.attempt import Attempt, Exit
 from orchestrator.core.conformance import unchecked
 from orchestrator.core.stored_job import JobRecord
-from orchestrator.runtime.gangs.gangs import Gangs, _Gang
+from orchestrator.runtime.gangs.gang import Gang
 from orchestrator.runtime.gangs.patience import Patience
-from orchestrator.runtime.pools import Pool
+from orchestrator.runtime.gangs.relay import EventRelay
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.spawn.lifeline import Ending, ErrorRaised, Exited, ExitRecord, Gone, Started
 from orchestrator.spec.paths import Paths
@@ -46,7 +46,7 @@ class Actor:
 
 
 class Watched:
-    """Gangs with one rank, and what they told."""
+    """A gang with one rank, and what its relay told."""
 
     def __init__(self, *replies: PollReply) -> None:
         self.events: list[ev.Event] = []
@@ -55,18 +55,14 @@ class Watched:
         self.actor = Actor(*replies)
         self.job = running(pending(make_spec(workers=1)))
         unused = cast("Any", None)
-        self.gangs = Gangs(
-            cluster=unused,
-            paths=Paths(home=Path("/none"), socket=Path("/none/s")),
-            base_env={},
-            secrets_of=unused,
-            log_limits=unused,
+        self.relay = EventRelay(
+            unused,
+            unused,
+            Paths(home=Path("/none"), socket=Path("/none/s")),
+            reports=unused,
+            gpu_evidence=unused,
             post=self._post,
             progress=lambda *taken: self.progress.append(taken[-1]),
-            previous_step=unused,
-            files=unused,
-            gpu_evidence=unused,
-            pool=Pool("starts", 1),
             log=structlog.get_logger(),
             patience=Patience(retry_seconds=0.0),
         )
@@ -82,8 +78,8 @@ class Watched:
 
         async def follow() -> None:
             async with asyncio.timeout(30):
-                gang = _Gang(number=1, actors=[self.actor])
-                await self.gangs._keep_following(self.job, gang, self.job.attempt_number, 0)
+                gang = Gang(number=1, actors=[self.actor])
+                await self.relay.follow(self.job, gang, self.job.attempt_number, 0)
 
         asyncio.run(follow())
         return [event.kind for event in self.events]
@@ -107,7 +103,7 @@ def test_progress_of_an_older_host_is_checked() -> None:
     assert "checkpoint" in taken.unusable
 
 
-def test_progress_that_cannot_be_taken_does_not_hide_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_that_cannot_be_taken_does_not_hide_the_end() -> None:
     watched = Watched(
         reply(1, STARTED, progress=cast("Any", "no snapshot")),
         reply(1, progress=cast("Any", "no snapshot")),

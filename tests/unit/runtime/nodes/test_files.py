@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.core.job import Job
 from orchestrator.daemon.jobs import workdir_archive as snapshot
-from orchestrator.runtime.cluster.cluster import Cluster
+from orchestrator.runtime.cluster.registry import NodeRegistry
 from orchestrator.runtime.gangs.job_files import JobFiles, LogMirror
 from orchestrator.runtime.nodes.directories import clear_pages, node_directory, page_directory
 from orchestrator.runtime.nodes.files import CHUNK_BYTES, BlobDamagedError, NodeFiles
@@ -232,7 +232,7 @@ def two_sides(
     """The daemon's side with nodes "n0", "n1", ... that share nothing, and "here", which does."""
     known = {f"n{number}": agent for number, agent in enumerate(agents)}
     reports = {name: SimpleNamespace(home_shared=False) for name in known} | {"here": SimpleNamespace(home_shared=True)}
-    cluster = cast("Cluster", SimpleNamespace(agents=known, reports=reports))
+    cluster = cast("NodeRegistry", SimpleNamespace(agents=known, reports=reports))
     paths = Paths(home=tmp_path / "daemon", socket=tmp_path)
     pool = Pool("outputs", 1)
     files = JobFiles(cluster, paths, LIMITS, outputs_max_bytes=limit, pool=pool, chunk_bytes=chunk_bytes)
@@ -275,7 +275,7 @@ def test_a_job_without_a_working_directory_has_an_empty_one(tmp_path: Path) -> N
 def test_a_node_that_is_gone_is_told_by_name(tmp_path: Path) -> None:
     ours, paths = two_sides(tmp_path, Agent(tmp_path / "node"))
     job = changed(job_on(paths, "n0"), snapshot="")
-    ours._cluster.agents.clear()
+    ours._nodes.agents.clear()
     with pytest.raises(LookupError, match="node n0 is gone"):
         run(ours.ship(job))
 

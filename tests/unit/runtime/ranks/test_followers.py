@@ -12,18 +12,21 @@ import pytest
 import structlog
 
 from orchestrator.core import events as ev
-from orchestrator.runtime.gangs import gangs as module
-from orchestrator.runtime.gangs.gangs import Gangs, _Gang
+from orchestrator.runtime.gangs.ending import Ender
+from orchestrator.runtime.gangs.gang import Gang
+from orchestrator.runtime.gangs.orders import Orders
 from orchestrator.runtime.gangs.patience import Patience
-from orchestrator.runtime.pools import Pool
+from orchestrator.runtime.gangs.relay import LATE_ANSWERS, EventRelay
+from orchestrator.runtime.gangs.table import GangTable
+from orchestrator.runtime.nodes.ray_nodes import end_worker
 from orchestrator.runtime.ranks.actor import RankGreeting
-from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
 from orchestrator.spec.paths import Paths
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.unit.core.builders import make_spec, pending, running
 
 JOB = running(pending(make_spec(workers=1)))
+SHORT = Patience(order_seconds=0.05, poll_seconds=0.0, retry_seconds=0.0)
 STORY = (
     RankEvent(number=1, kind="started", at=1.0, pid=7),
     RankEvent(number=2, kind="exited", at=2.0, exit_code=0),
@@ -59,33 +62,31 @@ def says(value: Any) -> Callable[..., Awaitable[Any]]:
 class Scene:
     """Gangs with one gang of one rank, whose actor answers as told; what was posted, and which actors were ended."""
 
-    def __init__(self, tmp_path: Path, poll: Remote, *, stopped: bool = True, **options: Any) -> None:
+    def __init__(
+        self, tmp_path: Path, poll: Remote, *, stopped: bool = True, patience: Patience = SHORT, **options: Any
+    ) -> None:
         self.posted: list[ev.Event] = []
         self.ended: list[Any] = []
         agent = SimpleNamespace(is_stopped=Remote(says(stopped)))
-        cluster = SimpleNamespace(silent={}, reports={}, agent_for=lambda _node: agent, call=self._call)
-        patience = Patience(retry_seconds=0.0)
-        options = {"patience": patience, "progress": lambda *_: None, "gpu_evidence": says(()), **options}
-        self.gangs = Gangs(
-            cluster=cluster,  # type: ignore[arg-type]  # what the followers need of it
-            paths=Paths(home=tmp_path, socket=tmp_path / "socket"),
-            base_env={},
-            secrets_of=lambda _job: {},
-            log_limits=LogLimits(),
-            post=self.posted.extend,
-            previous_step=lambda _job: 0,
-            files=SimpleNamespace(follow=lambda _job: None, bring_ends=says(OSError("no such node"))),  # type: ignore[arg-type]
-            pool=Pool("starts", 1),
-            log=structlog.get_logger(),
-            **options,
+        nodes: Any = SimpleNamespace(silent={}, agent_for=lambda _node: agent)
+        ray: Any = SimpleNamespace(call=self._call)
+        files: Any = SimpleNamespace(follow=lambda _job: None, bring_ends=says(OSError("no such node")))
+        options = {"progress": lambda *_: None, "gpu_evidence": says(()), **options}
+        common: Any = {"post": self.posted.extend, "log": structlog.get_logger(), "patience": patience}
+        self.table = GangTable(ray, ray.call)
+        self.orders = Orders(ray, nodes, self.table, **common)
+        paths = Paths(home=tmp_path, socket=tmp_path / "socket")
+        self.relay = EventRelay(self.orders, files, paths, reports=dict, **options, **common)
+        self.ender = Ender(
+            self.table, self.orders, self.relay, nodes, files, until_connected=never, post=self.posted.extend
         )
         self.actor = SimpleNamespace(poll=poll, kill=Remote(never), stop=Remote(never))
         greeting = RankGreeting(node_id="a", pid=4711, address="::1", gpu_ids=(), launched=1, port=None, highest_step=0)
-        self.gang = _Gang(number=JOB.gang, actors=[self.actor], greetings=[greeting])
-        self.gangs._gangs[JOB.id] = self.gang
+        self.gang = Gang(number=JOB.gang, actors=[self.actor], greetings=[greeting])
+        self.table._gangs[JOB.id] = self.gang
 
     async def _call(self, function: Any, actor: Any, *, restart: bool) -> None:
-        assert function is module.end_worker
+        assert function is end_worker
         assert not restart
         self.ended.append(actor)
 
@@ -93,7 +94,7 @@ class Scene:
         return [event.kind for event in self.posted]
 
     async def follow(self) -> None:
-        self.gangs._watch(JOB, self.gang, 1)
+        self.relay.watch(JOB, self.gang, 1)
         async with asyncio.timeout(20):
             await asyncio.gather(*self.gang.watchers)
 
@@ -142,12 +143,11 @@ def test_a_lost_actor_is_told_though_the_ends_cannot_be_fetched(tmp_path: Path) 
     assert scene.kinds() == ["gang_lost"]
 
 
-@pytest.mark.parametrize(("stopped", "polls"), [(True, 1), (False, module.LATE_ANSWERS)])
+@pytest.mark.parametrize(("stopped", "polls"), [(True, 1), (False, LATE_ANSWERS)])
 def test_an_actor_that_answers_no_poll_is_ended(tmp_path: Path, stopped: bool, polls: int) -> None:
     from ray.exceptions import ActorDiedError
 
-    patience = Patience(poll_seconds=0.0, order_seconds=0.05, retry_seconds=0.0)
-    scene = Scene(tmp_path, Remote(*[never] * polls, says(ActorDiedError())), stopped=stopped, patience=patience)
+    scene = Scene(tmp_path, Remote(*[never] * polls, says(ActorDiedError())), stopped=stopped)
     asyncio.run(scene.follow())
     assert scene.ended == [scene.actor]
     assert scene.kinds()[-1] == "gang_lost"
@@ -158,7 +158,7 @@ def test_an_actor_that_takes_no_order_is_ended(tmp_path: Path) -> None:
 
     async def kill() -> None:
         with pytest.raises(TimeoutError):
-            await scene.gangs._kill(JOB)
+            await scene.ender.kill(JOB)
         for task in scene.gang.watchers:
             task.cancel()
 

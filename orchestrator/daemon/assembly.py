@@ -1,0 +1,392 @@
+"""Assembles a daemon from its parts, whatever runtime they work on.
+
+Parts get what they need when they are made, and functions where what they need is made after them. Nothing here decides
+anything, and no part knows this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.daemon.daemon import Daemon
+from orchestrator.daemon.gpus.reserving import GpuReserving
+from orchestrator.daemon.gpus.watch import GpuWatch
+from orchestrator.daemon.health import DaemonHealth, Endpoints
+from orchestrator.daemon.jobs.hangs import HangWatch
+from orchestrator.daemon.jobs.progress import ProgressBook
+from orchestrator.daemon.jobs.progress_intake import ProgressIntake
+from orchestrator.daemon.jobs.tidying import Tidying
+from orchestrator.daemon.loop import Loop
+from orchestrator.daemon.metrics.picture import MetricsPicture
+from orchestrator.daemon.metrics_source import Reading
+from orchestrator.daemon.nodes.actions import NodeActions
+from orchestrator.daemon.nodes.care import LoopNodes, NodeCare
+from orchestrator.daemon.nodes.fork_servers import ForkServers
+from orchestrator.daemon.nodes.head_care import HeadCare
+from orchestrator.daemon.nodes.health import NodeHealth
+from orchestrator.daemon.nodes.idle_workers import IdleWorkers
+from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.nodes.queries import NodeQueries
+from orchestrator.daemon.notify.notifier import Notifier
+from orchestrator.daemon.observers import JobObservers
+from orchestrator.daemon.readiness import readiness_of
+from orchestrator.daemon.recovery import Recovery
+from orchestrator.daemon.requests.actions import JobActions
+from orchestrator.daemon.requests.inspection import RankInspection
+from orchestrator.daemon.requests.pruning import Pruning
+from orchestrator.daemon.requests.reader import JobReader
+from orchestrator.daemon.requests.submissions import Submissions
+from orchestrator.daemon.runtime_side import RuntimeSide
+from orchestrator.daemon.service import Service
+from orchestrator.daemon.stopping import Shutdown, StopRequest
+from orchestrator.runtime.pools import Pools
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Coroutine, Sequence
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.events import Event
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.daemon.background import Background
+    from orchestrator.daemon.changes import Changes
+    from orchestrator.daemon.metrics.metering import Metering
+    from orchestrator.runtime.cluster.cluster import Cluster
+    from orchestrator.runtime.exporters.exporters import Exporters
+    from orchestrator.runtime.gangs.gangs import Gangs
+    from orchestrator.runtime.gangs.job_files import JobFiles
+    from orchestrator.runtime.gangs.rank_rpc import GangCalls
+    from orchestrator.spec.settings import Settings
+    from orchestrator.store.port import Store
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What ``orch serve`` needs of a daemon that was made."""
+
+    daemon: Daemon
+    service: Service
+    reading: Reading
+    background: Background
+    endpoints: Endpoints
+    pools: Pools
+    close: Callable[[], None]
+    log: FilteringBoundLogger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What every other part stands on."""
+
+    settings: Settings
+    log: FilteringBoundLogger
+    store: Store
+    metering: Metering
+    background: Background
+    endpoints: Endpoints
+    stop: StopRequest
+    changes: Changes
+    book: ProgressBook = field(default_factory=ProgressBook)
+    trust: NodeTrust = field(default_factory=NodeTrust)
+    pools: Pools = field(default_factory=Pools)
+    problems: dict[str, str] = field(default_factory=dict)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What runs on nodes."""
+
+    cluster: Cluster
+    exporters: Exporters
+    files: JobFiles
+    gangs: Gangs
+    calls: GangCalls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """What looks after nodes and their GPUs."""
+
+    known: LoopNodes
+    care: NodeCare
+    fork_servers: ForkServers
+    head: HeadCare
+    reserving: GpuReserving
+    health: NodeHealth
+    gpus: GpuWatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """What follows jobs."""
+
+    hangs: HangWatch
+    intake: ProgressIntake
+    tidying: Tidying
+    observers: JobObservers
+    notifier: Notifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What a runtime tells the daemon, and asks it.
+
+    ``decided`` gives the live jobs, ``post`` takes events, ``reported`` the newest report of a rank (job, attempt, rank),
+    ``head_lost`` is called when the cluster's head has died.
+    """
+
+    decided: Callable[[], Collection[Job]]
+    post: Callable[[Sequence[Event]], None]
+    reported: Callable[[JobId, int, int, ProgressSnapshot], None]
+    head_lost: Callable[[], None]
+
+
+def assemble(ground: Ground, make_runtime: Callable[[Hooks], Runtime]) -> Parts:
+    """A daemon on the runtime that ``make_runtime`` returns."""
+
+    # What is made first hears of what is made later by these functions.
+    def changed(job: Job) -> None:
+        jobs.observers.changed(job)
+
+    def ended(job: Job) -> None:
+        jobs.observers.ended(job)
+
+    def observed(job: Job, event: Event) -> None:
+        jobs.observers.observed(job, event)
+
+    def head_lost() -> None:
+        nodes.head.lost()
+
+    def reported(job_id: JobId, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
+        jobs.intake.take(job_id, attempt, rank, snapshot)
+
+    loop = Loop(
+        store=ground.store,
+        runtime=lambda: runtime.gangs if runtime.cluster.ray.connected else None,
+        on_change=changed,
+        on_end=ended,
+        on_event=observed,
+        on_decision=ground.metering.decided,
+        on_write_failed=ground.metering.commit_failed,
+        log=ground.log,
+    )
+    runtime = make_runtime(Hooks(decided=_decided(loop), post=loop.post, reported=reported, head_lost=head_lost))
+    nodes = _nodes(ground, loop, runtime)
+    jobs = _jobs(ground, loop, runtime, nodes)
+    return _parts(ground, loop, runtime, nodes, jobs)
+
+
+# The loop replaces its dictionaries when it has read the store, and when nodes change.
+
+
+def _live(loop: Loop) -> Callable[[], Collection[Job]]:
+    def live() -> Collection[Job]:
+        return loop.jobs.values()
+
+    return live
+
+
+def _decided(loop: Loop) -> Callable[[], Collection[Job]]:
+    def decided() -> Collection[Job]:
+        return loop.decided.values()
+
+    return decided
+
+
+def _known_nodes(loop: Loop) -> Callable[[], Collection[Node]]:
+    def known() -> Collection[Node]:
+        return loop.nodes.values()
+
+    return known
+
+
+def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
+    cluster, exporters, spawn, log = runtime.cluster, runtime.exporters, ground.background.spawn, ground.log
+    known = LoopNodes(loop, ground.trust, ground.stop)
+    fork_servers = ForkServers(lambda: cluster.nodes.agents, _known_nodes(loop))
+
+    async def after_refresh() -> None:
+        runtime.gangs.note_reach(loop.jobs.values())
+        if not cluster.site.embedded:  # one slow node of many holds nobody up
+            spawn(fork_servers.warm())
+        if ground.ready.is_set():
+            await exporters.refresh()
+
+    care = NodeCare(
+        cluster,
+        known,
+        after=after_refresh,
+        tidy=lambda: runtime.files.tidy(set(loop.jobs)),
+        spawn=spawn,
+        problems=ground.problems,
+    )
+    reserving = GpuReserving(
+        cluster.ray,
+        cluster.nodes,
+        cluster.holds,
+        jobs=_decided(loop),
+        avoided=lambda: ground.trust.avoided_gpus,
+        refresh=care.refresh,
+        log=log,
+    )
+    head = HeadCare(
+        cluster,
+        forget=(known.forget, runtime.gangs.forget_all, cluster.holds.forget_all, exporters.forget_all),
+        prepare=(care.refresh, fork_servers.warm),
+        wake=loop.wake,
+        problems=ground.problems,
+        log=log,
+    )
+    health = NodeHealth(
+        ground.trust, ground.store, cluster.ray, cluster.nodes, known, reserve=reserving.reserve, spawn=spawn, log=log
+    )
+    gpus = GpuWatch(cluster.ray, cluster.nodes, exporters, ground.settings.paths, _live(loop), ground.book.of, log)
+    return Nodes(
+        known=known, care=care, fork_servers=fork_servers, head=head, reserving=reserving, health=health, gpus=gpus
+    )
+
+
+def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
+    settings, log, spawn = ground.settings, ground.log, ground.background.spawn
+    hangs = HangWatch(jobs=_live(loop), looker=runtime.calls, command=loop.command, log=log)
+    intake = ProgressIntake(
+        ground.book,
+        settings.paths,
+        jobs=lambda: loop.jobs,
+        followers=(ground.metering.progress, hangs.progress),
+        post=loop.post,
+        changes=ground.changes,
+        log=log,
+    )
+    tidying = Tidying(ground.store, settings.paths, runtime.cluster.site.namespace, log)
+    notifier = Notifier(ground.store, settings.home / "notify.key", log)
+    observers = JobObservers(
+        changes=ground.changes,
+        notifier=notifier,
+        idle_workers=IdleWorkers(runtime.cluster.warm, spawn),
+        intake=intake,
+        tidying=tidying,
+        watchers=(ground.metering.observe, lambda _, event: nodes.gpus.observe(event), nodes.health.observe),
+        spawn=spawn,
+    )
+    return Jobs(hangs=hangs, intake=intake, tidying=tidying, observers=observers, notifier=notifier)
+
+
+def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jobs) -> Parts:
+    shutdown = Shutdown(ground.stop, loop, ground.changes, lambda: ground.background.failure is not None, ground.log)
+    queries = NodeQueries(runtime.cluster.nodes, loop, ground.trust, blind=runtime.files.blind, rows=nodes.gpus.rows)
+    health = DaemonHealth(
+        loop,
+        ground.store,
+        ground.pools,
+        known=ground.problems,
+        ready=ground.ready,
+        endpoints=ground.endpoints,
+        ray_address=lambda: runtime.cluster.address,
+        simulated_gpus=queries.simulated_gpus,
+    )
+    picture = MetricsPicture(
+        ground.metering,
+        loop=loop,
+        store=ground.store,
+        book=ground.book,
+        gpus=nodes.gpus,
+        hangs=jobs.hangs,
+        known=runtime.cluster.nodes,
+        exporters=runtime.exporters,
+        trust=ground.trust,
+    )
+    readiness = readiness_of(health.not_ready, ground.store.answers, health.loop_turns)
+    return Parts(
+        daemon=_daemon(ground, loop, runtime, nodes, jobs, shutdown),
+        service=_service(ground, loop, runtime, nodes, jobs, (queries, health, shutdown)),
+        reading=Reading(picture, runtime.exporters, readiness),
+        background=ground.background,
+        endpoints=ground.endpoints,
+        pools=ground.pools,
+        close=ground.store.close,
+        log=ground.log,
+    )
+
+
+def _daemon(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jobs, shutdown: Shutdown) -> Daemon:
+    tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+        "loop": loop.run,
+        "notify": jobs.notifier.run,
+        "nodes": nodes.care.run,
+        "head": nodes.head.run,
+        "gpus": nodes.gpus.run,
+        "lag": ground.metering.watch_lag,
+        "trust": nodes.health.run,
+        "hangs": jobs.hangs.run,
+    }
+
+    def close() -> None:
+        ground.pools.close()
+        ground.store.close()
+
+    return Daemon(
+        recovery=Recovery(
+            loop,
+            ground.store,
+            tidying=jobs.tidying,
+            intake=jobs.intake,
+            trust=ground.trust,
+            history=(ground.metering.observe, ground.trust.observe),
+            log=ground.log,
+        ),
+        runtime=RuntimeSide(runtime.cluster, runtime.gangs, runtime.exporters, nodes.care, nodes.fork_servers),
+        background=ground.background,
+        tasks=tasks,
+        stop=ground.stop,
+        shutdown=shutdown,
+        ready=ground.ready,
+        settle=jobs.intake.settle,
+        close=close,
+        log=ground.log,
+    )
+
+
+def _service(
+    ground: Ground,
+    loop: Loop,
+    runtime: Runtime,
+    nodes: Nodes,
+    jobs: Jobs,
+    own: tuple[NodeQueries, DaemonHealth, Shutdown],
+) -> Service:
+    queries, health, shutdown = own
+    settings, store = ground.settings, ground.store
+    reader = JobReader(
+        loop, store, settings.paths, ground.pools, progress=jobs.intake, balances=lambda: nodes.gpus.balances
+    )
+    submissions = Submissions(
+        loop,
+        store,
+        settings,
+        admission=ground.stop,
+        nodes=nodes.known,
+        counter=ground.metering,
+        blind_to=queries.blind_to,
+        resume_path=reader.checkpoint_path,
+    )
+    return Service(
+        submissions=submissions,
+        reader=reader,
+        inspection=RankInspection(reader.record, runtime.calls),
+        actions=JobActions(loop, reader, submissions, settings),
+        pruning=Pruning(store, settings.paths),
+        nodes=queries,
+        node_actions=NodeActions(
+            loop, ground.trust, store, nodes.known, reserve=nodes.reserving.reserve, spawn=ground.background.spawn
+        ),
+        changes=ground.changes,
+        health=health,
+        shutdown=shutdown,
+    )

@@ -1,0 +1,97 @@
+"""Makes the daemon of a home: the one place that picks implementations.
+
+Nothing here decides anything, and no part knows this module.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from orchestrator.daemon.assembly import Ground, Hooks, Parts, Runtime, assemble
+from orchestrator.daemon.background import Background
+from orchestrator.daemon.changes import Changes
+from orchestrator.daemon.health import Endpoints
+from orchestrator.daemon.jobs.secrets import read_secrets
+from orchestrator.daemon.metrics.metering import Metering
+from orchestrator.daemon.stopping import StopRequest
+from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
+from orchestrator.runtime.exporters.actor import ExporterAccess
+from orchestrator.runtime.exporters.exporters import Exporters
+from orchestrator.runtime.exporters.gpu_evidence import gpu_evidence
+from orchestrator.runtime.gangs.assembly import ray_gangs
+from orchestrator.runtime.gangs.job_files import JobFiles
+from orchestrator.runtime.gangs.launching import LaunchSettings
+from orchestrator.runtime.names import placement_group_name
+from orchestrator.runtime.nodes.directories import page_directory
+from orchestrator.runtime.ranks.logs import LogLimits
+from orchestrator.store.sqlite import SqliteStore
+from orchestrator.telemetry.logging import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.api.launch import ServeOptions
+    from orchestrator.spec.settings import Settings
+
+
+def build(settings: Settings, options: ServeOptions, environ: Mapping[str, str], umask: int) -> Parts:
+    """A daemon of this home on Ray that has opened the store and begun nothing else. Ranks get ``umask``. Raises StoreError."""
+    ground = _ground(settings)
+    return assemble(ground, lambda hooks: _runtime(ground, options, hooks, environ, umask))
+
+
+def _ground(settings: Settings) -> Ground:
+    log, stop, now = get_logger("orch.daemon"), StopRequest(), time.time()
+    return Ground(
+        settings=settings,
+        log=log,
+        store=SqliteStore.open(
+            settings.paths.store, reserve=settings.paths.reserve, reserve_bytes=settings.reserve_bytes
+        ),
+        metering=Metering(settings, now),
+        background=Background(stop.now, log),
+        endpoints=Endpoints(home=str(settings.home), started_at=now),
+        stop=stop,
+        changes=Changes(int(now * 1000)),
+    )
+
+
+def _runtime(ground: Ground, options: ServeOptions, hooks: Hooks, environ: Mapping[str, str], umask: int) -> Runtime:
+    settings = ground.settings
+    cluster = Cluster(
+        settings.paths,
+        ClusterOptions(address=options.ray_address or None, simulate_gpus=options.simulate_gpus),
+        on_lost=hooks.head_lost,
+        own_groups=lambda: {placement_group_name(j.id, j.gang) for j in hooks.decided() if j.gang_open},
+    )
+    access = ExporterAccess(
+        address=settings.exporter_address,
+        ports=settings.exporter_ports,
+        token=options.read_token(),
+        processes=settings.exporter_processes,
+    )
+    exporters = Exporters(cluster.ray, cluster.nodes, access)
+    limits = LogLimits(max_bytes=settings.log_max_bytes, keep_files=settings.log_keep_files)
+    pool = ground.pools.outputs
+    files = JobFiles(cluster.nodes, settings.paths, limits, outputs_max_bytes=settings.outputs_max_bytes, pool=pool)
+    launches = LaunchSettings(
+        paths=settings.paths,
+        page_dir=page_directory(cluster.site.namespace),
+        base_env=dict(environ),
+        log_limits=limits,
+        umask=umask,
+    )
+    gangs, calls = ray_gangs(
+        cluster,
+        launches,
+        files,
+        secrets_of=lambda job: read_secrets(settings.paths, job.id),
+        previous_step=ground.book.previous_step,
+        gpu_evidence=lambda uuids: gpu_evidence(exporters, uuids),
+        post=hooks.post,
+        progress=hooks.reported,
+        pool=ground.pools.starts,
+        log=ground.log,
+    )
+    return Runtime(cluster=cluster, exporters=exporters, files=files, gangs=gangs, calls=calls)

@@ -1,0 +1,100 @@
+"""The daemon's own state, for people and for probes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator import __version__
+from orchestrator.api import views as v
+from orchestrator.api.protocol import PROTOCOL_VERSION
+from orchestrator.core.scheduler.placement import free_on
+from orchestrator.daemon.jobs.submission import owner_name
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from orchestrator.daemon.loop import Loop
+    from orchestrator.runtime.pools import Pools
+    from orchestrator.store.port import Store
+
+
+@dataclass(slots=True, kw_only=True)
+class Endpoints:
+    """Where the daemon and what it started can be reached; filled as they come up."""
+
+    home: str
+    started_at: float
+    read_address: str = ""
+    prometheus_url: str = ""
+    alertmanager_url: str = ""
+
+
+class DaemonHealth:
+    """``known`` are problems that parts have noted, by part; ``ready`` is set when gangs can be placed."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        store: Store,
+        pools: Pools,
+        *,
+        known: dict[str, str],
+        ready: asyncio.Event,
+        endpoints: Endpoints,
+        ray_address: Callable[[], str],
+        simulated_gpus: Callable[[], int],
+    ) -> None:
+        self._loop = loop
+        self._store = store
+        self._pools = pools
+        self._known = known
+        self._ready = ready
+        self._endpoints = endpoints
+        self._ray_address = ray_address
+        self._simulated_gpus = simulated_gpus
+
+    def problems(self) -> list[str]:
+        """What is wrong with the daemon, for people."""
+        found = list(self._known.values())
+        if self._loop.blocked_by_disk:
+            found.append(f"decisions cannot be written: {self._loop.blocked_by_disk}")
+        return found + self._pools.problems()
+
+    def not_ready(self) -> list[str]:
+        """What is known to be in the way of jobs, without asking."""
+        if self._ready.is_set():
+            return self.problems()
+        return [*self.problems(), "the daemon still starts"]
+
+    async def loop_turns(self) -> None:
+        """Return once the loop that decides has made a round."""
+        if self._ready.is_set():
+            await self._loop.command(list)
+
+    async def view(self) -> v.HealthView:
+        """All of it."""
+        nodes, places = self._loop.nodes.values(), self._endpoints
+        free = free_on(nodes, self._loop.jobs.values())
+        counts = await self._store.state_counts()
+        return v.HealthView(
+            ready=self._ready.is_set() and not self.problems(),
+            version=__version__,
+            protocol=PROTOCOL_VERSION,
+            pid=os.getpid(),
+            owner=owner_name(),
+            started_at=places.started_at,
+            home=places.home,
+            ray_address=self._ray_address(),
+            simulated_gpus=self._simulated_gpus(),
+            read_address=places.read_address,
+            prometheus_url=places.prometheus_url,
+            alertmanager_url=places.alertmanager_url,
+            counts={state.value: count for state, count in counts.items()},
+            nodes=sum(n.alive for n in nodes),
+            gpus_total=sum(n.gpus for n in nodes if n.alive),
+            gpus_free=sum(max(0.0, f.gpus) for f in free.values()),
+            problems=tuple(self.problems()),
+        )

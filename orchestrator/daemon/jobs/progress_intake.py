@@ -1,0 +1,93 @@
+"""Takes what ranks report and hands it to those that follow it; recalls what was reported to earlier daemons."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.core.events import Event
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.daemon.changes import Changes
+    from orchestrator.daemon.jobs.progress import JobProgress, ProgressBook
+    from orchestrator.spec.paths import Paths
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
+
+REMEMBER_ENDED: Final = 1000
+
+
+class ProgressIntake:
+    """``jobs`` gives the live jobs; ``post`` takes the events that follow from a report.
+
+    ``followers`` are told every report of a live job: with its job, attempt and rank. ``remember`` jobs that have ended
+    are kept in memory.
+    """
+
+    def __init__(
+        self,
+        book: ProgressBook,
+        paths: Paths,
+        *,
+        jobs: Callable[[], Mapping[JobId, Job]],
+        followers: Sequence[Callable[[Job, int, int, ProgressSnapshot], None]],
+        post: Callable[[Sequence[Event]], None],
+        changes: Changes,
+        log: FilteringBoundLogger,
+        remember: int = REMEMBER_ENDED,
+    ) -> None:
+        self._book = book
+        self._paths = paths
+        self._jobs = jobs
+        self._followers = followers
+        self._post = post
+        self._changes = changes
+        self._log = log
+        self._remember = remember
+        self._ended: deque[JobId] = deque()
+
+    def take(self, job_id: JobId, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
+        """Take a rank's newest report."""
+        job = self._jobs().get(job_id)
+        if job is None:
+            return
+        for follow in self._followers:
+            follow(job, attempt, rank, snapshot)
+        events = self._book.take(job, attempt, rank, snapshot, self._paths.metrics(job_id))
+        if any(getattr(event, "code", "") == "unusable_report" for event in events):
+            self._log.warning("rank.unusable_report", job=job_id, rank=rank, fields=snapshot.unusable)
+        self._changes.touch(job_id)
+        if events:
+            self._post(events)
+
+    def of(self, job_id: JobId) -> JobProgress | None:
+        """The job's newest progress, as far as it was heard or recalled."""
+        return self._book.of(job_id)
+
+    async def resume(self) -> None:
+        """Read what live jobs reported to an earlier daemon: their next reports follow on it."""
+        begun = [(j, self._paths.metrics(j.id)) for j in self._jobs().values() if j.attempts]
+        await asyncio.to_thread(self._book.resume, begun)
+
+    async def recall(self, jobs: Collection[Job]) -> None:
+        """Have the book know what these jobs reported to earlier daemons."""
+        unknown = {j.id: self._paths.metrics(j.id) for j in jobs if not self._book.knows(j.id)}
+        if unknown:
+            await asyncio.to_thread(self._book.recall, unknown)
+
+    def ended(self, job_id: JobId) -> None:
+        """The job has ended: write its newest report, and forget the job that ended longest ago."""
+        self._book.settle(job_id, self._paths.metrics(job_id))
+        self._ended.append(job_id)
+        while len(self._ended) > self._remember:
+            self._book.forget(self._ended.popleft())
+
+    def settle(self) -> None:
+        """Write every job's newest report that was not written."""
+        for job_id in self._book.all():
+            self._book.settle(job_id, self._paths.metrics(job_id))

@@ -1,0 +1,59 @@
+"""Everything that the metrics show, gathered from the parts that know it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.daemon.nodes.views import gpu_states
+
+if TYPE_CHECKING:
+    from orchestrator.daemon.gpus.watch import GpuWatch
+    from orchestrator.daemon.jobs.hangs import HangWatch
+    from orchestrator.daemon.jobs.progress import ProgressBook
+    from orchestrator.daemon.loop import Loop
+    from orchestrator.daemon.metrics.metering import Metering
+    from orchestrator.daemon.nodes.quarantine import NodeTrust
+    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.exporters.exporters import Exporters
+    from orchestrator.store.port import Store
+    from orchestrator.telemetry.metrics_view import Snapshot
+
+
+class MetricsPicture:
+    """Reads; changes nothing."""
+
+    def __init__(
+        self,
+        metering: Metering,
+        *,
+        loop: Loop,
+        store: Store,
+        book: ProgressBook,
+        gpus: GpuWatch,
+        hangs: HangWatch,
+        known: NodeRegistry,
+        exporters: Exporters,
+        trust: NodeTrust,
+    ) -> None:
+        self._metering = metering
+        self._loop = loop
+        self._store = store
+        self._book = book
+        self._gpus = gpus
+        self._hangs = hangs
+        self._known = known
+        self._exporters = exporters
+        self._trust = trust
+
+    async def take(self) -> Snapshot:
+        """What is so now."""
+        jobs = self._loop.jobs.values()
+        return self._metering.picture(
+            live=list(jobs),
+            nodes=list(self._loop.nodes.values()),
+            finished=await self._store.finished_counts(),
+            progress=self._book.all(),
+            balances=self._gpus.raw_balances,
+            gpu_states=gpu_states(jobs, self._known.reports, self._exporters, self._trust.cordoned),
+            hang_suspected=self._hangs.suspected,
+        )

@@ -1,0 +1,89 @@
+"""Cordons, drains and uncordons nodes for people."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.api import views as v
+from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
+from orchestrator.api.service import NodeVerb
+from orchestrator.core.scheduler.scheduler import request_stop
+from orchestrator.core.states import StopPurpose
+from orchestrator.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.events import Event
+    from orchestrator.core.ids import JobId
+    from orchestrator.daemon.loop import Loop
+    from orchestrator.daemon.nodes.care import LoopNodes
+    from orchestrator.daemon.nodes.quarantine import NodeTrust
+    from orchestrator.store.port import Store
+
+STATES = {NodeVerb.CORDON: "CORDONED", NodeVerb.DRAIN: "DRAINING", NodeVerb.UNCORDON: "READY"}
+
+
+class NodeActions:
+    """``nodes`` marks nodes for the loop; ``reserve`` keeps bad GPUs from Ray; ``spawn`` runs a background task."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        trust: NodeTrust,
+        store: Store,
+        nodes: LoopNodes,
+        *,
+        reserve: Callable[[], Coroutine[Any, Any, None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._loop = loop
+        self._trust = trust
+        self._store = store
+        self._nodes = nodes
+        self._reserve = reserve
+        self._spawn = spawn
+
+    async def act(self, name: str, verb: NodeVerb, by: str) -> v.NodeActionReply:
+        """Cordon, drain or uncordon the node with this id or name. Raises NoSuchNodeError, BadRequestError, DiskFullError."""
+        node = self._find(name)
+        if verb is NodeVerb.UNCORDON:
+            self._trust.forgive(node.id)
+        else:
+            self._trust.cordon(node.id, node.name, by)
+        await self._save(verb)
+        self._nodes.mark_again()
+        self._spawn(self._reserve())
+        moved = await self._drain(node, by) if verb is NodeVerb.DRAIN else ()
+        state = STATES[verb]
+        message = f"{len(moved)} job(s) save and move away" if moved else f"{node.name} is {state.lower()}"
+        return v.NodeActionReply(node=node.name, state=state, message=message, jobs=moved)
+
+    def _find(self, name: str) -> Node:
+        found = [n for n in self._loop.nodes.values() if name in (n.id, n.name) or n.id.startswith(name)]
+        if not found:
+            raise NoSuchNodeError(f"there is no node {name!r}")
+        if len(found) > 1:
+            ids = ", ".join(n.id[:12] for n in found)
+            raise BadRequestError(f"{name!r} means several nodes", hint=f"name one by its id: {ids}")
+        return found[0]
+
+    async def _save(self, verb: NodeVerb) -> None:
+        places = self._trust.unsaved()
+        try:
+            await self._store.put_places(places)
+        except StoreError as error:
+            self._trust.keep(places)
+            raise DiskFullError(f"{verb} holds for now, but could not be written: {error}") from error
+
+    async def _drain(self, node: Node, by: str) -> tuple[JobId, ...]:
+        moved = tuple(j.id for j in self._loop.decided.values() if j.gang_open and node.id in j.nodes)
+        for job_id in moved:
+            await self._loop.command(lambda job_id=job_id: self._move_away(job_id, by))  # type: ignore[misc]  # mypy cannot infer a default's type
+        return moved
+
+    def _move_away(self, job_id: JobId, by: str) -> Sequence[Event]:
+        job = self._loop.decided.get(job_id)
+        return request_stop(job, StopPurpose.PREEMPT, f"{by} drains its node", time.time()) if job else []

@@ -1,0 +1,107 @@
+"""Keeps what the loop knows of the cluster's nodes current."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.api.errors import DaemonStoppingError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.daemon.loop import Loop
+    from orchestrator.daemon.nodes.quarantine import NodeTrust
+    from orchestrator.daemon.stopping import StopRequest
+    from orchestrator.runtime.cluster.cluster import Cluster
+
+REFRESH_SECONDS: Final = 10.0
+SHARED_REFRESH_SECONDS: Final = 2.0  # on somebody's cluster nodes come and go, and others take what was free
+TIDY_SECONDS: Final = 60.0
+
+
+class LoopNodes:
+    """Hands the nodes to the loop, those that are cordoned or avoided so marked."""
+
+    def __init__(self, loop: Loop, trust: NodeTrust, stop: StopRequest) -> None:
+        self._loop = loop
+        self._trust = trust
+        self._stop = stop
+        self._known = asyncio.Event()
+
+    def set(self, nodes: Mapping[str, Node]) -> None:
+        """The nodes as the cluster tells them."""
+        marked = self._trust.mark(nodes)
+        if self._stop.drains:
+            return
+        self._loop.set_nodes(marked)
+        if any(n.alive for n in marked.values()):
+            self._known.set()
+
+    def mark_again(self) -> None:
+        """A cordon or a quarantine changed."""
+        self.set(dict(self._loop.nodes))
+
+    def forget(self) -> None:
+        """The cluster is gone: nothing is placed on what is not there."""
+        self._known.clear()
+        self._loop.set_nodes({})
+
+    async def wait(self, seconds: float) -> None:
+        """Return once there are nodes. Raises DaemonStoppingError when they do not come."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._known.wait()
+        except TimeoutError as error:
+            raise DaemonStoppingError("the cluster has not come up; `orch doctor` looks for the reason") from error
+
+
+class NodeCare:
+    """Asks the cluster for its nodes, again and again.
+
+    ``after`` follows each look; ``tidy`` has nodes of a shared cluster forget ended jobs, now and then; ``spawn`` runs a
+    background task. ``problems`` tells people what is wrong.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        nodes: LoopNodes,
+        *,
+        after: Callable[[], Awaitable[None]],
+        tidy: Callable[[], Coroutine[Any, Any, None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        problems: dict[str, str],
+    ) -> None:
+        self._cluster = cluster
+        self._nodes = nodes
+        self._after = after
+        self._tidy = tidy
+        self._spawn = spawn
+        self._problems = problems
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        tidied = 0.0
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS if self._cluster.site.embedded else SHARED_REFRESH_SECONDS)
+            if not self._cluster.site.embedded and time.monotonic() - tidied > TIDY_SECONDS:
+                tidied = time.monotonic()
+                self._spawn(self._tidy())
+            if self._cluster.connected:
+                await self.look()
+
+    async def look(self) -> None:
+        """One look; what goes wrong is told."""
+        try:
+            await self.refresh()
+            self._problems.pop("nodes", None)
+        except Exception as error:
+            self._problems["nodes"] = f"the cluster's nodes could not be listed: {error}"
+
+    async def refresh(self) -> None:
+        """One look. Raises what the cluster raises."""
+        self._nodes.set(await self._cluster.refresh())
+        await self._after()

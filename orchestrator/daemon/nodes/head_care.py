@@ -1,0 +1,68 @@
+"""Starts Ray's head again when it has died, and has every part forget what died with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.runtime.cluster.cluster import Cluster
+
+HEAD_RETRY_SECONDS: Final = 2.0
+
+
+class HeadCare:
+    """``forget`` are told of a head that died; ``prepare`` makes a new one ready for jobs; ``wake`` has the loop decide.
+
+    ``problems`` tells people what is wrong.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        forget: Sequence[Callable[[], None]],
+        prepare: Sequence[Callable[[], Awaitable[None]]],
+        wake: Callable[[], None],
+        problems: dict[str, str],
+        log: FilteringBoundLogger,
+        retry_seconds: float = HEAD_RETRY_SECONDS,
+    ) -> None:
+        self._cluster = cluster
+        self._forget = forget
+        self._prepare = prepare
+        self._wake = wake
+        self._problems = problems
+        self._log = log
+        self._retry_seconds = retry_seconds
+        self._gone = asyncio.Event()
+
+    def lost(self) -> None:
+        """The head died."""
+        self._log.error("ray.head_lost", address=self._cluster.address)
+        self._problems["ray"] = "Ray's head died and is being started again"
+        for forget in self._forget:
+            forget()
+        self._gone.set()
+
+    async def run(self) -> None:
+        """Start the head again whenever it has died, as often as it takes."""
+        while True:
+            await self._gone.wait()
+            self._gone.clear()
+            try:
+                await self._cluster.restart()
+                for prepare in self._prepare:
+                    await prepare()
+            except Exception as error:  # whatever Ray says while it comes up: the next try may go better
+                self._problems["ray"] = str(error) or type(error).__name__
+                self._log.exception("ray.restart_failed")
+                self._gone.set()
+                await asyncio.sleep(self._retry_seconds)
+            if not self._gone.is_set():
+                self._problems.pop("ray", None)
+                self._wake()

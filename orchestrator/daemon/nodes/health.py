@@ -1,0 +1,102 @@
+"""Follows what is held against nodes and GPUs: takes events, has nodes checked, writes it, and has GPUs reserved."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.core.events import GangReleased
+from orchestrator.runtime.deadline import within
+from orchestrator.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.core.events import Event
+    from orchestrator.core.job import Job
+    from orchestrator.daemon.nodes.care import LoopNodes
+    from orchestrator.daemon.nodes.quarantine import NodeTrust
+    from orchestrator.runtime.cluster.connection import RayConnection
+    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.store.port import Store
+
+LOOK_SECONDS: Final = 10.0
+NODE_CHECK_SECONDS: Final = 150.0
+
+
+async def check_node(agent: Any | None) -> tuple[str, ...]:
+    """What is wrong with a node, by its agent; ``agent`` None: the node has none."""
+    if agent is None:
+        return ("its agent does not answer",)
+    try:
+        problems: tuple[str, ...] = await within(NODE_CHECK_SECONDS, agent.check.remote())
+    except TimeoutError:
+        return (f"its check took longer than {NODE_CHECK_SECONDS:g} s",)
+    except Exception as error:
+        return (f"its check did not end: {error}",)
+    return problems
+
+
+class NodeHealth:
+    """``nodes`` marks them for the loop; ``reserve`` keeps bad GPUs from Ray; ``spawn`` runs a background task."""
+
+    def __init__(
+        self,
+        trust: NodeTrust,
+        store: Store,
+        ray: RayConnection,
+        registry: NodeRegistry,
+        nodes: LoopNodes,
+        *,
+        reserve: Callable[[], Coroutine[Any, Any, None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        log: FilteringBoundLogger,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._trust = trust
+        self._store = store
+        self._ray = ray
+        self._registry = registry
+        self._nodes = nodes
+        self._reserve = reserve
+        self._spawn = spawn
+        self._log = log
+        self._pause = pause
+
+    def observe(self, job: Job, event: Event) -> None:
+        """Take an event that was written."""
+        if self._trust.observe(job, event):
+            self._log.warning("node.avoided", job=job.id)
+            self._nodes.mark_again()
+        self._spawn(self._save())
+        if isinstance(event, GangReleased) and self._trust.avoided_gpus:
+            self._spawn(self._reserve())
+
+    async def _save(self) -> None:
+        """Write what changed; what cannot be written now is tried again with the next look."""
+        places = self._trust.unsaved()
+        try:
+            await self._store.put_places(places)
+        except StoreError as error:
+            self._trust.keep(places)
+            self._log.warning("trust.not_saved", error=str(error))
+
+    async def run(self) -> None:
+        """Look after the nodes until cancelled."""
+        while True:
+            await self._pause(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Have nodes checked whose time has come, write what changed, and keep bad GPUs from Ray."""
+        if self._ray.connected and await self._trust.look(self._check):
+            self._nodes.mark_again()
+        await self._save()
+        with contextlib.suppress(Exception):  # of Ray, while it comes and goes: the next look tries again
+            await self._reserve()
+
+    async def _check(self, node_id: str) -> tuple[str, ...]:
+        return await check_node(self._registry.agent_for(node_id))

@@ -1,0 +1,69 @@
+"""What the daemon answers about nodes and their GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.daemon.nodes.views import node_view
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+    from orchestrator.api import views as v
+    from orchestrator.daemon.loop import Loop
+    from orchestrator.daemon.nodes.quarantine import NodeTrust
+    from orchestrator.gpu.balance.view import GpuRow
+    from orchestrator.runtime.cluster.registry import NodeRegistry
+
+
+class NodeQueries:
+    """``blind`` says which of some nodes do not see a directory of this machine.
+
+    ``rows`` gives every GPU, with what is held against some by UUID.
+    """
+
+    def __init__(
+        self,
+        nodes: NodeRegistry,
+        loop: Loop,
+        trust: NodeTrust,
+        *,
+        blind: Callable[[str, Collection[str]], Awaitable[list[str]]],
+        rows: Callable[[Mapping[str, str]], Awaitable[Sequence[GpuRow]]],
+    ) -> None:
+        self._nodes = nodes
+        self._loop = loop
+        self._trust = trust
+        self._blind = blind
+        self._rows = rows
+
+    def views(self) -> list[v.NodeView]:
+        """Every node, by name."""
+        views = [
+            node_view(
+                node,
+                self._nodes.reports.get(node.id),
+                self._loop.jobs.values(),
+                self._loop.nodes,
+                lost=self._nodes.lost_gpus.get(node.id, ()),
+                bad=self._trust.avoided_gpus,
+            )
+            for node in self._loop.nodes.values()
+        ]
+        return sorted(views, key=lambda n: (n.name, n.id))
+
+    async def gpu_rows(self) -> Sequence[GpuRow]:
+        """Every GPU of every node, with its newest values and holders."""
+        return await self._rows(self._trust.avoided_gpus)
+
+    def simulated_gpus(self) -> int:
+        """How many of the cluster's GPUs are simulated."""
+        reports = self._nodes.reports.values()
+        return sum(len(r.gpus) for r in reports if any(g.simulated for g in r.gpus))
+
+    async def blind_to(self, directory: str) -> list[str]:
+        """Names of nodes that share neither the home nor this directory. Raises OSError: this machine cannot write it."""
+        reports = self._nodes.reports
+        apart = [node_id for node_id, report in reports.items() if not report.home_shared]
+        blind = await self._blind(directory, apart) if apart else []
+        return [f"{reports[node_id].hostname} ({node_id[:12]})" for node_id in blind]

@@ -1,0 +1,58 @@
+"""Tells the daemon's parts what became of jobs, once it is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from orchestrator.core.events import Event
+    from orchestrator.core.job import Job
+    from orchestrator.daemon.changes import Changes
+    from orchestrator.daemon.jobs.progress_intake import ProgressIntake
+    from orchestrator.daemon.jobs.tidying import Tidying
+    from orchestrator.daemon.nodes.idle_workers import IdleWorkers
+    from orchestrator.daemon.notify.notifier import Notifier
+
+
+class JobObservers:
+    """The loop's listeners. ``watchers`` see each event with the record after it; ``spawn`` runs a background task."""
+
+    def __init__(
+        self,
+        *,
+        changes: Changes,
+        notifier: Notifier,
+        idle_workers: IdleWorkers,
+        intake: ProgressIntake,
+        tidying: Tidying,
+        watchers: Sequence[Callable[[Job, Event], None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._changes = changes
+        self._notifier = notifier
+        self._idle_workers = idle_workers
+        self._intake = intake
+        self._tidying = tidying
+        self._watchers = watchers
+        self._spawn = spawn
+
+    def observed(self, job: Job, event: Event) -> None:
+        """An event was written."""
+        for watch in self._watchers:
+            watch(job, event)
+
+    def changed(self, job: Job) -> None:
+        """A job's record changed."""
+        if job.spec.notify:
+            self._notifier.wake()
+        self._changes.touch(job.id)
+        self._idle_workers.changed(job)
+
+    def ended(self, job: Job) -> None:
+        """A job ended."""
+        self._idle_workers.ended(job.id)
+        self._intake.ended(job.id)
+        self._tidying.drop_secrets(job.id)
+        self._spawn(self._tidying.after([job.id]))

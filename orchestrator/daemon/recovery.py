@@ -1,0 +1,58 @@
+"""Brings the daemon's memory to where the daemon before it left the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.store.paging import every_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.core.events import Event
+    from orchestrator.core.job import Job
+    from orchestrator.daemon.jobs.progress_intake import ProgressIntake
+    from orchestrator.daemon.jobs.tidying import Tidying
+    from orchestrator.daemon.loop import Loop
+    from orchestrator.daemon.nodes.quarantine import NodeTrust
+    from orchestrator.store.port import Store
+
+
+class Recovery:
+    """``history`` are told every event of the live jobs, with the record after it."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        store: Store,
+        *,
+        tidying: Tidying,
+        intake: ProgressIntake,
+        trust: NodeTrust,
+        history: Sequence[Callable[[Job, Event], object]],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._loop = loop
+        self._store = store
+        self._tidying = tidying
+        self._intake = intake
+        self._trust = trust
+        self._history = history
+        self._log = log
+
+    async def run(self) -> None:
+        """Read the live jobs and what belongs to them; remove what ended jobs left."""
+        await self._loop.load()
+        await self._tidying.at_start()
+        await self._intake.resume()
+        self._trust.restore(await self._store.places())
+        for job_id in list(self._loop.jobs):
+            try:
+                async for record, event in every_record(self._store, job_id):
+                    for tell in self._history:
+                        tell(record, event)
+            except Exception:  # of one job: the others need their daemon
+                self._log.exception("daemon.history_not_replayed", job=job_id)
+        self._log.info("daemon.loaded", live_jobs=len(self._loop.jobs))

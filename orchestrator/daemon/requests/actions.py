@@ -1,0 +1,110 @@
+"""Runs users' commands on jobs and waits until they are durable."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from orchestrator.api import views as v
+from orchestrator.api.errors import BadRequestError, RefusedError
+from orchestrator.api.service import Verb
+from orchestrator.core import events as ev
+from orchestrator.core.scheduler.scheduler import request_stop
+from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.daemon.jobs.secrets import read_secrets
+from orchestrator.daemon.jobs.submission import prepare_rerun
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.api.service import ActionRequest, Caller
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.daemon.loop import Loop
+    from orchestrator.daemon.requests.reader import JobReader
+    from orchestrator.daemon.requests.submissions import Submissions
+    from orchestrator.spec.settings import Settings
+
+
+class JobActions:
+    """Cancel, pause, resume, rerun, update."""
+
+    def __init__(self, loop: Loop, reader: JobReader, submissions: Submissions, settings: Settings) -> None:
+        self._loop = loop
+        self._reader = reader
+        self._submissions = submissions
+        self._settings = settings
+
+    async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> v.ActionReply:
+        """Do something to a job; durable once this returns."""
+        job = await self._reader.record(job_id)
+        match request.verb:
+            case Verb.CANCEL:
+                return await self._stop(job, StopPurpose.CANCEL, caller)
+            case Verb.PAUSE:
+                return await self._stop(job, StopPurpose.PAUSE, caller)
+            case Verb.RESUME:
+                return await self._resume(job, caller)
+            case Verb.RERUN:
+                return await self._rerun(job, request, caller)
+            case Verb.UPDATE:
+                return await self._update(job, request, caller)
+
+    async def _stop(self, job: Job, purpose: StopPurpose, caller: Caller) -> v.ActionReply:
+        word = "cancel" if purpose is StopPurpose.CANCEL else "pause"
+        if job.state.is_terminal:
+            if purpose is StopPurpose.CANCEL and job.state is JobState.CANCELLED:
+                return v.ActionReply(job_id=job.id, state=job.state.value, message="it is cancelled already")
+            raise RefusedError(f"{job.id} has ended ({job.state.value}); there is nothing to {word}")
+
+        def make() -> Sequence[ev.Event]:
+            live = self._loop.decided.get(job.id)
+            return request_stop(live, purpose, caller.user, time.time()) if live else []
+
+        await self._loop.command(make)
+        return await self._acted(job.id)
+
+    async def _acted(self, job_id: JobId) -> v.ActionReply:
+        job = await self._reader.record(job_id)
+        return v.ActionReply(job_id=job_id, state=job.state.value, message=job.reason)
+
+    async def _resume(self, job: Job, caller: Caller) -> v.ActionReply:
+        def make() -> Sequence[ev.Event]:
+            live = self._loop.decided.get(job.id)
+            if live is not None and live.state is JobState.SUSPENDED:
+                return [ev.JobResumed(job_id=job.id, at=time.time(), by=caller.user)]
+            if live is not None and live.state is not JobState.DRAINING:
+                return []  # it runs or waits already: the goal is reached
+            now = live.state.value if live else job.state.value
+            raise RefusedError(
+                f"{job.id} is {now}; only a paused job can be resumed", hint="`orch rerun` starts it anew"
+            )
+
+        await self._loop.command(make)
+        return await self._acted(job.id)
+
+    async def _update(self, job: Job, request: ActionRequest, caller: Caller) -> v.ActionReply:
+        priority = request.priority
+        if priority is None:
+            raise BadRequestError("nothing to change was given", hint="for example --priority 80")
+        if job.state.is_terminal:
+            raise RefusedError(f"{job.id} has ended ({job.state.value}); nothing of it can be changed")
+        await self._loop.command(
+            lambda: [ev.JobUpdated(job_id=job.id, at=time.time(), by=caller.user, priority=priority)]
+        )
+        return v.ActionReply(job_id=job.id, state=job.state.value, message=f"priority is {priority} now")
+
+    async def _rerun(self, job: Job, request: ActionRequest, caller: Caller) -> v.ActionReply:
+        self._submissions.refuse_when_full()
+        resume_from = await self._reader.checkpoint_path(job.id) if request.from_checkpoint else None
+        secrets = read_secrets(self._settings.paths, job.id)
+        if job.spec.secrets and not secrets:
+            names = ", ".join(job.spec.secrets)
+            raise RefusedError(
+                f"the secrets of {job.id} ({names}) were deleted at its end", hint="submit its job.yaml again"
+            )
+        event = await prepare_rerun(job, caller, self._settings, secrets, resume_from)
+        reply = await self._submissions.accept(event)
+        return v.ActionReply(
+            job_id=reply.job_id or "", state=reply.state or "", message=f"runs what {job.id} ran, from its snapshot"
+        )

@@ -1,0 +1,42 @@
+"""Where and when a submission would start now. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.api import views as v
+from orchestrator.core.scheduler.placement import capacity, free_on, place
+from orchestrator.core.scheduler.scheduler import queue_order
+from orchestrator.core.states import JobState
+from orchestrator.daemon.jobs.submission import probe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.daemon.jobs.submission import Checked
+
+
+def placement(checked: Checked, jobs: Mapping[JobId, Job], nodes: Mapping[str, Node]) -> dict[str, Any]:
+    """Fields of ``api.views.PlanReply`` for a submission that can fit, beside these live jobs."""
+    asked = probe(checked)
+    ahead = sorted(
+        (j for j in jobs.values() if j.state is JobState.PENDING and j.priority >= asked.priority), key=queue_order
+    )
+    worker = checked.spec.resources.resources_per_worker
+    free = free_on(nodes.values(), jobs.values())
+    placed = None if ahead else place(asked, free, nodes)
+    if placed is not None and asked.most_workers > len(placed):
+        placed = place(asked, free, nodes, ranks=min(asked.most_workers, capacity(asked, free, nodes)))
+    ranks = asked.num_workers if placed is None else len(placed)
+    common = {"num_workers": ranks, "ahead": tuple(j.id for j in ahead)}
+    if placed is None:
+        reason = f"behind {len(ahead)} queued job(s)" if ahead else "its GPUs and CPUs are in use"
+        return {"starts": "later", "reason": reason, **common}
+    seats = tuple(
+        v.SeatPlan(rank=rank, node=nodes[node].name, gpus=worker.gpu, cpus=worker.cpu)
+        for rank, node in enumerate(placed)
+    )
+    return {"starts": "now", "reason": "there is room", "seats": seats, **common}

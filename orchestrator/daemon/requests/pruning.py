@@ -1,0 +1,55 @@
+"""Removes what is left in the home of jobs that ended long ago."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from orchestrator.api import views as v
+from orchestrator.runtime.gangs.launch_spec import checkpoint_dir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orchestrator.core.job import Job
+    from orchestrator.spec.paths import Paths
+    from orchestrator.store.port import Store
+
+
+class Pruning:
+    """See the module."""
+
+    def __init__(self, store: Store, paths: Paths) -> None:
+        self._store = store
+        self._paths = paths
+
+    async def prune(self, *, older_than_seconds: float, dry_run: bool) -> v.PruneReply:
+        """Remove files and rows; see ``api.views.PruneReply``."""
+        before = time.time() - older_than_seconds
+        going = await self._store.ended_before(before)
+        kept = [_left_alone(await self._store.job(job_id), self._paths) for job_id in going]
+        folders = [self._paths.job(job_id) for job_id in going]
+        freed = await asyncio.to_thread(lambda: sum(_size(p) for p in folders))
+        if not dry_run:
+            # The record goes last: of a prune that was cut short everything is found again by the next.
+            for folder in folders:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            going = await self._store.prune(before)
+        return v.PruneReply(
+            removed=tuple(going),
+            freed_bytes=freed,
+            dry_run=dry_run,
+            kept=tuple(place for place in kept if place),
+        )
+
+
+def _left_alone(job: Job, paths: Paths) -> str:
+    """Where the job has saved by its owner's wish, outside the home: only its owner removes that."""
+    configured = job.spec.checkpoint.storage_path is not None and job.checkpoint_path
+    return checkpoint_dir(job, paths) if configured else ""
+
+
+def _size(directory: Path) -> int:
+    return sum(p.lstat().st_size for p in directory.rglob("*") if p.is_file() and not p.is_symlink())

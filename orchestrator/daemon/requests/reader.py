@@ -1,0 +1,141 @@
+"""Answers what is known of jobs: live ones from the loop, ended ones from the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orchestrator.api.errors import AmbiguousReferenceError, BadRequestError, NoSuchJobError, Problem
+from orchestrator.api.protocol import PAGE
+from orchestrator.daemon.jobs import job_checkpoints as saved
+from orchestrator.daemon.jobs.log_stream import LogStream
+from orchestrator.daemon.jobs.views import event_view, job_view
+from orchestrator.store import errors as store_errors
+from orchestrator.store.port import JobFilter as StoreFilter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+
+    from orchestrator.api import views as v
+    from orchestrator.api.service import JobFilter, LogQuery
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.daemon.jobs.progress import JobProgress
+    from orchestrator.daemon.loop import Loop
+    from orchestrator.runtime.pools import Pools
+    from orchestrator.spec.paths import Paths
+    from orchestrator.store.port import Store
+
+
+class Progress(Protocol):
+    """What ranks reported."""
+
+    def of(self, job_id: JobId) -> JobProgress | None:
+        """The job's newest progress, as far as it is known."""
+        ...
+
+    async def recall(self, jobs: Collection[Job]) -> None:
+        """Have ``of`` know what these jobs reported to earlier daemons."""
+        ...
+
+
+class JobReader:
+    """``balances`` gives each job's GPU balance."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        store: Store,
+        paths: Paths,
+        pools: Pools,
+        *,
+        progress: Progress,
+        balances: Callable[[], Mapping[JobId, dict[str, Any]]],
+    ) -> None:
+        self._loop = loop
+        self._store = store
+        self._paths = paths
+        self._pools = pools
+        self._progress = progress
+        self._balances = balances
+
+    async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
+        """Jobs that fit the filter, newest first."""
+        before = None if query.before is None else (await self.record(query.before)).sequence
+        found = await self._store.jobs(
+            StoreFilter(user=query.user, states=query.states, since=query.since, before=before, limit=query.limit)
+        )
+        await self._progress.recall(found)
+        return [self._view(job) for job in found]
+
+    async def job(self, job_id: JobId) -> v.JobView:
+        """One job. Raises NoSuchJobError."""
+        job = await self.record(job_id)
+        await self._progress.recall([job])
+        return self._view(job)
+
+    def _view(self, job: Job) -> v.JobView:
+        return job_view(
+            job,
+            self._progress.of(job.id),
+            self._loop.waiting.get(job.id),
+            str(self._paths.logs(job.id)),
+            self._balances().get(job.id),
+            outputs_dir=str(self._paths.outputs(job.id)) if job.spec.outputs else "",
+        )
+
+    async def resolve(self, ref: str) -> JobId:
+        """The id that ``ref`` means. Raises NoSuchJobError, AmbiguousReferenceError."""
+        try:
+            return (await self._store.find(ref)).job.id
+        except store_errors.JobNotFoundError as error:
+            raise NoSuchJobError(f"there is no job {ref!r}") from error
+        except store_errors.AmbiguousJobError as error:
+            problems = [Problem(message=str(candidate)) for candidate in error.candidates]
+            raise AmbiguousReferenceError(f"{ref!r} fits several jobs", problems=problems) from error
+
+    async def record(self, job_id: JobId) -> Job:
+        """The job's record. Raises NoSuchJobError."""
+        live = self._loop.jobs.get(job_id)
+        if live is not None:
+            return live
+        try:
+            return await self._store.job(job_id)
+        except store_errors.JobNotFoundError as error:
+            raise NoSuchJobError(f"there is no job {job_id!r}") from error
+
+    async def events(
+        self, job_id: JobId, after: int, *, limit: int = PAGE, tail: int | None = None
+    ) -> Sequence[v.EventView]:
+        """The job's history."""
+        job = await self.record(job_id)
+        if tail is not None:  # an event's number is the job's version after it
+            after = max(after, job.version - tail)
+        return [event_view(stored) for stored in await self._store.events(job_id, after=after, limit=limit)]
+
+    async def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[v.LogLine], None]:
+        """Lines of the job's log."""
+        await self.record(job_id)
+        stream = LogStream(self._paths.logs(job_id), query, lambda: self._ended(job_id), self._pools.logs)
+        async for batch in stream.batches():
+            yield batch
+
+    async def _ended(self, job_id: JobId) -> tuple[bool, int]:
+        job = await self.record(job_id)
+        return job.state.is_terminal, job.attempt_number
+
+    async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[v.CheckpointView]:
+        """The job's checkpoints, newest first."""
+        job = await self.record(job_id)
+        book = self._progress.of(job_id)
+        newest = book.ranks.get(0) if book is not None and book.attempt == job.attempt_number else None
+        return await self._pools.checkpoints.run(
+            lambda: saved.list_checkpoints(job, self._paths, verify=verify, newest=newest)
+        )
+
+    async def checkpoint_path(self, reference: str) -> str:
+        """Where the checkpoint is that ``JOB`` or ``JOB@STEP`` means. Raises BadRequestError, NoSuchJobError."""
+        ref, at, step = reference.partition("@")
+        if at and not step.isdecimal():
+            raise BadRequestError(f"{step or 'nothing'!r} is not a step", hint=f"write {ref}@100, or {ref} alone")
+        job = await self.record(await self.resolve(ref))
+        return await self._pools.checkpoints.run(saved.choose, job, self._paths, step)

@@ -1,0 +1,58 @@
+"""The runtime as the daemon's life sees it: connected, made ready for jobs, left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.daemon.nodes.care import NodeCare
+    from orchestrator.daemon.nodes.fork_servers import ForkServers
+    from orchestrator.runtime.cluster.cluster import Cluster
+    from orchestrator.runtime.exporters.exporters import Exporters
+    from orchestrator.runtime.gangs.gangs import Gangs
+
+
+class RuntimeSide:
+    """Starts and stops what runs on nodes."""
+
+    def __init__(
+        self, cluster: Cluster, gangs: Gangs, exporters: Exporters, nodes: NodeCare, fork_servers: ForkServers
+    ) -> None:
+        self._cluster = cluster
+        self._gangs = gangs
+        self._exporters = exporters
+        self._nodes = nodes
+        self._fork_servers = fork_servers
+
+    @property
+    def address(self) -> str:
+        """Where the cluster is."""
+        return self._cluster.address
+
+    async def connect(self) -> None:
+        """Find or start the cluster; its nodes are known when this returns. Raises ClusterError."""
+        await self._cluster.start()
+        await self._nodes.refresh()
+
+    async def prepare(self) -> None:
+        """Have the machine of an embedded cluster ready for its first job; on a shared one no node holds others up."""
+        if self._cluster.site.embedded:
+            await self._fork_servers.warm()
+
+    async def settle(self) -> None:
+        """Start the exporters, then as many idle workers again as they took: the first job is to find some."""
+        await self._exporters.refresh()
+        await self._cluster.warm()
+
+    async def abandon(self) -> None:
+        """Take back what a start that failed has begun."""
+        await self._gangs.close()
+        await self._cluster.abandon()
+
+    async def detach(self) -> None:
+        """Stop watching gangs; they run on."""
+        await self._gangs.close()
+
+    async def stop(self, *, stop_head: bool) -> None:
+        """Leave the cluster."""
+        await self._cluster.stop(stop_head=stop_head)

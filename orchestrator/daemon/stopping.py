@@ -1,0 +1,89 @@
+"""The daemon's way out: the request to stop, the answer to it, and the end of the jobs' gangs where that is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.api import views as v
+from orchestrator.api.errors import DaemonStoppingError
+from orchestrator.core.scheduler.scheduler import request_stop
+from orchestrator.core.states import StopPurpose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.core.events import Event
+    from orchestrator.core.ids import JobId
+    from orchestrator.daemon.changes import Changes
+    from orchestrator.daemon.loop import Loop
+
+DRAIN_WAIT_SECONDS: Final = 1.0
+ANSWER_FIRST_SECONDS: Final = 0.05
+
+
+class StopRequest:
+    """Whether the daemon is to stop, and whether its jobs go back to the queue before."""
+
+    def __init__(self) -> None:
+        self._requested = asyncio.Event()
+        self.stop_jobs = False
+
+    @property
+    def drains(self) -> bool:
+        """Jobs go back to the queue now: nothing is placed any more."""
+        return self.stop_jobs and self._requested.is_set()
+
+    def now(self) -> None:
+        """Stop."""
+        self._requested.set()
+
+    async def wait(self) -> None:
+        """Return once the daemon is to stop."""
+        await self._requested.wait()
+
+    def refuse(self) -> None:
+        """Raise DaemonStoppingError once the daemon is on its way out."""
+        if self._requested.is_set():
+            raise DaemonStoppingError("the daemon is shutting down")
+
+
+class Shutdown:
+    """Answers a request to stop and has running jobs save first. ``failed`` says whether the daemon dies of a fault."""
+
+    def __init__(
+        self, stop: StopRequest, loop: Loop, changes: Changes, failed: Callable[[], bool], log: FilteringBoundLogger
+    ) -> None:
+        self._stop = stop
+        self._loop = loop
+        self._changes = changes
+        self._failed = failed
+        self._log = log
+
+    def holding(self) -> tuple[JobId, ...]:
+        """The jobs that have a gang."""
+        return tuple(j.id for j in self._loop.decided.values() if j.gang_open)
+
+    def begin(self, *, stop_jobs: bool, by: str) -> v.ShutdownReply:
+        """Answer what will happen, then stop."""
+        holding = self.holding()
+        self._log.info("daemon.stopping", by=by, stop_jobs=stop_jobs, jobs=len(holding))
+        self._stop.stop_jobs = stop_jobs
+        asyncio.get_running_loop().call_later(ANSWER_FIRST_SECONDS, self._stop.now)
+        return v.ShutdownReply(running=() if stop_jobs else holding, stopped=holding if stop_jobs else ())
+
+    async def drain(self) -> None:
+        """Have every running job save and go back to the queue; nothing new is placed meanwhile."""
+        self._loop.set_nodes({})
+        for job_id in self.holding():
+            await self._loop.command(lambda job_id=job_id: self._preempt(job_id))  # type: ignore[misc]  # mypy cannot infer a default's type
+        version = self._changes.version
+        while self.holding() and not self._failed():
+            version = await self._changes.wait(version, DRAIN_WAIT_SECONDS, frozenset())
+
+    def _preempt(self, job_id: JobId) -> Sequence[Event]:
+        job = self._loop.decided.get(job_id)
+        return request_stop(job, StopPurpose.PREEMPT, "orch down --stop-jobs", time.time()) if job else []

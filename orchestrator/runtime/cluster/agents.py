@@ -1,0 +1,75 @@
+"""Makes node agents, and finds those that an earlier daemon has made."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.runtime.names import SERVICES, agent_name
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.cluster.site import Site
+
+
+class AgentMaker:
+    """``simulate_gpus`` per node; 0 takes the GPUs that are there."""
+
+    def __init__(self, site: Site, simulate_gpus: int) -> None:
+        self._site = site
+        self._simulate_gpus = simulate_gpus
+        self._home_token = ""
+
+    @property
+    def embedded(self) -> bool:
+        """There is one node, on this machine."""
+        return self._site.embedded
+
+    def keep_home_token(self) -> None:
+        """Have what a node reads if it shares the home; it is kept, because agents outlive the daemon that told them of it."""
+        path = self._site.home_token
+        try:
+            self._home_token = path.read_text()
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(secrets.token_hex(16))
+            self._home_token = path.read_text()
+
+    def make(self, node_id: str) -> Any:
+        """The agent of a node. Blocks."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from orchestrator.runtime.nodes.agent import NodeAgent
+
+        return (
+            ray.remote(NodeAgent)
+            .options(
+                name=agent_name(node_id),
+                namespace=self._site.namespace,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=-1,
+                max_task_retries=-1,
+                max_concurrency=64,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
+            )
+            .remote(
+                node_id=node_id,
+                node_dir=str(self._site.node_dir(node_id)),
+                simulate_gpus=self._simulate_gpus,
+                home_token=(str(self._site.home_token), self._home_token),
+            )
+        )
+
+
+def remove_services(space: str) -> None:
+    """End the daemon's own agents and exporters: they are named, and its namespace has no others. Blocks."""
+    import ray
+    from ray.util import list_named_actors
+
+    for name in list_named_actors():
+        if name.startswith(SERVICES):
+            with contextlib.suppress(ValueError):
+                ray.kill(ray.get_actor(name, namespace=space), no_restart=True)

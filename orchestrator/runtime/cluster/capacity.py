@@ -1,0 +1,68 @@
+"""What the cluster's nodes offer: their totals, less what other users hold and what is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.cluster import Node
+from orchestrator.runtime.nodes.ray_nodes import NOTHING, Held, held_by_others
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from orchestrator.runtime.cluster.connection import RayConnection
+    from orchestrator.runtime.cluster.gpu_reservations import GpuHolds
+    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.nodes.ray_nodes import RayNode
+
+SETTLE_SECONDS: Final = 0.3  # Ray's own numbers trail what happened by less
+
+
+class Capacity:
+    """``own_groups`` names the placement groups of this daemon's jobs: whatever else is in use is other people's."""
+
+    def __init__(
+        self,
+        ray: RayConnection,
+        nodes: NodeRegistry,
+        holds: GpuHolds,
+        own_groups: Callable[[], Collection[str]],
+    ) -> None:
+        self._ray = ray
+        self._nodes = nodes
+        self._holds = holds
+        self._own_groups = own_groups
+        self._others: dict[str, Held] = {}
+
+    async def look_at_others(self, raw: Mapping[str, RayNode]) -> None:
+        """What others hold. A change is believed when it is there again a moment later."""
+        others: dict[str, Held] = await self._ray.call(held_by_others, raw, self._own_groups())
+        if others == self._others:
+            return
+        await asyncio.sleep(SETTLE_SECONDS)
+        again: dict[str, Held] = await self._ray.call(held_by_others, raw, self._own_groups())
+        self._others = {node_id: held.least(again.get(node_id, NOTHING)) for node_id, held in others.items()}
+
+    def node(self, raw: RayNode) -> Node:
+        """The node as the scheduler sees it."""
+        report, held = self._nodes.reports.get(raw.id), self._others.get(raw.id, NOTHING)
+        return Node(
+            id=raw.id,
+            name=report.hostname if report else raw.hostname,
+            alive=raw.alive and report is not None,
+            reachable=raw.id not in self._nodes.silent,
+            shares_home=report is None or report.home_shared,
+            cpus=raw.total.get("CPU", 0.0),
+            gpus=raw.total.get("GPU", 0.0),
+            memory_bytes=int(raw.total.get("memory", 0)),
+            other_cpus=held.cpus,
+            # GPUs that this daemon has reserved are in Ray's numbers too, where those are looked at.
+            other_gpus=max(held.gpus, self._holds.per_node().get(raw.id, 0)) + self._lost_and_free(raw.id),
+            other_memory_bytes=held.memory_bytes,
+            gpu_models=tuple(sorted({g.model for g in report.gpus})) if report else (),
+            simulated=bool(report and any(g.simulated for g in report.gpus)),
+        )
+
+    def _lost_and_free(self, node_id: str) -> int:
+        return sum(gpu.uuid not in self._holds.held for gpu in self._nodes.lost_gpus.get(node_id, ()))

@@ -1,0 +1,119 @@
+"""The daemon's connection to Ray. Every blocking call of Ray runs in a thread of its own, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.runtime.cluster.head_start import ClusterError, start_seconds
+from orchestrator.runtime.cluster.serializers import forgo_foreign_serializers
+from orchestrator.runtime.cluster.signal_handlers import restore_handlers
+from orchestrator.runtime.deadline import within
+from orchestrator.runtime.own_thread import in_own_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CALL_SECONDS: Final = 30.0
+CALLS_AT_ONCE: Final = 8
+LEAVE_SECONDS: Final = 120.0  # it takes 2 s, and up to 23 s were seen with calls to the dead head under way
+
+
+class RayConnection:
+    """``namespace`` is that of the daemon's actors. ``connect`` and ``disconnect`` are Ray's own, unless told."""
+
+    def __init__(
+        self,
+        namespace: str,
+        *,
+        connect: Callable[[str, str], None] | None = None,
+        disconnect: Callable[[], None] | None = None,
+    ) -> None:
+        self.namespace = namespace
+        self._connect = connect or _connect
+        self._disconnect = disconnect or _disconnect
+        self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._open = asyncio.Event()
+        self._entering: asyncio.Task[None] | None = None
+        self.epoch = 0  # heads that have died: what was begun under one must not go on under the next
+
+    async def call(self, function: Callable[..., Any], *args: Any, seconds: float = CALL_SECONDS, **kwargs: Any) -> Any:
+        """Run a blocking call of Ray in a thread of its own. Raises TimeoutError; the thread is left to finish.
+
+        A call to a head that has died may never return: it holds up neither other calls nor the end of the process.
+        """
+        async with asyncio.timeout(seconds), self._turns:
+            return await in_own_thread(lambda: function(*args, **kwargs))
+
+    async def enter(self, address: str, *, hint: str = "") -> None:
+        """Connect to the head at ``address``. Raises ClusterError, with ``hint`` at its end."""
+        seconds = start_seconds()
+        self._entering = asyncio.create_task(self._enter(address))
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(self._entering)
+        except Exception as error:
+            reason = f"no answer within {seconds:.0f} s" if isinstance(error, TimeoutError) else str(error)
+            raise ClusterError(f"cannot connect to Ray at {address}: {reason}{hint}") from error
+
+    async def _enter(self, address: str) -> None:
+        try:
+            await in_own_thread(lambda: self._connect(address, self.namespace))
+        finally:
+            restore_handlers()
+
+    async def end_entering(self) -> None:
+        """Let a connection that is being made come up or fail: Ray aborts the process whose head dies under it."""
+        if self._entering is not None:
+            await asyncio.wait({self._entering}, timeout=start_seconds())
+
+    async def leave(self, seconds: float = LEAVE_SECONDS) -> None:
+        """Disconnect, without waiting for a turn: calls to a head that is dead or hangs may have them all."""
+        with contextlib.suppress(Exception):
+            await within(seconds, in_own_thread(self._disconnect))
+
+    def opened(self) -> None:
+        """Gangs can be placed from now on."""
+        self._open.set()
+
+    def closed(self) -> None:
+        """No gang can be placed from now on."""
+        self._open.clear()
+
+    def lost(self) -> None:
+        """The head has died."""
+        self._open.clear()
+        self.epoch += 1
+
+    def renew_turns(self) -> None:
+        """Calls to a dead head may keep the turns that they have."""
+        self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
+
+    async def until_connected(self) -> None:
+        """Return once Ray is there."""
+        await self._open.wait()
+
+    @property
+    def connected(self) -> bool:
+        """Ray can be asked."""
+        return self._open.is_set()
+
+
+def _connect(address: str, space: str) -> None:
+    import ray
+
+    forgo_foreign_serializers()
+    ray.init(
+        address=address,
+        namespace=space,
+        log_to_driver=False,
+        configure_logging=False,
+        ignore_reinit_error=False,
+    )
+
+
+def _disconnect() -> None:
+    import ray
+
+    ray.shutdown()

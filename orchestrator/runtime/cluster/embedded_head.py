@@ -1,0 +1,157 @@
+"""The embedded head: found again or started, watched, ended. It outlives the daemon that started it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.runtime.cluster.driver_environment import OF_THE_DRIVER, outlive_heads
+from orchestrator.runtime.cluster.first_fork_server import FirstForkServer
+from orchestrator.runtime.cluster.head_processes import (
+    Head,
+    is_alive,
+    kill_session,
+    ray_environment,
+    read_head,
+    write_head,
+)
+from orchestrator.runtime.cluster.head_start import SYSTEM_CONFIG, launch_head
+from orchestrator.spec import token_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.runtime.cluster.site import Site
+
+OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's minimum is 75 MB; nothing large travels through it
+LOOPBACK: Final = "127.0.0.1"
+
+
+class EmbeddedHead:
+    """``on_died`` is called, in the loop's thread, when a process of the head has ended."""
+
+    def __init__(self, site: Site, *, num_cpus: int | None, simulate_gpus: int, on_died: Callable[[], None]) -> None:
+        self._site = site
+        self._num_cpus = num_cpus
+        self._simulate_gpus = simulate_gpus
+        self._on_died = on_died
+        self._fork_server = FirstForkServer(site.fork_socket)
+        self._head: Head | None = None
+        self._began = False  # by this process: what a start that fails has to take back
+        self._handles: list[int] = []
+        self.token = ""  # authenticates calls to the head
+
+    @property
+    def address(self) -> str:
+        """Where the head is; empty while there is none."""
+        return self._head.gcs_address if self._head else ""
+
+    @property
+    def raylet_pid(self) -> int | None:
+        """The process of the head's own node."""
+        return self._head.pids["raylet"][0] if self._head else None
+
+    async def ensure(self) -> str:
+        """Find the head or start one, and watch it; its address. Raises ClusterError, TokenFileError."""
+        outlive_heads()
+        self.token = self._keep_token()
+        self._head = await self._find()
+        if self._head is None:
+            self._began = True
+            self._head = await self.start()
+        self._watch(self._head)
+        return self._head.gcs_address
+
+    def _keep_token(self) -> str:
+        """Make the token where there is none, and have Ray use it."""
+        path = self._site.paths.ray / "token"
+        if not path.exists():
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.write(handle, secrets.token_hex(32).encode())
+            os.close(handle)
+        token = token_file.read(path)
+        os.environ.update(ray_environment(path))
+        return token
+
+    async def _find(self) -> Head | None:
+        head = read_head(self._site.head_file)
+        if head is None or all(is_alive(pid, created) for pid, created in head.pids.values()):
+            return head
+        await asyncio.to_thread(kill_session, head)
+        return None
+
+    async def start(self) -> Head:
+        """A new head, which ``ensure`` finds. What its first jobs are forked from becomes warm meanwhile."""
+        self._fork_server.begin()
+        try:
+            head = await self._launch()
+        except BaseException:
+            await self._fork_server.end()
+            raise
+        await self._fork_server.begun()
+        return head
+
+    async def _launch(self) -> Head:
+        directory = self._site.ray_directory()
+        options = {
+            "num_cpus": self._num_cpus or os.cpu_count() or 1,
+            "num_gpus": await asyncio.to_thread(self._count_gpus),
+            "resources": {},
+            "labels": {},
+            "object_store_bytes": OBJECT_STORE_BYTES,
+            "address": LOOPBACK,
+            "port": 0,
+            "temp_dir": str(directory),
+            "system_config": SYSTEM_CONFIG,
+        }
+        environ = {name: value for name, value in os.environ.items() if name not in OF_THE_DRIVER}
+        head = await launch_head(options, directory, environ)
+        write_head(self._site.head_file, head)
+        return head
+
+    def _count_gpus(self) -> int:
+        from orchestrator.gpu.drivers.inventory import discover
+
+        return self._simulate_gpus or len(discover())
+
+    def _watch(self, head: Head) -> None:
+        loop = asyncio.get_running_loop()
+        for pid, _created in head.pids.values():
+            try:
+                handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                loop.call_soon(self._died)
+                return
+            loop.add_reader(handle, self._died)
+            self._handles.append(handle)
+
+    def unwatch(self) -> None:
+        """No death of the head is told any more."""
+        loop = asyncio.get_running_loop()
+        for handle in self._handles:
+            loop.remove_reader(handle)
+            os.close(handle)
+        self._handles = []
+
+    def _died(self) -> None:
+        self.unwatch()
+        self._on_died()
+
+    async def end(self) -> None:
+        """End every process of the head, or what is left of it."""
+        head, self._head = self._head, None
+        if head is not None:
+            await asyncio.to_thread(kill_session, head)
+        self._site.head_file.unlink(missing_ok=True)
+
+    async def take_back(self) -> None:
+        """End the head that a start which failed has begun; one that was there before is left alone: jobs may run on it."""
+        began, self._began = self._began, False
+        if not began:
+            return
+        await self._fork_server.end()
+        self._head = read_head(self._site.head_file)
+        await self.end()
+        await asyncio.to_thread(self._site.remove_node_state)

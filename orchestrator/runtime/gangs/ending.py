@@ -1,0 +1,118 @@
+"""Ends what a gang runs, and the gang itself: nothing of it is left when its release is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from orchestrator.core import events as ev
+from orchestrator.runtime.deadline import within
+from orchestrator.runtime.gangs.errors import GangLostError
+from orchestrator.runtime.gangs.event_mapping import saved
+from orchestrator.runtime.gangs.orders import RPC_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from orchestrator.core.job import Job
+    from orchestrator.runtime.gangs.job_files import JobFiles
+    from orchestrator.runtime.gangs.orders import Orders
+    from orchestrator.runtime.gangs.relay import EventRelay
+    from orchestrator.runtime.gangs.table import GangTable
+
+GONE_SECONDS: Final = 60.0
+FLUSH_SECONDS: Final = 30.0
+
+
+class Nodes(Protocol):
+    """What says that ranks are gone."""
+
+    def agent_for(self, node_id: str) -> Any | None:
+        """The agent that can answer for a node."""
+        ...
+
+    async def until_fenced(self, node_id: str) -> None:
+        """Return once nothing can be left of what ran on a node that Ray has given up."""
+        ...
+
+
+class Ender:
+    """``until_connected`` returns once Ray can be asked; ``post`` takes events for the record."""
+
+    def __init__(
+        self,
+        table: GangTable,
+        orders: Orders,
+        relay: EventRelay,
+        nodes: Nodes,
+        files: JobFiles,
+        *,
+        until_connected: Callable[[], Awaitable[None]],
+        post: Callable[[Sequence[ev.Event]], None],
+    ) -> None:
+        self._table = table
+        self._orders = orders
+        self._relay = relay
+        self._nodes = nodes
+        self._files = files
+        self._until_connected = until_connected
+        self._post = post
+
+    async def stop(self, job: Job, deadline: float) -> None:
+        """SIGTERM to every rank, and SIGKILL at the deadline. Raises GangLostError."""
+        gang = await self._orders.attach_placed(job)
+        self._relay.watch(job, gang, job.attempt_number)
+        grace = max(0.0, deadline - time.time())
+        await self._orders.give(job, [a.stop.remote(job.attempt_number, grace) for a in gang.actors])
+
+    async def kill(self, job: Job) -> None:
+        """SIGKILL to every rank. Raises GangLostError."""
+        gang = await self._orders.attach_placed(job)
+        self._relay.watch(job, gang, job.attempt_number)
+        await self._orders.give(job, [a.kill.remote(job.attempt_number) for a in gang.actors])
+
+    async def release(self, job: Job) -> None:
+        """Nothing of the gang is left when this returns; its outputs are at home."""
+        await self._flush(job)
+        gang = self._table.known(job.id)
+        clean = gang is not None and len(gang.gone) == job.num_workers
+        self._table.drop(job.id)
+        await self._until_connected()
+        await self._table.remove(job)
+        if not clean:
+            await self._confirm_gone(job)
+        if told := await self._files.finish(job):
+            self._post([ev.JobNoted(job_id=job.id, at=time.time(), code="outputs", message=told)])
+        self._post([ev.GangReleased(job_id=job.id, at=time.time(), gang=job.gang)])
+
+    async def _flush(self, job: Job) -> None:
+        """Have the newest snapshot brought to storage before the actors that do it go away."""
+        if job.gang_lost or not job.seats:
+            return
+        try:
+            gang = await self._table.attach(job)
+            async with asyncio.timeout(FLUSH_SECONDS + RPC_SECONDS):
+                statuses = await asyncio.gather(
+                    *(a.flush.remote(FLUSH_SECONDS) for a in gang.actors), return_exceptions=True
+                )
+        except (GangLostError, TimeoutError):
+            return
+        for status in statuses:
+            if not isinstance(status, BaseException) and (facts := saved(job.id, status)):
+                self._post(facts)
+
+    async def _confirm_gone(self, job: Job) -> None:
+        """Ask the agent of every node that the gang was on; a dead node's ranks end with their lease."""
+        deadline = time.monotonic() + GONE_SECONDS
+        by_node: dict[str, list[int]] = {}
+        for rank, node_id in enumerate(job.nodes):
+            by_node.setdefault(node_id, []).append(rank)
+        for node_id, ranks in by_node.items():
+            agent = self._nodes.agent_for(node_id)
+            if agent is None:
+                await self._nodes.until_fenced(node_id)
+                continue
+            left = await within(RPC_SECONDS, agent.ranks_gone.remote(job.id, ranks, deadline - time.monotonic()))
+            if left:
+                raise TimeoutError(f"processes of ranks {left} of {job.id} are still on node {node_id}")

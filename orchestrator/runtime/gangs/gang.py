@@ -1,0 +1,42 @@
+"""What is known in memory of a job's gang; all of it can be found again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.runtime.gangs.reports import LeftOut
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from orchestrator.runtime.ranks.actor import RankGreeting
+    from orchestrator.runtime.ranks.rank_events import PollCursor
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
+
+
+@dataclass(slots=True)
+class Gang:
+    """Its actors by rank, what they answered first, and what the relay of the attempt ``watching`` has heard."""
+
+    number: int
+    actors: list[Any]
+    greetings: list[RankGreeting] = field(default_factory=list)
+    watching: int = 0
+    watchers: list[asyncio.Task[None]] = field(default_factory=list)
+    started: dict[int, int] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    unreached: set[int] = field(default_factory=set)
+    newest: dict[int, ProgressSnapshot] = field(default_factory=dict)
+    cursors: dict[int, PollCursor] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
+
+    def begin(self, attempt: int) -> None:
+        """Nothing has been heard of ``attempt``."""
+        self.watching = attempt
+        self.started, self.gone, self.newest, self.unreached, self.cursors = {}, set(), {}, set(), {}
+
+    def unwatch(self) -> None:
+        """Hear no more of it."""
+        for task in self.watchers:
+            task.cancel()

@@ -1,0 +1,150 @@
+"""Brings a gang's ranks up: actors met, files on their nodes, every rank told what to run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core import events as ev
+from orchestrator.runtime.forkserver.masking import Masker
+from orchestrator.runtime.gangs.errors import GangLostError
+from orchestrator.runtime.gangs.event_mapping import resumed, seats_of
+from orchestrator.runtime.gangs.launch_spec import Places, checkpoint_dir, rank_plans
+from orchestrator.runtime.gangs.orders import ask
+from orchestrator.runtime.gangs.resume_source import newest_checkpoint, watch_settings
+from orchestrator.runtime.ranks.actor import rendezvous_of
+from orchestrator.runtime.turns import in_turns
+from orchestrator.spec.paths import Paths
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.runtime.gangs.gang import Gang
+    from orchestrator.runtime.gangs.job_files import JobFiles
+    from orchestrator.runtime.gangs.orders import Orders
+    from orchestrator.runtime.gangs.relay import EventRelay
+    from orchestrator.runtime.gangs.table import GangTable
+    from orchestrator.runtime.nodes.agent import NodeReport
+    from orchestrator.runtime.pools import Pool
+    from orchestrator.runtime.ranks.logs import LogLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """What all launches of a daemon have in common. ``page_dir`` is where progress pages are; ``umask`` that of ranks."""
+
+    paths: Paths
+    page_dir: Path
+    base_env: Mapping[str, str]
+    log_limits: LogLimits
+    umask: int | None = None
+
+
+class Launcher:
+    """``secrets_of`` reads a job's secrets, ``previous_step`` gives the highest step that it reported.
+
+    ``reports`` gives the newest report of each node; ``post`` takes events for the record.
+    """
+
+    def __init__(
+        self,
+        settings: LaunchSettings,
+        table: GangTable,
+        orders: Orders,
+        relay: EventRelay,
+        files: JobFiles,
+        *,
+        reports: Callable[[], Mapping[str, NodeReport]],
+        secrets_of: Callable[[Job], Mapping[str, str]],
+        previous_step: Callable[[JobId], int],
+        pool: Pool,
+        post: Callable[[Sequence[ev.Event]], None],
+    ) -> None:
+        self._settings = settings
+        self._table = table
+        self._orders = orders
+        self._relay = relay
+        self._files = files
+        self._reports = reports
+        self._secrets_of = secrets_of
+        self._previous_step = previous_step
+        self._pool = pool
+        self._post = post
+
+    async def ensure(self, job: Job) -> None:
+        """The job's current attempt runs, or is being started, when this returns. Raises GangLostError."""
+        gang = await self._table.attach(job)
+        placed = bool(gang.greetings)
+        if not placed:
+            gang.greetings = await self._orders.hello(job, gang)
+        seats = seats_of(gang.greetings, self._reports())
+        if not placed and seats != job.seats:
+            self._post([ev.GangPlaced(job_id=job.id, at=time.time(), gang=job.gang, seats=seats)])
+        attempt = job.attempt_number
+        if gang.watching == attempt:
+            return
+        if any(g.launched < attempt for g in gang.greetings):
+            await self._launch(job, gang, seats)
+        self._relay.watch(job, gang, attempt)
+
+    async def _launch(self, job: Job, gang: Gang, seats: tuple[ev.Seat, ...]) -> None:
+        await self._bring_files(job)
+        attempt = job.attempt_number
+        master = await self._prepare(gang, attempt)
+        previous = max([self._previous_step(job.id), *(g.highest_step for g in gang.greetings)])
+        secrets = self._secrets_of(job)
+        paths = self._settings.paths
+        resumption = await self._pool.run(newest_checkpoint, job, paths, secrets, previous)
+        if events := resumed(job.id, resumption, Masker(secrets.values())):
+            self._post(events)
+        told: dict[str, Any] = {"resume_from": resumption.path, "watch": watch_settings(job, paths)}
+        nodes = {seat.node_id for seat in seats}
+        by_node = {node_id: replace(self._places(job, node_id, secrets, previous), **told) for node_id in nodes}
+        plans = rank_plans(job, seats, master, by_node)
+        await ask(await in_turns(a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)))
+
+    async def _prepare(self, gang: Gang, attempt: int) -> tuple[str, int]:
+        """The rendezvous' address and port; nothing of an older attempt runs then. Actors made for the attempt need no call."""
+        if (known := rendezvous_of(gang.greetings, attempt)) is not None:
+            return known
+        address = gang.greetings[0].address
+        calls = [a.prepare.remote(attempt, None if rank else address) for rank, a in enumerate(gang.actors)]
+        return address, (await ask(calls))[0]
+
+    async def _bring_files(self, job: Job) -> None:
+        """What a rank needs is on its node, if that does not share the home. Raises GangLostError where that cannot be."""
+        apart = self._files.apart(job)
+        if not apart:
+            return
+        try:
+            storage = checkpoint_dir(job, self._settings.paths)
+            # A URL is the same place from everywhere.
+            if "://" not in storage and (blind := await self._files.blind(storage, apart)):
+                raise GangLostError(
+                    job.nodes.index(blind[0]),
+                    f"node {blind[0][:12]} does not see checkpoint.storage_path ({job.spec.checkpoint.storage_path}), so"
+                    " what is saved there would be lost with it; mount the directory there, or drain the node",
+                )
+            await self._files.ship(job)
+        except LookupError as error:
+            raise GangLostError(None, str(error), node_lost=True) from error
+
+    def _places(self, job: Job, node_id: str, secrets: Mapping[str, str], previous_step: int) -> Places:
+        report, settings = self._reports()[node_id], self._settings
+        own = Paths(home=Path(report.home), socket=settings.paths.socket)
+        return Places(
+            paths=settings.paths if report.home_shared else own,
+            work_dir=job.work_dir if report.home_shared else str(own.work(job.id)),
+            node_dir=Path(report.node_dir),
+            page_dir=settings.page_dir,
+            base_env=settings.base_env,
+            secrets=secrets,
+            log_limits=settings.log_limits,
+            previous_step=previous_step,
+            simulated=any(g.simulated for g in report.gpus),
+            umask=settings.umask,
+        )

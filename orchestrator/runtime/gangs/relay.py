@@ -1,0 +1,195 @@
+"""Follows the ranks of gangs to their ends, and tells what they say as events for the record. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from orchestrator.core import events as ev
+from orchestrator.core.conformance import repaired
+from orchestrator.runtime.deadline import within
+from orchestrator.runtime.gangs.errors import as_lost
+from orchestrator.runtime.gangs.event_mapping import exited, gang_lost, in_memory, last_words, noted, saved, seats_of
+from orchestrator.runtime.gangs.patience import Patience
+from orchestrator.runtime.gangs.reports import usable
+from orchestrator.runtime.ranks.rank_events import PollCursor
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.runtime.gangs.errors import GangLostError
+    from orchestrator.runtime.gangs.gang import Gang
+    from orchestrator.runtime.gangs.job_files import JobFiles
+    from orchestrator.runtime.nodes.agent import NodeReport
+    from orchestrator.runtime.ranks.rank_events import PollReply, RankEvent
+    from orchestrator.spec.paths import Paths
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
+
+LATE_ANSWERS: Final = 3
+"""Answers to polls in a row that an actor may owe before it is ended; one that is stopped is ended at the first."""
+
+
+class Actors(Protocol):
+    """What is done about a rank's actor that does not answer."""
+
+    async def is_stopped(self, job: Job, rank: int) -> bool:
+        """Whether it is known to be stopped."""
+        ...
+
+    async def end_actor(self, job: Job, rank: int) -> None:
+        """Have it ended."""
+        ...
+
+
+class EventRelay:
+    """``post`` takes events for the record; ``progress`` the newest snapshot of a rank.
+
+    ``reports`` gives the newest report of each node, ``gpu_evidence`` what the driver says of GPUs.
+    """
+
+    def __init__(
+        self,
+        actors: Actors,
+        files: JobFiles,
+        paths: Paths,
+        *,
+        reports: Callable[[], Mapping[str, NodeReport]],
+        gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[str, ...]]],
+        post: Callable[[Sequence[ev.Event]], None],
+        progress: Callable[[JobId, int, int, ProgressSnapshot], None],
+        log: FilteringBoundLogger,
+        patience: Patience | None = None,
+    ) -> None:
+        self._actors = actors
+        self._files = files
+        self._paths = paths
+        self._reports = reports
+        self._gpu_evidence = gpu_evidence
+        self._post = post
+        self._progress = progress
+        self._log = log
+        self._patience = patience or Patience()
+
+    def watch(self, job: Job, gang: Gang, attempt: int) -> None:
+        """Follow every rank of the attempt; asking again changes nothing."""
+        self._files.follow(job)
+        if gang.watching == attempt:
+            return
+        gang.unwatch()
+        gang.begin(attempt)
+        gang.watchers = [
+            asyncio.create_task(self.follow(job, gang, attempt, rank), name=f"watch-{job.id}-{rank}")
+            for rank in range(job.num_workers)
+        ]
+
+    async def follow(self, job: Job, gang: Gang, attempt: int, rank: int) -> None:
+        """Follow a rank to its end. What cannot be taken of it is left out and logged; the rest is followed on."""
+        while True:
+            try:
+                await self._follow(job, gang, attempt, rank)
+            except Exception:  # a fault of orch's, or in what was told: a rank that nothing follows would never end
+                self._log.exception("gang.watcher_failed", job=job.id, attempt=attempt, rank=rank)
+                gang.gone.discard(rank)  # it may have been set before what failed: the story is told anew
+                gang.cursors.pop(rank, None)
+                await asyncio.sleep(self._patience.retry_seconds)
+            else:
+                return
+
+    async def _follow(self, job: Job, gang: Gang, attempt: int, rank: int) -> None:
+        """One rank's story, from its first event to its last; an actor that dies loses the gang."""
+        late, patience = 0, self._patience
+        while rank not in gang.gone:
+            try:
+                reply: PollReply = await within(
+                    patience.poll_seconds + patience.order_seconds,
+                    gang.actors[rank].poll.remote(attempt, gang.cursors.get(rank, PollCursor()), patience.poll_seconds),
+                )
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                lost = as_lost(rank, error)
+                if lost is not None:
+                    await self._actor_lost(job, gang, attempt, lost)
+                    return
+                late += isinstance(error, TimeoutError)
+                await self._unreached(job, gang, rank, error, late)
+                continue
+            if rank in gang.unreached:
+                gang.unreached.discard(rank)
+                message = f"rank {rank} is within reach again"
+                self._post([noted(job.id, "reachable", message, degraded=bool(gang.unreached))])
+            late = 0
+            gang.cursors[rank] = reply.cursor
+            await self._hear(job, gang, attempt, rank, reply)
+
+    async def _unreached(self, job: Job, gang: Gang, rank: int, error: Exception, late: int) -> None:
+        """An actor did not answer, and owes ``late`` answers."""
+        if isinstance(error, TimeoutError) and (late >= LATE_ANSWERS or await self._actors.is_stopped(job, rank)):
+            await self._actors.end_actor(job, rank)
+        if rank not in gang.unreached:
+            gang.unreached.add(rank)
+            self._post([noted(job.id, "unreachable", f"rank {rank} is out of reach: {error}", degraded=True)])
+        await asyncio.sleep(self._patience.retry_seconds)
+
+    async def _actor_lost(self, job: Job, gang: Gang, attempt: int, lost: GangLostError) -> None:
+        words: Sequence[ev.Event] = ()
+        try:
+            await self._files.bring_ends(job)
+            words = last_words(self._paths, job.id, attempt, job.num_workers)
+        except Exception:  # the loss is told, whatever cannot be read of the ends
+            self._log.exception("gang.ends_not_read", job=job.id, attempt=attempt)
+        self._post([*words, gang_lost(job.id, gang.number, lost)])
+
+    async def _hear(self, job: Job, gang: Gang, attempt: int, rank: int, reply: PollReply) -> None:
+        """Take what a rank's actor told. What cannot be taken is left out, so that the rest, and the next, still comes."""
+        told = partial(gang.left_out.of, job.id, rank, post=self._post, log=self._log)
+        if reply.progress is not None:
+            with told("its progress"):
+                gang.newest[rank] = snapshot = usable(reply.progress)
+                self._progress(job.id, attempt, rank, snapshot)
+        with told("what became of a snapshot"):
+            if facts := saved(job.id, reply.persisted):
+                self._post(facts)
+        if reply.events:  # the rank's end is told, whatever its progress page says
+            story = await self._with_gpu_evidence(gang, rank, [repaired(event)[0] for event in reply.events])
+            if facts := heard(job, gang, attempt, rank, story):
+                self._post(facts)
+
+    async def _with_gpu_evidence(self, gang: Gang, rank: int, story: Sequence[RankEvent]) -> Sequence[RankEvent]:
+        """The story, with what the driver says of the rank's GPUs beside a failure."""
+        if all(event.kind != "exited" or event.exit_code == 0 for event in story) or len(gang.greetings) <= rank:
+            return story
+        try:
+            uuids = seats_of(gang.greetings, self._reports())[rank].gpu_uuids
+            found = await self._gpu_evidence(uuids) if uuids else ()
+        except Exception:  # the end is told without it
+            self._log.exception("gang.no_gpu_evidence", rank=rank)
+            return story
+        return [replace(e, evidence=(*e.evidence, *found)) if e.kind == "exited" and found else e for e in story]
+
+
+def heard(job: Job, gang: Gang, attempt: int, rank: int, story: Sequence[RankEvent]) -> list[ev.Event]:
+    """The facts that a rank's events make with what was heard of the others before."""
+    facts: list[ev.Event] = []
+    for event in story:
+        match event.kind:
+            case "started":
+                gang.started[rank] = event.pid
+                if len(gang.started) == job.num_workers:
+                    pids = tuple(gang.started[r] for r in range(job.num_workers))
+                    facts.append(ev.AttemptRunning(job_id=job.id, at=event.at, attempt=attempt, pids=pids))
+            case "exited":
+                facts += in_memory(job.id, attempt, gang.newest.get(0))
+                facts.append(exited(job.id, attempt, rank, event, job.work_dir))
+            case _:
+                gang.gone.add(rank)
+                if len(gang.gone) == job.num_workers:
+                    facts.append(ev.AttemptGone(job_id=job.id, at=time.time(), attempt=attempt))
+    return facts

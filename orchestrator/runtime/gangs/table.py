@@ -1,0 +1,106 @@
+"""The gangs that the daemon knows: each attached once, by what Ray has of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orchestrator.runtime.gangs.gang import Gang
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+
+
+class RankActors(Protocol):
+    """Finds, makes and removes the actors of gangs. Calls block."""
+
+    def find_or_create(self, job: Job, *, create: bool) -> list[Any]:
+        """The gang's actors by rank. Raises GangLostError."""
+        ...
+
+    def remove(self, job: Job) -> None:
+        """Nothing of the gang is left."""
+        ...
+
+
+class GangTable:
+    """``call`` runs a blocking function with a deadline."""
+
+    def __init__(self, actors: RankActors, call: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        self._actors = actors
+        self._call = call
+        self._gangs: dict[JobId, Gang] = {}
+        self._calls: dict[JobId, asyncio.Task[Any]] = {}
+
+    def known(self, job_id: JobId) -> Gang | None:
+        """The gang that was attached last for the job."""
+        return self._gangs.get(job_id)
+
+    def current(self, job: Job) -> Gang | None:
+        """The gang that the job's record names, where it is attached."""
+        gang = self._gangs.get(job.id)
+        return gang if gang is not None and gang.number == job.gang else None
+
+    def actors_up(self, job: Job) -> tuple[Any, ...]:
+        """The actors of the job's current attempt, by rank; none while its ranks are not up."""
+        gang = self.current(job)
+        return tuple(gang.actors) if gang is not None and gang.watching == job.attempt_number else ()
+
+    async def attach(self, job: Job, *, create: bool = True) -> Gang:
+        """The gang's actors: those in memory, those that are there, or, for a gang never placed, new ones."""
+        gang = self.current(job)
+        if gang is not None:
+            return gang
+        self.drop(job.id)
+        actors = await self._in_order(job.id, lambda: self._actors.find_or_create(job, create=create))
+        gang = self._gangs[job.id] = Gang(number=job.gang, actors=actors)
+        return gang
+
+    async def remove(self, job: Job) -> None:
+        """Nothing of the gang is left in Ray when this returns."""
+        await self._in_order(job.id, lambda: self._actors.remove(job))
+
+    def drop(self, job_id: JobId) -> None:
+        """Forget the job's gang."""
+        gang = self._gangs.pop(job_id, None)
+        if gang is not None:
+            gang.unwatch()
+
+    def forget_all(self) -> dict[JobId, Gang]:
+        """Ray is gone: drop every gang, and calls that will never be answered. Returns what was known."""
+        self._calls.clear()
+        gangs, self._gangs = self._gangs, {}
+        for gang in gangs.values():
+            gang.unwatch()
+        return gangs
+
+    async def close(self) -> None:
+        """Stop watching; everything runs on."""
+        tasks = [task for gang in self._gangs.values() for task in gang.watchers] + list(self._calls.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._gangs.clear()
+
+    async def _in_order(self, job_id: JobId, function: Callable[[], Any]) -> Any:
+        """A blocking call about a job's gang, after the one before: what its caller gave up on still runs to its end."""
+        before = self._calls.get(job_id)
+
+        async def run() -> Any:
+            if before is not None:
+                await asyncio.wait([before])
+            return await self._call(function)
+
+        task = asyncio.create_task(run(), name=f"call-{job_id}")
+        self._calls[job_id] = task
+        task.add_done_callback(lambda done: self._call_ended(job_id, done))
+        return await asyncio.shield(task)
+
+    def _call_ended(self, job_id: JobId, task: asyncio.Task[Any]) -> None:
+        if self._calls.get(job_id) is task:
+            del self._calls[job_id]
+        if not task.cancelled():
+            task.exception()  # its caller, where it still waits, is told

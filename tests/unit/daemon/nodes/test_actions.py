@@ -1,0 +1,92 @@
+"""Cordon, drain and uncordon."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
+from orchestrator.api.service import NodeVerb
+from orchestrator.daemon.nodes.actions import NodeActions
+from orchestrator.daemon.nodes.care import LoopNodes
+from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.stopping import StopRequest
+from orchestrator.store.errors import StoreError
+from tests.unit.core.builders import node, running
+from tests.unit.daemon.parts import Rounds, Spawned
+
+
+class World:
+    def __init__(self, rounds: Rounds) -> None:
+        self.rounds, self.trust, self.spawned = rounds, NodeTrust(), Spawned()
+        nodes = LoopNodes(rounds.loop, self.trust, StopRequest())
+        self.reserved = 0
+        self.actions = NodeActions(
+            rounds.loop, self.trust, rounds.store, nodes, reserve=self.reserve, spawn=self.spawned
+        )
+        nodes.set({"a1": node("a1"), "a2": node("a2")})
+
+    async def reserve(self) -> None:
+        self.reserved += 1
+
+
+def test_a_cordon_is_written_and_seen_by_the_loop() -> None:
+    async def run() -> None:
+        world = World(Rounds())
+        reply = await world.actions.act("a1", NodeVerb.CORDON, "ada")
+        await world.spawned.run()
+        assert (reply.state, reply.jobs, world.reserved) == ("CORDONED", (), 1)
+        assert world.rounds.loop.nodes["a1"].cordoned
+        assert len(await world.rounds.store.places()) == 1
+        assert (await world.actions.act("a1", NodeVerb.UNCORDON, "ada")).state == "READY"
+        await world.spawned.run()
+        assert not world.rounds.loop.nodes["a1"].cordoned
+
+    asyncio.run(run())
+
+
+def test_a_drain_asks_the_jobs_on_the_node_to_move() -> None:
+    async def run() -> None:
+        world = World(Rounds())
+        job = running(nodes=("a1", "a1"))
+        world.rounds.loop.decided = {job.id: job}
+        made: list[Any] = []
+
+        async def command(make: Any) -> None:
+            made.extend(make())
+
+        world.rounds.loop.command = command  # type: ignore[method-assign]
+        reply = await world.actions.act("a1", NodeVerb.DRAIN, "ada")
+        await world.spawned.run()
+        assert reply.jobs == (job.id,)
+        assert [(event.kind, event.by) for event in made] == [("stop_requested", "ada drains its node")]
+
+    asyncio.run(run())
+
+
+def test_a_name_must_mean_one_node() -> None:
+    async def run() -> None:
+        world = World(Rounds())
+        with pytest.raises(NoSuchNodeError):
+            await world.actions.act("b", NodeVerb.CORDON, "ada")
+        with pytest.raises(BadRequestError):
+            await world.actions.act("a", NodeVerb.CORDON, "ada")
+
+    asyncio.run(run())
+
+
+def test_a_cordon_that_cannot_be_written_holds_and_says_so() -> None:
+    async def run() -> None:
+        world = World(Rounds())
+
+        async def full(_: Any) -> None:
+            raise StoreError("no space left")
+
+        world.rounds.store.put_places = full  # type: ignore[method-assign]
+        with pytest.raises(DiskFullError):
+            await world.actions.act("a1", NodeVerb.CORDON, "ada")
+        assert [place.name for place in world.trust.unsaved()] == ["a1"]
+
+    asyncio.run(run())

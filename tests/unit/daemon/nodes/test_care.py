@@ -1,0 +1,74 @@
+"""What the loop knows of nodes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from orchestrator.api.errors import DaemonStoppingError
+from orchestrator.daemon.nodes.care import LoopNodes, NodeCare
+from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.stopping import StopRequest
+from tests.unit.core.builders import node
+from tests.unit.daemon.parts import FakeCluster, Rounds, Spawned
+
+
+def test_nodes_reach_the_loop_with_their_cordons() -> None:
+    rounds, trust, stop = Rounds(), NodeTrust(), StopRequest()
+    nodes = LoopNodes(rounds.loop, trust, stop)
+    nodes.set({"a": node("a")})
+    assert not rounds.loop.nodes["a"].cordoned
+    trust.cordon("a", "a", "ada")
+    nodes.mark_again()
+    assert rounds.loop.nodes["a"].cordoned
+
+
+def test_nothing_is_placed_while_jobs_go_back_to_the_queue() -> None:
+    rounds, stop = Rounds(), StopRequest()
+    stop.stop_jobs = True
+    stop.now()
+    LoopNodes(rounds.loop, NodeTrust(), stop).set({"a": node("a")})
+    assert rounds.loop.nodes == {}
+
+
+def test_a_submission_waits_for_nodes_and_not_for_ever() -> None:
+    async def run() -> None:
+        rounds = Rounds()
+        nodes = LoopNodes(rounds.loop, NodeTrust(), StopRequest())
+        with pytest.raises(DaemonStoppingError):
+            await nodes.wait(0.01)
+        nodes.set({"a": node("a")})
+        await nodes.wait(10)
+        nodes.forget()
+        assert rounds.loop.nodes == {}
+        with pytest.raises(DaemonStoppingError):
+            await nodes.wait(0.01)
+
+    asyncio.run(run())
+
+
+def test_a_look_that_fails_is_told_until_one_succeeds() -> None:
+    async def run() -> None:
+        cluster, problems, rounds = FakeCluster(), dict[str, str](), Rounds()
+        cluster.nodes = {"a": node("a")}
+        failures: list[Exception] = [RuntimeError("the control plane is away")]
+
+        async def after() -> None:
+            if failures:
+                raise failures.pop()
+
+        care = NodeCare(
+            cluster,
+            LoopNodes(rounds.loop, NodeTrust(), StopRequest()),
+            after=after,
+            tidy=lambda: asyncio.sleep(0),
+            spawn=Spawned(),
+            problems=problems,
+        )
+        await care.look()
+        assert problems == {"nodes": "the cluster's nodes could not be listed: the control plane is away"}
+        await care.look()
+        assert (problems, cluster.refreshed, list(rounds.loop.nodes)) == ({}, 2, ["a"])
+
+    asyncio.run(run())

@@ -1,0 +1,40 @@
+"""A head that died is started again, as often as it takes, and everything that died with it is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+
+from orchestrator.daemon.nodes.head_care import HeadCare
+from tests.unit.daemon.parts import LOG, FakeCluster
+
+
+def test_it_is_started_again_until_it_comes_up() -> None:
+    async def run() -> None:
+        cluster, woken, problems, done = FakeCluster(), asyncio.Event(), dict[str, str](), list[str]()
+        cluster.restarts = [RuntimeError("no port"), None]
+        seen: list[str] = []
+
+        async def prepare() -> None:
+            seen.append(problems["ray"])
+
+        care = HeadCare(
+            cluster,
+            forget=(lambda: done.append("gangs"), lambda: done.append("exporters")),
+            prepare=(prepare,),
+            wake=woken.set,
+            problems=problems,
+            log=LOG,
+            retry_seconds=0.0,
+        )
+        task = asyncio.create_task(care.run())
+        care.lost()
+        assert done == ["gangs", "exporters"]
+        assert problems == {"ray": "Ray's head died and is being started again"}
+        async with asyncio.timeout(10):
+            await woken.wait()
+        assert seen == ["no port"]  # the failed try was told until the next came up
+        assert problems == {}
+        assert cluster.restarts == []
+        task.cancel()
+
+    asyncio.run(run())

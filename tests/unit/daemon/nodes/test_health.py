@@ -1,0 +1,98 @@
+"""What is held against nodes is followed, written and acted on."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from orchestrator.daemon.nodes.care import LoopNodes
+from orchestrator.daemon.nodes.health import NodeHealth, check_node
+from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.stopping import StopRequest
+from orchestrator.store.errors import StoreError
+from orchestrator.store.memory import MemoryStore
+from tests.unit.core.builders import node, released, running
+from tests.unit.daemon.parts import LOG, FakeConnection, FakeRegistry, Rounds, Spawned
+
+
+class FullDisk(MemoryStore):
+    full = True
+
+    async def put_places(self, places: Any) -> None:
+        if self.full:
+            raise StoreError("no space left")
+        await super().put_places(places)
+
+
+def test_what_cannot_be_written_is_written_later() -> None:
+    async def run() -> None:
+        store, trust, spawned, reserved = FullDisk(), NodeTrust(), Spawned(), list[str]()
+
+        async def reserve() -> None:
+            reserved.append("asked")
+
+        rounds = Rounds(store)
+        health = NodeHealth(
+            trust,
+            store,
+            FakeConnection(),
+            FakeRegistry(),
+            LoopNodes(rounds.loop, trust, StopRequest()),
+            reserve=reserve,
+            spawn=spawned,
+            log=LOG,
+        )
+        trust.cordon("a", "host-a", "ada")
+        job = running()
+        health.observe(job, released(job))
+        await spawned.run()
+        assert await store.places() == []
+        store.full = False
+        await health.look()
+        assert [place.name for place in await store.places()] == ["a"]
+        assert reserved == ["asked"]  # by the look: no GPU is avoided, so the gang's end asked for nothing
+
+    asyncio.run(run())
+
+
+def test_a_check_says_why_it_did_not_end() -> None:
+    async def broken() -> tuple[str, ...]:
+        raise RuntimeError("the actor died")
+
+    async def well() -> tuple[str, ...]:
+        return ()
+
+    def agent(answer: Any) -> Any:
+        return SimpleNamespace(check=SimpleNamespace(remote=answer))
+
+    assert asyncio.run(check_node(None)) == ("its agent does not answer",)
+    assert asyncio.run(check_node(agent(broken))) == ("its check did not end: the actor died",)
+    assert asyncio.run(check_node(agent(well))) == ()
+
+
+def test_nodes_are_marked_when_a_check_changes_something() -> None:
+    async def run() -> None:
+        store, rounds, trust = MemoryStore(), Rounds(), NodeTrust()
+        nodes = LoopNodes(rounds.loop, trust, StopRequest())
+        nodes.set({"a": node("a")})
+
+        async def look(check: Any) -> bool:
+            trust.cordon("a", "a", "a check")
+            return bool(await check("a"))
+
+        trust.look = look  # type: ignore[method-assign]
+        health = NodeHealth(
+            trust,
+            store,
+            FakeConnection(),
+            FakeRegistry(),
+            nodes,
+            reserve=lambda: asyncio.sleep(0),
+            spawn=Spawned(),
+            log=LOG,
+        )
+        await health.look()
+        assert rounds.loop.nodes["a"].cordoned
+
+    asyncio.run(run())

@@ -1,0 +1,264 @@
+"""What the API asks about jobs, on a production loop and a store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orchestrator.api.errors import (
+    BadRequestError,
+    DaemonStoppingError,
+    DiskFullError,
+    NoSuchJobError,
+    RefusedError,
+)
+from orchestrator.api.service import ActionRequest, Caller, JobFilter, ProfileRequest, SubmitRequest, Verb
+from orchestrator.daemon.nodes.care import LoopNodes
+from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.requests.actions import JobActions
+from orchestrator.daemon.requests.inspection import RankInspection
+from orchestrator.daemon.requests.pruning import Pruning
+from orchestrator.daemon.requests.reader import JobReader
+from orchestrator.daemon.requests.submissions import Submissions
+from orchestrator.daemon.stopping import StopRequest
+from orchestrator.runtime.pools import Pools
+from orchestrator.spec.settings import Settings
+from orchestrator.store.port import DiskStatus
+from orchestrator.train.script.trace_request import TraceRefusedError
+from tests.unit.core.builders import node, pending, running
+from tests.unit.daemon.parts import Rounds
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.daemon.jobs.progress import JobProgress
+
+ADA = Caller(uid=1000, gid=1000, user="ada", is_owner=True)
+YAML = """
+version: 1
+name: tiny
+entrypoint: python -c "pass"
+working_dir: null
+resources: {num_workers: 2, resources_per_worker: {gpu: 0, cpu: 1}}
+"""
+
+
+class NoProgress:
+    def of(self, _: JobId) -> JobProgress | None:
+        return None
+
+    async def recall(self, _: Any) -> None:
+        pass
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.took = self.failed = 0
+
+    def submitted(self, _: float) -> None:
+        self.took += 1
+
+    def commit_failed(self) -> None:
+        self.failed += 1
+
+
+class Desk:
+    """Every part, on one loop and one store."""
+
+    def __init__(self, rounds: Rounds, home: Path) -> None:
+        self.rounds = rounds
+        self.settings = Settings.from_environ({"ORCH_HOME": str(home)})
+        self.settings.paths.jobs.mkdir(parents=True)
+        loop, store = rounds.loop, rounds.store
+        self.stop, self.counted, self.blind = StopRequest(), Counted(), list[str]()
+        self.nodes = LoopNodes(loop, NodeTrust(), self.stop)
+        self.nodes.set({"a": node("a", cpus=4)})
+        self.reader = JobReader(loop, store, self.settings.paths, Pools(), progress=NoProgress(), balances=dict)
+        self.submissions = Submissions(
+            loop,
+            store,
+            self.settings,
+            admission=self.stop,
+            nodes=self.nodes,
+            counter=self.counted,
+            blind_to=self.blind_to,
+            resume_path=self.reader.checkpoint_path,
+        )
+        self.actions = JobActions(loop, self.reader, self.submissions, self.settings)
+
+    async def blind_to(self, _: str) -> list[str]:
+        return self.blind
+
+    def request(self, text: str = YAML, **fields: Any) -> SubmitRequest:
+        import sys
+
+        values: dict[str, Any] = {"source": "job.yaml", "idempotency_key": "k", "cwd": "/", "path": "/usr/bin"}
+        return SubmitRequest(yaml=text, python=sys.executable, **{**values, **fields})
+
+    async def act(self, job_id: JobId, verb: Verb, **fields: Any) -> Any:
+        return await self.actions.act(job_id, ActionRequest(verb=verb, **fields), ADA)
+
+
+@asynccontextmanager
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with Rounds() as rounds:
+        yield Desk(rounds, tmp_path / "home")
+
+
+def on_a_desk(tmp_path: Path, story: Callable[[Desk], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), desk(tmp_path) as made:
+            await story(made)
+
+    asyncio.run(run())
+
+
+def test_a_submission_is_durable_and_known_to_the_loop(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        reply = await desk.submissions.submit(desk.request(), ADA)
+        assert reply.created
+        assert reply.job_id is not None
+        assert (await desk.rounds.store.job(reply.job_id)).user == "ada"
+        assert reply.job_id in desk.rounds.loop.jobs
+        again = await desk.submissions.submit(desk.request(), ADA)
+        assert (again.job_id, again.created) == (reply.job_id, False)
+        assert desk.counted.took == 2
+        with pytest.raises(RefusedError):
+            await desk.submissions.submit(desk.request(YAML.replace("tiny", "other")), ADA)
+        assert [p.name for p in desk.settings.paths.jobs.iterdir()] == [reply.job_id]  # nothing of those not taken
+
+    on_a_desk(tmp_path, story)
+
+
+def test_a_submission_is_refused_for_what_it_lacks(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        secret = await desk.submissions.submit(desk.request(YAML + "secrets: [TOKEN]\n"), ADA)
+        assert (secret.job_id, secret.needs_secrets) == (None, ("TOKEN",))
+        desk.blind.append("host-b (b)")
+        with pytest.raises(RefusedError, match="is not shared with host-b"):
+            await desk.submissions.submit(desk.request(YAML + f"checkpoint: {{storage_path: {tmp_path}}}\n"), ADA)
+        desk.rounds.store.disk = lambda: DiskStatus(free_bytes=1, reserve_present=True, accepts_submissions=False)  # type: ignore[method-assign]
+        with pytest.raises(DiskFullError):
+            await desk.submissions.submit(desk.request(), ADA)
+        desk.stop.now()
+        with pytest.raises(DaemonStoppingError):
+            await desk.submissions.submit(desk.request(), ADA)
+        assert await desk.reader.jobs(JobFilter()) == []
+
+    on_a_desk(tmp_path, story)
+
+
+def test_a_plan_says_where_when_and_whether_a_job_starts(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        now = await desk.submissions.plan(desk.request())
+        assert (now.starts, [seat.node for seat in now.seats]) == ("now", ["a", "a"])
+        never = await desk.submissions.plan(desk.request(YAML.replace("cpu: 1", "cpu: 9")))
+        assert never.starts == "never"
+        job = pending()
+        desk.rounds.loop.jobs = {job.id: job}
+        later = await desk.submissions.plan(desk.request())
+        assert (later.starts, later.ahead) == ("later", (job.id,))
+
+    on_a_desk(tmp_path, story)
+
+
+def test_actions_are_durable_when_they_are_answered(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        desk.nodes.forget()  # nothing is placed
+        job = await desk.rounds.accept()
+        assert (await desk.act(job.id, Verb.PAUSE)).state == "SUSPENDED"
+        assert (await desk.act(job.id, Verb.UPDATE, priority=90)).message == "priority is 90 now"
+        assert (await desk.rounds.store.job(job.id)).priority == 90
+        assert (await desk.act(job.id, Verb.RESUME)).state == "PENDING"
+        assert (await desk.act(job.id, Verb.RESUME)).state == "PENDING"
+        assert (await desk.act(job.id, Verb.CANCEL)).state == "CANCELLED"
+        assert (await desk.act(job.id, Verb.CANCEL)).message == "it is cancelled already"
+        for verb in (Verb.PAUSE, Verb.RESUME, Verb.UPDATE):
+            with pytest.raises(RefusedError):
+                await desk.act(job.id, verb, priority=1)
+        with pytest.raises(BadRequestError):
+            await desk.act((await desk.rounds.accept(job_id="other-aaaaaa")).id, Verb.UPDATE)
+
+    on_a_desk(tmp_path, story)
+
+
+def test_a_job_is_found_by_id_prefix_and_name_and_read_page_by_page(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        desk.nodes.forget()
+        first = await desk.rounds.accept(job_id="one-aaaaaa")
+        second = await desk.rounds.accept(job_id="two-bbbbbb")
+        assert await desk.reader.resolve("one-a") == first.id
+        assert [view.id for view in await desk.reader.jobs(JobFilter())] == [second.id, first.id]
+        assert [view.id for view in await desk.reader.jobs(JobFilter(before=second.id))] == [first.id]
+        assert [event.sequence for event in await desk.reader.events(first.id, 0, tail=1)] == [1]
+        assert await desk.reader.checkpoints(first.id, verify=False) == []
+        with pytest.raises(NoSuchJobError):
+            await desk.reader.resolve("three")
+        with pytest.raises(BadRequestError):
+            await desk.reader.checkpoint_path("one@last")
+
+    on_a_desk(tmp_path, story)
+
+
+class Ranks:
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def trace(self, _job: Job, rank: int, steps: int, seconds: float) -> bytes:
+        if steps == 0:
+            raise TraceRefusedError("it does not use the training system: see the docs")
+        self.asked.append((rank, steps, seconds))
+        return b"trace"
+
+    async def look(self, _job: Job, *, stacks: bool, ranks: Any = None) -> dict[int, Any]:
+        self.asked.append((stacks, ranks))
+        return {}
+
+    async def note(self, _job: Job, lines: Any) -> None:
+        self.asked.append(lines)
+
+
+def test_only_ranks_of_a_running_job_are_looked_at() -> None:
+    async def story() -> None:
+        ranks, jobs = Ranks(), {"running": running(), "waits": pending()}
+
+        async def record(job_id: Any) -> Job:
+            return jobs[job_id]
+
+        inspection = RankInspection(record, ranks)
+        assert await inspection.profile("running", ProfileRequest(steps=2, rank=1)) == b"trace"  # type: ignore[arg-type]
+        assert [rank.rank for rank in (await inspection.stacks("running", None)).ranks] == [0, 1]  # type: ignore[arg-type]
+        assert ranks.asked == [(1, 2, 60.0), (True, (0, 1)), {}]
+        with pytest.raises(RefusedError) as refused:
+            await inspection.profile("running", ProfileRequest(steps=0))  # type: ignore[arg-type]
+        assert (refused.value.message, refused.value.hint) == ("it does not use the training system", "see the docs")
+        with pytest.raises(BadRequestError):
+            await inspection.stacks("running", 2)  # type: ignore[arg-type]
+        with pytest.raises(RefusedError):
+            await inspection.stacks("waits", None)  # type: ignore[arg-type]
+
+    asyncio.run(story())
+
+
+def test_pruning_removes_files_before_the_record(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        desk.nodes.forget()
+        job = await desk.rounds.accept()
+        await desk.act(job.id, Verb.CANCEL)
+        folder = desk.settings.paths.job(job.id)
+        folder.mkdir()
+        (folder / "log").write_text("line\n")
+        pruning = Pruning(desk.rounds.store, desk.settings.paths)
+        dry = await pruning.prune(older_than_seconds=-1e9, dry_run=True)
+        assert (dry.removed, dry.freed_bytes, folder.exists()) == ((job.id,), 5, True)
+        done = await pruning.prune(older_than_seconds=-1e9, dry_run=False)
+        assert (done.removed, folder.exists()) == ((job.id,), False)
+        assert await desk.reader.jobs(JobFilter()) == []
+
+    on_a_desk(tmp_path, story)

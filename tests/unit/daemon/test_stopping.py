@@ -1,0 +1,58 @@
+"""The daemon's way out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from orchestrator.api.errors import DaemonStoppingError
+from orchestrator.daemon.changes import Changes
+from orchestrator.daemon.stopping import Shutdown, StopRequest
+from tests.unit.core.builders import running
+from tests.unit.daemon.parts import LOG, Rounds
+
+
+def test_nothing_is_taken_after_the_request() -> None:
+    stop = StopRequest()
+    stop.refuse()
+    stop.stop_jobs = True
+    assert not stop.drains
+    stop.now()
+    assert stop.drains
+    with pytest.raises(DaemonStoppingError):
+        stop.refuse()
+
+
+def test_the_answer_names_jobs_with_a_gang_and_the_stop_follows() -> None:
+    async def run() -> None:
+        rounds, stop = Rounds(), StopRequest()
+        job = running()
+        rounds.loop.decided = {job.id: job}
+        shutdown = Shutdown(stop, rounds.loop, Changes(0), lambda: False, LOG)
+        assert shutdown.begin(stop_jobs=False, by="ada").running == (job.id,)
+        reply = shutdown.begin(stop_jobs=True, by="ada")
+        assert (reply.running, reply.stopped) == ((), (job.id,))
+        async with asyncio.timeout(10):
+            await stop.wait()
+        assert stop.drains
+
+    asyncio.run(run())
+
+
+def test_draining_ends_when_the_daemon_dies_of_a_fault() -> None:
+    async def run() -> None:
+        async with Rounds() as rounds:
+            job = running()
+            rounds.loop.decided = {job.id: job}
+            shutdown = Shutdown(StopRequest(), rounds.loop, Changes(0), lambda: True, LOG)
+            rounds.loop.command = answered  # type: ignore[method-assign]
+            async with asyncio.timeout(10):
+                await shutdown.drain()
+            assert shutdown.holding() == (job.id,)
+
+    asyncio.run(run())
+
+
+async def answered(_make: object) -> None:
+    """A command that is durable at once."""

@@ -1,0 +1,163 @@
+"""Effects are carried out once, retried when they fail, and replaced by newer ones; gangs are attached once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from orchestrator.core.effects import Ensure, KillRanks
+from orchestrator.runtime.gangs.errors import GangLostError
+from orchestrator.runtime.gangs.gangs import Gangs
+from orchestrator.runtime.gangs.table import GangTable
+from orchestrator.spec.paths import Paths
+from tests.unit.core.builders import changed, make_spec, pending, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orchestrator.core.job import Job
+
+JOB = running(pending(make_spec(workers=2)))
+ENSURE = Ensure(JOB.id, 1, JOB.gang)
+KILL = KillRanks(JOB.id, 1, JOB.gang)
+
+
+class RayActors:
+    """Actors that are made when they are asked for; ``slow`` holds up what is asked for first."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.slow: asyncio.Event | None = None
+
+    def find_or_create(self, job: Job, *, create: bool) -> list[Any]:
+        self.asked.append(f"find create={create}")
+        return [f"actor {rank}" for rank in range(job.num_workers)]
+
+    def remove(self, _: Job) -> None:
+        self.asked.append("remove")
+
+    async def call(self, function: Any) -> Any:
+        if self.slow is not None:
+            slow, self.slow = self.slow, None
+            await slow.wait()
+        return function()
+
+
+class World:
+    """Gangs whose launches fail as told, and what they posted."""
+
+    def __init__(self, tmp_path: Path, *failures: Exception) -> None:
+        self.failures, self.did, self.posted = list(failures), list[str](), list[Any]()
+        self.actors, self.done = RayActors(), asyncio.Event()
+        self.table = GangTable(self.actors, self.actors.call)
+        self.silent: dict[str, str] = {}
+        self.gangs = Gangs(
+            self.table,
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            Paths(home=tmp_path, socket=tmp_path / "s"),
+            silent=lambda: self.silent,
+            post=self.post,
+            log=structlog.get_logger(),
+        )
+
+    def post(self, events: Any) -> None:
+        self.posted.extend(events)
+        self.done.set()
+
+    async def ensure(self, _: Job) -> None:
+        self.did.append("ensure")
+        if self.failures:
+            raise self.failures.pop(0)
+        self.done.set()
+        await asyncio.Event().wait()
+
+    async def kill(self, _: Job) -> None:
+        self.did.append("kill")
+        self.done.set()
+
+    async def bring_ends(self, _: Job) -> None:
+        self.did.append("bring ends")
+
+    async def close(self) -> None:
+        self.did.append("close")
+
+    async def until_done(self) -> None:
+        async with asyncio.timeout(30):
+            await self.done.wait()
+        self.done.clear()
+
+
+def test_an_effect_is_retried_and_a_newer_one_replaces_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path, RuntimeError("first"))
+        world.gangs.apply(JOB, ENSURE)
+        world.gangs.apply(JOB, ENSURE)
+        await world.until_done()
+        assert world.did == ["ensure", "ensure"], "the same effect again changes nothing"
+        world.gangs.apply(JOB, KILL)
+        await world.until_done()
+        assert world.did[2:] == ["kill"]
+        await world.gangs.close()
+        assert world.posted == []
+
+    asyncio.run(run())
+
+
+def test_a_lost_gang_is_told_with_what_is_known_of_its_ends(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path, GangLostError(1, "the actor of rank 1 is gone"))
+        world.gangs.apply(JOB, ENSURE)
+        await world.until_done()
+        assert world.did == ["ensure", "bring ends"]
+        assert [(event.kind, event.rank, event.not_before) for event in world.posted] == [("gang_lost", 1, 0.0)]
+        await world.gangs.close()
+
+    asyncio.run(run())
+
+
+def test_every_gang_is_lost_with_the_head(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.table.attach(JOB)
+        world.gangs.forget_all()
+        assert [(event.kind, event.reason) for event in world.posted] == [("gang_lost", "Ray's head died")]
+        assert world.table.known(JOB.id) is None
+
+    asyncio.run(run())
+
+
+def test_ranks_on_silent_nodes_make_a_job_degraded_until_they_answer(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.silent = {"a": "its raylet does not answer"}
+    world.gangs.note_reach([JOB])
+    assert [(event.code, event.degraded) for event in world.posted] == [("unreachable", True)]
+    world.silent = {}
+    world.gangs.note_reach([changed(JOB, degraded=True)])
+    assert [(event.code, event.degraded) for event in world.posted[1:]] == [("reachable", False)]
+
+
+def test_a_gang_is_attached_once_and_calls_about_it_keep_their_order(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        world.actors.slow = slow = asyncio.Event()
+        attaching = asyncio.create_task(world.table.attach(JOB))
+        await asyncio.sleep(0)
+        attaching.cancel()  # a newer effect replaces it; what it asked Ray for goes on
+        removing = asyncio.create_task(world.table.remove(JOB))
+        await asyncio.sleep(0)
+        slow.set()
+        await removing
+        assert world.actors.asked == ["find create=True", "remove"]
+        gang = await world.table.attach(JOB, create=False)
+        assert await world.table.attach(JOB) is gang
+        assert world.actors.asked[2:] == ["find create=False"]
+        assert world.table.actors_up(JOB) == (), "its ranks are not up"
+        gang.begin(JOB.attempt_number)
+        assert world.table.actors_up(JOB) == ("actor 0", "actor 1")
+        await world.table.close()
+
+    asyncio.run(run())
