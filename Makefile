@@ -22,6 +22,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/orch demo
 
+# pytest-xdist does not survive the loss of a process that ran one of its last tests: without another, it ends and says so.
+XDIST := -n 3 --dist loadfile --max-worker-restart 0
+
 # Every part runs, whatever fails before it; what failed is listed at the end.
 test: $(STAMP)
 	@MAKE='$(MAKE)' .ci/parts $(PARTS)
@@ -40,11 +43,11 @@ layers: $(STAMP)
 
 unit: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile tests/unit tests/stateful tests/architecture tests/contract/test_memory.py
+	$(BIN)/python -m pytest -q $(XDIST) tests/unit tests/stateful tests/architecture tests/contract/test_memory.py
 
 integration: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests/integration tests/acceptance tests/faults tests/contract/test_ray.py
+	$(BIN)/python -m pytest -q $(XDIST) --no-loadscope-reorder tests/integration tests/acceptance tests/faults tests/contract/test_ray.py
 
 # Real kills of everything, alone; part of integration too.
 faults: $(STAMP)
