@@ -29,7 +29,7 @@ from orchestrator.daemon.loop import Loop
 from orchestrator.runtime.memory.cluster import MemoryCluster
 from orchestrator.runtime.memory.gangs import MemoryGangs
 from orchestrator.runtime.memory.scripts import Script
-from orchestrator.spec.job import parse_job, to_dict
+from orchestrator.spec.job import parse_job
 from orchestrator.store.sqlite import SqliteStore
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _submission(ranks: int) -> JobSubmitted:
         job_id=JobId("wide-aaaaaa"),
         at=BEGAN_AT,
         name=spec.name,
-        spec=to_dict(spec),
+        spec=spec,
         user="ada",
         uid=1000,
         idempotency_key="",

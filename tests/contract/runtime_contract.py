@@ -9,7 +9,6 @@ import enum
 import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -265,13 +264,12 @@ class RuntimeContract:
         async def test() -> None:
             first = arm.job(Does.ENDURE, workers=GPUS)
             await arm.up(first)
-            number = arm.record(first).gang
+            held = arm.record(first)
             await arm.released(first)
             assert arm.alive(first) == 0
-            again = replace(arm.record(first), gang_open=True, nodes=(arm.node_ids()[0],) * GPUS)
-            arm.gangs.apply(again, ReleaseGang(first.id, number))
+            arm.gangs.apply(held, ReleaseGang(first.id, held.gang))
             await arm.until("it is released again", lambda: len(arm.of(first, ev.GangReleased)) == 2)
-            arm.gangs.apply(again, None)
+            arm.gangs.apply(held, None)
             second = arm.job(Does.WAIT, workers=GPUS)
             await arm.up(second)
             await arm.released(second)
