@@ -86,6 +86,21 @@ ROWS: Final = (
     Row(label="`orch up` until ready", measure="cli", ours=("up",)),
     Row(label="the idle daemon", measure="idle", unit="% of a core"),
     Row(label="SIGSTOP of a rank to its detection", measure="hang"),
+    Row(
+        label="the daemon's processor time for a gang of 1,024 ranks, submission to end, simulated nodes",
+        measure="gang_scale",
+        unit="ms",
+        scale=1e3,
+        digits=0,
+    ),
+    Row(
+        label="the longest turn of its event loop meanwhile",
+        measure="gang_scale",
+        ours=("longest_slice_seconds",),
+        unit="ms",
+        scale=1e3,
+        digits=1,
+    ),
     *(
         Row(
             label=f"`save({argument})` of {size[:-1]} M parameters with Adam: training stands still",

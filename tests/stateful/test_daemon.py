@@ -1,8 +1,7 @@
-"""Store and scheduler against a simulated world in which anything happens at any time.
+"""The production loop through random histories: users, faults, time, and crashes of the daemon between any two steps.
 
-The machine is a daemon without its shell: it writes what ``decide`` says, lets the world carry out the effects, and is
-fed with the world's facts, late and twice. After every step the record is what its events say and breaks no rule; in
-the end, once the world is left in peace, every job ends.
+After every step the record is what its events say and breaks no rule; in the end, once nothing breaks any more, every job
+ends. The in-memory runtime refuses what must never be ordered: a GPU given away twice, an attempt beside another.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import tempfile
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,31 +20,47 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from orchestrator.core import events as ev
 from orchestrator.core.failure import SETTLE_SECONDS
-from orchestrator.core.ids import JobId
-from orchestrator.core.scheduler.scheduler import State, decide, request_stop
+from orchestrator.core.fold import fold
+from orchestrator.core.scheduler.scheduler import request_stop
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
+from orchestrator.runtime.memory import faults as f
+from orchestrator.runtime.memory.cluster import MemoryCluster
+from orchestrator.runtime.memory.injection import inject
+from orchestrator.runtime.memory.scripts import Script
+from orchestrator.runtime.ranks.actor import LEASE_SECONDS
 from orchestrator.spec.job import Backoff, HealthSpec, MaxRestarts, RetrySpec
+from orchestrator.store.errors import DiskFullError
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.sqlite import SqliteStore
-from tests.stateful.world import LEASE_SECONDS, World
-from tests.unit.core.builders import make_spec, submission
-from tests.unit.store.lives import write
+from tests.stateful.daemon import Crash, FaultyStore, SteppedDaemon
+from tests.unit.core.builders import T0, make_spec, node, submission
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
+    from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
+    from orchestrator.runtime.memory.ranks import Process
     from orchestrator.store.port import Store
 
+T = TypeVar("T")
 MOST_JOBS = 5
+SCRIPTS = (
+    Script(stop_takes=5.0),
+    Script(stop_takes=None),
+    Script(seconds=100.0, save_every=30.0),
+    Script(seconds=40.0, exit_code=1),
+)
 pick = st.integers(0, 1000)
-HOW_RANKS_END: tuple[dict[str, Any], ...] = (
-    {"exit_code": 0},
-    {"exit_code": 1},
-    {"exit_code": 75},
-    {"signal": 9},
-    {"exit_code": 1, "error": "boom"},
-    {"exit_code": 1, "error": "Connection closed by peer"},
+exits = st.sampled_from(
+    [
+        f.Exit(code=0),
+        f.Exit(code=1),
+        f.Exit(code=75),
+        f.Exit(signal=9),
+        f.Exit(code=1, error_type="RuntimeError", error_message="boom"),
+        f.Exit(code=1, error_type="RuntimeError", error_message="Connection closed by peer"),
+    ]
 )
 
 
@@ -54,13 +69,21 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store: Store = self.open_store()
-        self.world = World()
-        self.view = dict(self.world.nodes)
-        self.jobs: dict[JobId, Job] = {}
+        self.home = Path(tempfile.mkdtemp(prefix="orch-stateful-"))
+        self.runner = asyncio.Runner()
+        self.scripts: dict[JobId, Script] = {}
+        self.cluster = MemoryCluster(
+            [node("a", gpus=4, cpus=16), node("b", gpus=2, cpus=16)],
+            now=T0,
+            script_of=lambda job_id: self.scripts.get(job_id, Script()),
+            latency=0.01,
+        )
+        self.store = FaultyStore(self.open_store(), self.cluster)
+        self.accepted: list[JobId] = []
+        self.submitted = 0
         self.ended: dict[JobId, Job] = {}
-        self.accepted = 0
-        self.wake_at: float | None = None
+        self.past: list[ev.Event] = []
+        self.begin_daemon()
 
     def open_store(self) -> Store:
         return MemoryStore()
@@ -68,56 +91,51 @@ class DaemonMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         """What is in memory stays; a store on a disk is closed and opened again."""
 
-    def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """The result of a call to the store in memory, which never waits."""
+    def begin_daemon(self) -> None:
+        self.daemon = SteppedDaemon(self.store, self.cluster)
+        self.runner.run(self.daemon.start())
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(coroutine)
+
+    def attempt(self, coroutine: Coroutine[Any, Any, T]) -> T | None:
+        """What a call of the daemon gives; None when the daemon was killed meanwhile, and another has begun."""
         try:
-            coroutine.send(None)
-        except StopIteration as done:
-            return done.value
-        raise AssertionError("the store in memory waited for something")
+            return self.wait(coroutine)
+        except Crash:
+            self.crash()
+            return None
 
-    # -- what the daemon does ------------------------------------------------------------------------------------------
+    def crash(self) -> None:
+        self.daemon.gangs.crash()
+        self.past += self.daemon.history
+        self.reopen()
+        self.begin_daemon()
 
-    def write(self, events: list[ev.Event]) -> list[Job]:
-        """Write events and keep the records that come back."""
-        records = self.wait(write(self.store, events))
-        for record in records:
-            if record.state.is_terminal:
-                self.jobs.pop(record.id, None)
-                self.ended.setdefault(record.id, record)
-            else:
-                self.jobs[record.id] = record
-        return list(records)
-
-    def settle(self) -> None:
-        """Decide until nothing more follows."""
-        for _ in range(200):
-            commands = decide(State(jobs=self.jobs, nodes=self.view), self.world.now)
-            if not commands.events:
-                self.wake_at = commands.wake_at
-                return
-            for event in commands.events:
-                before = self.jobs[event.job_id]
-                (after,) = self.write([event])
-                assert after.version == before.version + 1, f"a decision that changes nothing: {event}"
-        raise AssertionError("decisions do not settle")
-
-    def act(self, job: Job) -> None:
-        """Have the world do one step of what the record wants, as ``decide`` orders it."""
-        commands = decide(State(jobs={job.id: job}, nodes={}), self.world.now)
-        for effect in commands.effects:
-            self.world.carry_out(effect, job)
+    @property
+    def jobs(self) -> dict[JobId, Job]:
+        """The live jobs, as they are written."""
+        return self.daemon.loop.jobs
 
     def one(self, index: int, *states: JobState) -> Job:
         """Some live job, in one of ``states`` if there is one."""
         found = [j for j in self.jobs.values() if not states or j.state in states] or list(self.jobs.values())
         return sorted(found, key=lambda j: j.sequence)[index % len(found)]
 
-    # -- what happens --------------------------------------------------------------------------------------------------
+    def process(self, index: int) -> Process:
+        running = sorted(self.cluster.processes, key=lambda p: p.pid)
+        return running[index % len(running)]
+
+    def has_processes(self) -> bool:
+        return next(iter(self.cluster.processes), None) is not None
+
+    # -- users -------------------------------------------------------------------------------------------------------
 
     @initialize(workers=st.integers(1, 4))
-    def begin(self, workers: int) -> None:
-        self.submit(workers=workers, priority=50, user=1, infra=2, max_no_progress=2, strategy="PACK")
+    def first_job(self, workers: int) -> None:
+        self.submit(
+            workers=workers, priority=50, user=1, infra=2, max_no_progress=2, strategy="PACK", script=SCRIPTS[0]
+        )
 
     @precondition(lambda self: len(self.jobs) < MOST_JOBS)
     @rule(
@@ -127,8 +145,18 @@ class DaemonMachine(RuleBasedStateMachine):
         infra=st.integers(0, 3),
         max_no_progress=st.integers(1, 3),
         strategy=st.sampled_from(["PACK", "SPREAD", "STRICT_PACK"]),
+        script=st.sampled_from(SCRIPTS),
     )
-    def submit(self, workers: int, priority: int, user: int, infra: int, max_no_progress: int, strategy: str) -> None:
+    def submit(
+        self,
+        workers: int,
+        priority: int,
+        user: int,
+        infra: int,
+        max_no_progress: int,
+        strategy: str,
+        script: Script,
+    ) -> None:
         retry = RetrySpec(
             max_restarts=MaxRestarts(user=user, infra=infra),
             max_no_progress=max_no_progress,
@@ -142,127 +170,174 @@ class DaemonMachine(RuleBasedStateMachine):
             health=HealthSpec(startup_timeout=timedelta(minutes=30)),
             max_duration=timedelta(hours=2),
         )
-        self.accepted += 1
-        event = submission(spec, job_id=f"job-{self.accepted}", at=self.world.now)
-        job, new = self.wait(self.store.submit(event))
-        assert new
-        assert self.wait(self.store.submit(event)) == (job, False), "a lost reply never submits twice"
-        self.jobs[job.id] = job
-
-    @rule()
-    def decide(self) -> None:
-        self.settle()
-
-    @precondition(lambda self: self.jobs)
-    @rule(index=pick)
-    def runtime_acts_on_one(self, index: int) -> None:
-        self.settle()
-        if self.jobs:
-            self.act(self.one(index, *[state for state in JobState if state.may_hold_gang]))
-
-    @precondition(lambda self: self.jobs)
-    @rule(times=st.integers(1, 4))
-    def runtime_acts_on_all(self, times: int) -> None:
-        for _ in range(times):
-            self.settle()
-            for job in list(self.jobs.values()):
-                self.act(job)
-            self.deliver(100)
-        self.settle()
-
-    @precondition(lambda self: self.world.outbox)
-    @rule(count=st.integers(1, 6))
-    def deliver(self, count: int) -> None:
-        facts, self.world.outbox = self.world.outbox[:count], self.world.outbox[count:]
-        self.write(facts)
-
-    @precondition(lambda self: self.world.history)
-    @rule(index=pick)
-    def deliver_again(self, index: int) -> None:
-        fact = self.world.history[index % len(self.world.history)]
-        if fact not in self.world.outbox:
-            before = self.wait(self.store.job(fact.job_id))
-            assert self.write([fact]) == [before], f"a fact told twice changed something: {fact}"
-
-    @precondition(lambda self: self.world.running())
-    @rule(index=pick, how=st.sampled_from(HOW_RANKS_END))
-    def rank_ends(self, index: int, how: dict[str, Any]) -> None:
-        running = self.world.running()
-        self.world.end_process(running[index % len(running)], **how)
-
-    @precondition(lambda self: self.world.running())
-    @rule(index=pick, told=st.booleans())
-    def actor_dies(self, index: int, told: bool) -> None:
-        running = self.world.running()
-        self.world.lose_actor(running[index % len(running)], told=told)
-
-    @rule(node_id=st.sampled_from("ab"), cut_off=st.booleans(), noticed=st.booleans())
-    def node_dies(self, node_id: str, cut_off: bool, noticed: bool) -> None:
-        if self.world.nodes[node_id].alive:
-            self.world.lose_node(node_id, cut_off=cut_off)
-        if noticed:
-            self.look()
-
-    @rule(node_id=st.sampled_from("ab"))
-    def node_returns(self, node_id: str) -> None:
-        if self.world.can_return(node_id):
-            self.world.return_node(node_id)
-            self.look()
-
-    @rule()
-    def look(self) -> None:
-        self.view = dict(self.world.nodes)
-
-    @precondition(lambda self: self.world.running())
-    @rule(index=pick, step=st.integers(1, 60), in_memory=st.booleans())
-    def checkpoint(self, index: int, step: int, in_memory: bool) -> None:
-        running = self.world.running()
-        process = running[index % len(running)]
-        path = "" if in_memory else f"/ckpt/{step}"
-        self.world.tell(
-            ev.CheckpointSaved(job_id=process.job_id, at=self.world.now, attempt=process.attempt, step=step, path=path)
-        )
+        self.submitted += 1
+        event = submission(spec, job_id=f"job-{self.submitted}", at=self.cluster.now())
+        self.scripts[event.job_id] = script
+        try:
+            if self.attempt(self.daemon.submit(event)) is None:  # the reply was lost: the client asks again
+                self.cluster.disk_full = False
+                self.wait(self.daemon.submit(event))
+        except DiskFullError:
+            return
+        assert self.wait(self.daemon.submit(event)) == event.job_id, "a lost reply never submits twice"
+        self.accepted.append(event.job_id)
 
     @precondition(lambda self: self.jobs)
     @rule(index=pick, purpose=st.sampled_from([StopPurpose.CANCEL, StopPurpose.PAUSE, StopPurpose.PREEMPT]))
     def stop(self, index: int, purpose: StopPurpose) -> None:
-        job = self.one(index, JobState.RUNNING, JobState.STARTING, JobState.RECOVERING)
-        self.write(request_stop(job, purpose, "somebody", self.world.now))
+        job_id = self.one(index, JobState.RUNNING, JobState.STARTING, JobState.RECOVERING).id
+        self.command(job_id, lambda job: request_stop(job, purpose, "ada", self.cluster.now()))
 
     @precondition(lambda self: any(j.state is JobState.SUSPENDED for j in self.jobs.values()))
     @rule(index=pick)
     def resume(self, index: int) -> None:
-        job = self.one(index, JobState.SUSPENDED)
-        self.write([ev.JobResumed(job_id=job.id, at=self.world.now, by="somebody")])
+        self.resume_job(self.one(index, JobState.SUSPENDED).id)
 
-    @precondition(lambda self: self.jobs)
-    @rule(index=pick)
-    def ignore_sigterm(self, index: int) -> None:
-        self.world.stubborn.add(self.one(index).id)
+    def resume_job(self, job_id: JobId) -> None:
+        def make(job: Job) -> list[ev.Event]:
+            suspended = job.state is JobState.SUSPENDED
+            return [ev.JobResumed(job_id=job.id, at=self.cluster.now(), by="ada")] if suspended else []
+
+        self.command(job_id, make)
 
     @precondition(lambda self: self.jobs)
     @rule(index=pick, priority=st.integers(40, 60))
     def reprioritise(self, index: int, priority: int) -> None:
-        job = self.one(index, JobState.PENDING)
-        self.write([ev.JobUpdated(job_id=job.id, at=self.world.now, by="somebody", priority=priority)])
+        job_id = self.one(index, JobState.PENDING).id
+        now = self.cluster.now()
+        self.command(job_id, lambda job: [ev.JobUpdated(job_id=job.id, at=now, by="ada", priority=priority)])
 
-    @rule(seconds=st.sampled_from([0.1, SETTLE_SECONDS, 3.0, LEASE_SECONDS, 120.0]))
+    def command(self, job_id: JobId, make: Callable[[Job], list[ev.Event]]) -> None:
+        def live() -> list[ev.Event]:
+            job = self.daemon.loop.decided.get(job_id)
+            return make(job) if job is not None else []
+
+        self.attempt(self.daemon.command(live))
+
+    # -- the daemon and the runtime -----------------------------------------------------------------------------------
+
+    @rule()
+    def round(self) -> None:
+        self.attempt(self.daemon.step())
+
+    @rule(count=st.integers(1, 12))
+    def things_happen(self, count: int) -> None:
+        for _ in range(count):
+            self.cluster.step(self.cluster.now() + 1.0)
+
+    @rule(seconds=st.sampled_from([0.1, SETTLE_SECONDS, 8.0, LEASE_SECONDS, 20.0, 120.0]))
     def time_passes(self, seconds: float) -> None:
-        self.world.pass_time(seconds)
+        self.cluster.run_until(self.cluster.now() + seconds)
+
+    @rule(rounds=st.integers(1, 6))
+    def all_goes_on(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.daemon.deliver(len(self.daemon.outbox))
+            self.attempt(self.daemon.step())
+            self.cluster.run_until(self.cluster.now() + 0.1)
+
+    @precondition(lambda self: self.daemon.outbox)
+    @rule(count=st.integers(1, 6))
+    def deliver(self, count: int) -> None:
+        self.daemon.deliver(count)
+        self.attempt(self.daemon.step())
+
+    @precondition(lambda self: self.past or self.daemon.history)
+    @rule(index=pick)
+    def deliver_again(self, index: int) -> None:
+        """A fact that was taken changes nothing when it comes again."""
+        facts = [*self.past, *self.daemon.history]
+        fact = facts[index % len(facts)]
+        job = self.daemon.loop.decided.get(fact.job_id)
+        if job is not None and not isinstance(fact, ev.JobNoted) and not self.daemon.loop.woken:
+            assert fold(job, fact) is job, f"a fact told twice changed something: {fact}"
 
     @rule()
     def wake_up(self) -> None:
-        if self.wake_at is not None and self.wake_at < self.world.now + 60:
-            self.world.pass_time(max(0.0, self.wake_at - self.world.now))
-        self.settle()
+        wake_at, now = self.daemon.wake_at, self.cluster.now()
+        if wake_at is not None and wake_at < now + 60:
+            self.cluster.run_until(max(wake_at, now))
+        self.attempt(self.daemon.step())
+
+    @rule()
+    def look(self) -> None:
+        self.daemon.look()
 
     @rule()
     def restart_the_daemon(self) -> None:
-        held = self.jobs
-        self.reopen()
-        self.jobs = {job.id: job for job in self.wait(self.store.load_live())}
+        held = dict(self.jobs)
+        self.crash()
         assert self.jobs == held, "what the daemon knew is what the store knows"
-        self.wake_at = None
+
+    @rule(before=st.booleans())
+    def crash_at_the_next_write(self, before: bool) -> None:
+        self.store.crash_before, self.store.crash_after = before, not before
+
+    # -- what goes wrong ----------------------------------------------------------------------------------------------
+
+    @precondition(has_processes)
+    @rule(index=pick, how=exits)
+    def rank_ends(self, index: int, how: f.Exit) -> None:
+        process = self.process(index)
+        inject(self.cluster, f.RankDies(job=process.job_id, rank=process.rank, exit=how))
+
+    @precondition(has_processes)
+    @rule(index=pick)
+    def rank_hangs(self, index: int) -> None:
+        process = self.process(index)
+        inject(self.cluster, f.RankHangs(job=process.job_id, rank=process.rank))
+
+    @precondition(has_processes)
+    @rule(index=pick, machine=st.booleans())
+    def stop_from_outside(self, index: int, machine: bool) -> None:
+        process = self.process(index)
+        inject(self.cluster, f.StopSeen(job=process.job_id, rank=process.rank, machine=machine))
+
+    @precondition(lambda self: self.cluster.gangs)
+    @rule(index=pick)
+    def actor_dies(self, index: int) -> None:
+        gangs = sorted(self.cluster.gangs.values(), key=lambda g: g.actors[0].pid)
+        gang = gangs[index % len(gangs)]
+        inject(self.cluster, f.ActorDies(job=gang.job_id, rank=index % len(gang.actors)))
+
+    @rule(node_id=st.sampled_from("ab"), cut_off=st.booleans(), noticed=st.booleans())
+    def node_dies(self, node_id: str, cut_off: bool, noticed: bool) -> None:
+        inject(self.cluster, f.NodeLost(node=node_id, cut_off=cut_off))
+        if noticed:
+            self.daemon.look()
+
+    @rule(node_id=st.sampled_from("ab"))
+    def node_returns(self, node_id: str) -> None:
+        inject(self.cluster, f.NodeReturns(node=node_id))
+        self.daemon.look()
+
+    @rule(node_id=st.sampled_from("ab"), silent=st.booleans())
+    def node_answers(self, node_id: str, silent: bool) -> None:
+        inject(self.cluster, f.NodeSilent(node=node_id) if silent else f.NodeAnswers(node=node_id))
+        self.daemon.look()
+
+    @precondition(lambda self: self.jobs)
+    @rule(index=pick, count=st.integers(1, 3), lost=st.booleans())
+    def replies(self, index: int, count: int, lost: bool) -> None:
+        job = self.one(index)
+        inject(self.cluster, (f.ReplyLost if lost else f.ReplyRepeated)(job=job.id, count=count))
+
+    @rule(node_id=st.sampled_from("ab"), seconds=st.sampled_from([0.0, 2.0]))
+    def slow(self, node_id: str, seconds: float) -> None:
+        inject(self.cluster, f.Slow(node=node_id, seconds=seconds))
+
+    @rule(index=st.integers(0, 1))
+    def gpu_drops_out(self, index: int) -> None:
+        inject(self.cluster, f.GpuLost(node="a", index=index))
+
+    @rule()
+    def disk_is_full(self) -> None:
+        inject(self.cluster, f.DiskFull())
+
+    @precondition(has_processes)
+    @rule(index=pick, step=st.integers(1, 60), durable=st.booleans())
+    def checkpoint(self, index: int, step: int, durable: bool) -> None:
+        self.cluster.save(self.process(index), step, durable=durable)
 
     # -- what always holds ---------------------------------------------------------------------------------------------
 
@@ -271,17 +346,29 @@ class DaemonMachine(RuleBasedStateMachine):
         assert self.wait(self.store.verify()) == []
 
     @invariant()
-    def terminal_is_final(self) -> None:
-        for job_id, job in self.ended.items():
-            assert self.wait(self.store.job(job_id)) == job
+    def what_is_shown_is_written(self) -> None:
+        for job in self.jobs.values():
+            assert self.wait(self.store.job(job.id)) == job
+
+    @invariant()
+    def nothing_acknowledged_is_lost_and_terminal_is_final(self) -> None:
+        for job_id in self.accepted:
+            if job_id in self.jobs:
+                assert job_id not in self.ended
+                continue
+            job = self.wait(self.store.job(job_id))
+            assert job.state.is_terminal
+            assert self.ended.setdefault(job_id, job) == job
             assert not job.gang_open
-            assert not any(key[0] == job_id for key in self.world.gangs), "it ended before its gang was gone"
-            assert not any(p.job_id == job_id for p in self.world.running()), "it ended before its processes"
+            assert job_id not in self.cluster.gangs, "it ended before its gang was gone"
+            assert not self.cluster.processes.of(job_id), "it ended before its processes"
 
     @invariant()
     def no_gpu_is_held_twice(self) -> None:
         held = Counter(n for job in self.jobs.values() if job.gang_open for n in job.nodes)
-        assert all(held[node_id] <= node.gpus for node_id, node in self.world.nodes.items())
+        assert all(held[node_id] <= of.node.gpus for node_id, of in self.cluster.nodes.items())
+        used = Counter((p.actor.node.node.id, gpu) for p in self.cluster.processes for gpu in p.actor.gpus)
+        assert max(used.values(), default=0) <= 1
 
     @invariant()
     def a_gang_is_whole_or_absent(self) -> None:
@@ -289,6 +376,10 @@ class DaemonMachine(RuleBasedStateMachine):
             assert len(job.nodes) == (job.num_workers if job.gang_open else 0)
             assert len(job.seats) in (0, job.num_workers)
             assert job.state.may_hold_gang or not job.gang_open
+        for job_id, gang in self.cluster.gangs.items():
+            record = self.wait(self.store.job(job_id))
+            assert (record.gang, record.gang_open) == (gang.number, True)
+            assert len(gang.actors) == record.num_workers
 
     @invariant()
     def restarts_stay_within_their_budgets(self) -> None:
@@ -313,8 +404,20 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @invariant()
     def at_most_one_attempt_lives(self) -> None:
-        attempts = {(p.job_id, p.attempt) for p in self.world.processes}
+        attempts = {(p.job_id, p.attempt) for p in self.cluster.processes}
         assert max(Counter(job_id for job_id, _ in attempts).values(), default=0) <= 1
+        for process in self.cluster.processes:
+            assert process.attempt <= self.wait(self.store.job(process.job_id)).attempt_number, "written, then done"
+
+    @invariant()
+    def an_attempt_begins_at_the_newest_good_checkpoint(self) -> None:
+        for process in self.cluster.processes:
+            saved = self.cluster.checkpoints.stored.get(process.job_id, [])
+            earlier = [s.step for s in saved if s.attempt < process.attempt]
+            assert process.began >= max(earlier, default=0)
+        for job in self.jobs.values():
+            paths = [s.path for s in self.cluster.checkpoints.stored.get(job.id, [])]
+            assert not job.checkpoint_path or job.checkpoint_path in paths
 
     # -- how it ends ---------------------------------------------------------------------------------------------------
 
@@ -323,59 +426,56 @@ class DaemonMachine(RuleBasedStateMachine):
             self.leave_in_peace()
         finally:
             self.store.close()
+            self.runner.close()
+            shutil.rmtree(self.home)
 
     def leave_in_peace(self) -> None:
-        """Nothing breaks any more: every job ends."""
-        for _ in range(400):
+        """Nothing breaks any more: every job ends, woken by nothing but facts and the times that the loop asks for."""
+        self.store.crash_before = self.store.crash_after = self.cluster.disk_full = False
+        for node_id, found in self.cluster.nodes.items():
+            found.lost.clear()
+            for fault in (f.NodeAnswers(node=node_id), f.NodeReturns(node=node_id), f.Slow(node=node_id, seconds=0.0)):
+                inject(self.cluster, fault)
+        self.daemon.look()
+        for _ in range(2000):
+            self.daemon.deliver(len(self.daemon.outbox))
+            self.wait(self.daemon.step())
             if not self.jobs:
                 break
-            for node_id in self.world.nodes:
-                self.node_returns(node_id)
-            for job in [j for j in self.jobs.values() if j.state is JobState.SUSPENDED]:
-                self.write([ev.JobResumed(job_id=job.id, at=self.world.now, by="somebody")])
-            self.settle()
-            for job in list(self.jobs.values()):
-                self.act(job)
-            for process in self.world.running():
-                if self.jobs[process.job_id].state is JobState.RUNNING:
-                    self.world.end_process(process, exit_code=0)
-            facts, self.world.outbox = self.world.outbox, []
-            self.write(facts)
-            self.world.pass_time(3.0)
+            self.let_it_go_on()
         left = {j.id: (j.state, j.story) for j in self.jobs.values()}
         assert not left, f"these never end: {left}"
-        assert not self.world.gangs
-        assert not self.world.running()
-        self.terminal_is_final()
+        assert not self.cluster.gangs
+        assert not list(self.cluster.processes)
+        assert not any(found.held for found in self.cluster.nodes.values())
+        self.nothing_acknowledged_is_lost_and_terminal_is_final()
         self.restarts_stay_within_their_budgets()
         self.the_record_equals_the_fold_of_its_events()
-        assert len(self.ended) == self.accepted, "nothing that was accepted is lost"
+
+    def let_it_go_on(self) -> None:
+        for job in [j for j in self.jobs.values() if j.state is JobState.SUSPENDED]:
+            self.resume_job(job.id)
+        for process in list(self.cluster.processes):
+            job = self.jobs[process.job_id]
+            if job.state is JobState.RUNNING and process.actor.dead is None:
+                process.end(f.Exit(code=0))
+        if self.daemon.outbox or self.daemon.loop.woken:
+            return
+        times = [t for t in (self.cluster.agenda.next_at, self.daemon.wake_at) if t is not None]
+        assert times, f"nothing will ever wake the loop: {[(j.id, j.state, j.story) for j in self.jobs.values()]}"
+        self.cluster.run_until(max(min(times), self.cluster.now()))
+        self.daemon.look()
 
 
 class DurableDaemonMachine(DaemonMachine):
     """The same daemon on a store in SQLite, which every restart closes and opens again."""
-
-    def __init__(self) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="orch-stateful-"))
-        self.runner = asyncio.Runner()
-        super().__init__()
 
     def open_store(self) -> Store:
         return SqliteStore.open(self.home / "orch.db", reserve=None, min_free_bytes=0)
 
     def reopen(self) -> None:
         self.store.close()
-        self.store = self.open_store()
-
-    def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return self.runner.run(coroutine)
-
-    def teardown(self) -> None:
-        try:
-            super().teardown()
-        finally:
-            self.runner.close()
-            shutil.rmtree(self.home)
+        self.store.store = self.open_store()
 
 
 TestDaemon = DaemonMachine.TestCase

@@ -1,0 +1,144 @@
+"""The production loop on the in-memory runtime: a daemon that is stepped, and may die between any two steps."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from orchestrator.daemon.loop import Loop
+from orchestrator.runtime.memory.gangs import MemoryGangs
+from orchestrator.store.errors import DiskFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from orchestrator.core import events as ev
+    from orchestrator.core.fold import Change
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job import Job
+    from orchestrator.runtime.memory.cluster import MemoryCluster
+    from orchestrator.store.port import Store
+
+TRIES_ON_A_FULL_DISK = 3  # then there is space again
+
+
+class Crash(BaseException):
+    """The daemon is killed."""
+
+
+class Log:
+    """A log in which no error may stand but that of a full disk."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self._fail if name in ("error", "exception") else self._drop
+
+    def _drop(self, *_: object, **__: object) -> None:
+        pass
+
+    def _fail(self, event: str, **fields: object) -> None:
+        assert event == "store.write_failed", (event, fields)
+
+
+class FaultyStore:
+    """A store on a disk that may be full, and before or after whose next write the daemon is killed."""
+
+    def __init__(self, store: Store, cluster: MemoryCluster) -> None:
+        self.store = store
+        self._cluster = cluster
+        self.crash_before = self.crash_after = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    async def submit(self, event: ev.JobSubmitted) -> tuple[Job, bool]:
+        return cast("tuple[Job, bool]", await self._write(self.store.submit(event)))
+
+    async def append(self, changes: Sequence[Change]) -> None:
+        await self._write(self.store.append(changes))
+
+    async def _write(self, write: Coroutine[Any, Any, Any]) -> Any:
+        before, self.crash_before = self.crash_before, False
+        if before or self._cluster.disk_full:
+            write.close()
+            raise Crash if before else DiskFullError(Path("/store"), "and nothing can be written")
+        done = await write
+        after, self.crash_after = self.crash_after, False
+        if after:
+            raise Crash
+        return done
+
+
+class SteppedDaemon:
+    """One life of a daemon. What the runtime posts is kept in ``outbox`` until it is delivered."""
+
+    def __init__(self, store: FaultyStore, cluster: MemoryCluster) -> None:
+        self.cluster = cluster
+        self.outbox: list[ev.Event] = []
+        self.history: list[ev.Event] = []  # what was taken
+        self._posted: list[ev.Event] = []
+        self.wake_at: float | None = None
+        self.gangs = MemoryGangs(cluster, post=self._post)
+        self.loop = Loop(
+            store=cast("Store", store),
+            runtime=lambda: self.gangs,
+            on_change=lambda _: None,
+            on_end=lambda _: None,
+            log=cast("Any", Log()),
+            now=cluster.now,
+            pause=self._pause,
+        )
+        self._store = store
+        self._tries = 0
+
+    async def start(self) -> None:
+        """Read the store, look at the nodes."""
+        await self.loop.load()
+        self.look()
+
+    def look(self) -> None:
+        """Take note of the nodes as they are now, and of which answer."""
+        self.loop.set_nodes(self.cluster.views())
+        self.gangs.note_reach(self.loop.jobs.values())
+
+    def deliver(self, count: int) -> None:
+        """Let the loop have what the runtime posted first."""
+        facts, self.outbox = self.outbox[:count], self.outbox[count:]
+        self._posted += facts
+        self.loop.post(facts)
+
+    async def step(self) -> None:
+        """One round. Raises Crash."""
+        self._tries = 0
+        self.wake_at = await self.loop.step()
+        self.history += self._posted
+        self._posted = []
+
+    async def submit(self, event: ev.JobSubmitted) -> JobId:
+        """Accept a job, as the service does. Raises Crash, and what the store raises."""
+        job, created = await self._store.submit(event)
+        if created:
+            self.loop.add(job)
+        return job.id
+
+    async def command(self, make: Callable[[], Sequence[ev.Event]]) -> None:
+        """Run a user's command, as the service does; rounds go on until it is durable. Raises Crash."""
+        acting = asyncio.ensure_future(self.loop.command(make))
+        try:
+            while not acting.done():
+                await asyncio.sleep(0)
+                if self.loop.woken:
+                    await self.step()
+        finally:
+            acting.cancel()
+        await acting
+
+    def _post(self, events: Sequence[ev.Event]) -> None:
+        self.outbox += events
+
+    async def _pause(self, seconds: float) -> None:
+        """The loop waits for space on the disk."""
+        self._tries += 1
+        self.cluster.run_until(self.cluster.now() + seconds)
+        if self._tries >= TRIES_ON_A_FULL_DISK:
+            self.cluster.disk_full = False
