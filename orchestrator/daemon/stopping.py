@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.api import views as v
@@ -86,4 +85,4 @@ class Shutdown:
 
     def _preempt(self, job_id: JobId) -> Sequence[Event]:
         job = self._loop.decided.get(job_id)
-        return request_stop(job, StopPurpose.PREEMPT, "orch down --stop-jobs", time.time()) if job else []
+        return request_stop(job, StopPurpose.PREEMPT, "orch down --stop-jobs", self._loop.now()) if job else []

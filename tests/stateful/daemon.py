@@ -1,26 +1,39 @@
-"""The production loop on the in-memory runtime: a daemon that is stepped, and may die between any two steps."""
+"""The production loop and service on the in-memory runtime: a daemon that is stepped, and may die between any two steps."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from orchestrator.api.service import ActionRequest, Caller, SubmitRequest, Verb
+from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.loop import Loop
+from orchestrator.daemon.requests.actions import JobActions
+from orchestrator.daemon.requests.reader import JobReader
+from orchestrator.daemon.requests.submissions import Submissions
+from orchestrator.daemon.service import Service
+from orchestrator.daemon.stopping import StopRequest
 from orchestrator.runtime.memory.gangs import MemoryGangs
+from orchestrator.runtime.pools import Pools
 from orchestrator.store.errors import DiskFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
 
     from orchestrator.core import events as ev
     from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.runtime.memory.cluster import MemoryCluster
+    from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
 
+ADA = Caller(uid=1000, gid=1000, user="ada", is_owner=True)
 TRIES_ON_A_FULL_DISK = 3  # then there is space again
+_unused = cast("Any", None)
 
 
 class Crash(BaseException):
@@ -69,10 +82,29 @@ class FaultyStore:
         return done
 
 
+class NothingElse:
+    """What the parts of the service ask beside jobs: there are nodes, nothing is counted, nothing was reported."""
+
+    async def wait(self, seconds: float) -> None:
+        pass
+
+    def submitted(self, seconds: float) -> None:
+        pass
+
+    def commit_failed(self) -> None:
+        pass
+
+    def of(self, job_id: JobId) -> None:
+        return None
+
+    async def recall(self, jobs: Any) -> None:
+        pass
+
+
 class SteppedDaemon:
     """One life of a daemon. What the runtime posts is kept in ``outbox`` until it is delivered."""
 
-    def __init__(self, store: FaultyStore, cluster: MemoryCluster) -> None:
+    def __init__(self, store: FaultyStore, cluster: MemoryCluster, settings: Settings) -> None:
         self.cluster = cluster
         self.outbox: list[ev.Event] = []
         self.history: list[ev.Event] = []  # what was taken
@@ -88,8 +120,35 @@ class SteppedDaemon:
             now=cluster.now,
             pause=self._pause,
         )
-        self._store = store
+        self.service = self._service(cast("Store", store), settings)
+        self._keys = itertools.count()
         self._tries = 0
+
+    def _service(self, store: Store, settings: Settings) -> Service:
+        other = NothingElse()
+        reader = JobReader(self.loop, store, settings.paths, Pools(), progress=other, balances=dict)
+        submissions = Submissions(
+            self.loop,
+            store,
+            settings,
+            admission=StopRequest(),
+            nodes=other,
+            counter=other,
+            blind_to=_unused,
+            resume_path=reader.checkpoint_path,
+        )
+        return Service(
+            submissions=submissions,
+            reader=reader,
+            actions=JobActions(self.loop, reader, submissions, settings),
+            changes=Changes(0),
+            inspection=_unused,
+            pruning=_unused,
+            nodes=_unused,
+            node_actions=_unused,
+            health=_unused,
+            shutdown=_unused,
+        )
 
     async def start(self) -> None:
         """Read the store, look at the nodes."""
@@ -114,16 +173,18 @@ class SteppedDaemon:
         self.history += self._posted
         self._posted = []
 
-    async def submit(self, event: ev.JobSubmitted) -> JobId:
-        """Accept a job, as the service does. Raises Crash, and what the store raises."""
-        job, created = await self._store.submit(event)
-        if created:
-            self.loop.add(job)
-        return job.id
+    async def submit(self, text: str, key: str) -> JobId:
+        """Have the service accept a job. Raises Crash, and what the service raises."""
+        request = SubmitRequest(
+            yaml=text, source="job.yaml", idempotency_key=key, cwd="/", path="/usr/bin", python=sys.executable
+        )
+        reply = await self.service.submit(request, ADA)
+        assert reply.job_id is not None
+        return cast("JobId", reply.job_id)
 
-    async def command(self, make: Callable[[], Sequence[ev.Event]]) -> None:
-        """Run a user's command, as the service does; rounds go on until it is durable. Raises Crash."""
-        acting = asyncio.ensure_future(self.loop.command(make))
+    async def act(self, job_id: JobId, verb: Verb, priority: int | None = None) -> None:
+        """Have the service do something to a job; rounds go on until it answers. Raises Crash."""
+        acting = asyncio.ensure_future(self.service.act(job_id, ActionRequest(verb=verb, priority=priority), ADA))
         try:
             while not acting.done():
                 await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The production loop through random histories: users, faults, time, and crashes of the daemon between any two steps.
+"""The production loop and service through random histories: users, faults, time, and crashes of the daemon between any two steps.
 
 After every step the record is what its events say and breaks no rule; in the end, once nothing breaks any more, every job
 ends. The in-memory runtime refuses what must never be ordered: a GPU given away twice, an attempt beside another.
@@ -7,10 +7,10 @@ ends. The in-memory runtime refuses what must never be ordered: a GPU given away
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,25 +18,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from orchestrator.api.errors import DiskFullError, RefusedError
+from orchestrator.api.service import Verb
 from orchestrator.core import events as ev
 from orchestrator.core.failure import SETTLE_SECONDS
 from orchestrator.core.fold import fold
-from orchestrator.core.scheduler.scheduler import request_stop
-from orchestrator.core.states import FailureClass, JobState, StopPurpose
+from orchestrator.core.states import FailureClass, JobState
 from orchestrator.runtime.memory import faults as f
 from orchestrator.runtime.memory.cluster import MemoryCluster
 from orchestrator.runtime.memory.injection import inject
 from orchestrator.runtime.memory.scripts import Script
 from orchestrator.runtime.ranks.actor import LEASE_SECONDS
-from orchestrator.spec.job import Backoff, HealthSpec, MaxRestarts, RetrySpec
-from orchestrator.store.errors import DiskFullError
+from orchestrator.spec.settings import Settings
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.sqlite import SqliteStore
 from tests.stateful.daemon import Crash, FaultyStore, SteppedDaemon
-from tests.unit.core.builders import T0, make_spec, node, submission
+from tests.unit.core.builders import T0, node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
@@ -45,6 +45,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_JOBS = 5
+JOB = """
+version: 1
+name: job
+entrypoint: python -c pass
+working_dir: null
+resources:
+  num_workers: {workers}
+  resources_per_worker: {{gpu: 1, cpu: 1}}
+  placement_strategy: {strategy}
+priority: {priority}
+max_duration: 2h
+stop_duration: 30s
+retry:
+  max_restarts: {{user: {user}, infra: {infra}}}
+  max_no_progress: {max_no_progress}
+  backoff: {{initial: 8s}}
+health: {{startup_timeout: 30m}}
+"""
 SCRIPTS = (
     Script(stop_takes=5.0),
     Script(stop_takes=None),
@@ -71,6 +89,7 @@ class DaemonMachine(RuleBasedStateMachine):
         super().__init__()
         self.home = Path(tempfile.mkdtemp(prefix="orch-stateful-"))
         self.runner = asyncio.Runner()
+        self.settings = Settings.from_environ({"ORCH_HOME": str(self.home)})
         self.scripts: dict[JobId, Script] = {}
         self.cluster = MemoryCluster(
             [node("a", gpus=4, cpus=16), node("b", gpus=2, cpus=16)],
@@ -79,8 +98,9 @@ class DaemonMachine(RuleBasedStateMachine):
             latency=0.01,
         )
         self.store = FaultyStore(self.open_store(), self.cluster)
-        self.accepted: list[JobId] = []
+        self.accepted: dict[str, JobId] = {}
         self.submitted = 0
+        self.unsure: list[JobId] = []  # written, though the client was told no when it asked again
         self.ended: dict[JobId, Job] = {}
         self.past: list[ev.Event] = []
         self.begin_daemon()
@@ -92,7 +112,7 @@ class DaemonMachine(RuleBasedStateMachine):
         """What is in memory stays; a store on a disk is closed and opened again."""
 
     def begin_daemon(self) -> None:
-        self.daemon = SteppedDaemon(self.store, self.cluster)
+        self.daemon = SteppedDaemon(self.store, self.cluster, self.settings)
         self.runner.run(self.daemon.start())
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -147,72 +167,47 @@ class DaemonMachine(RuleBasedStateMachine):
         strategy=st.sampled_from(["PACK", "SPREAD", "STRICT_PACK"]),
         script=st.sampled_from(SCRIPTS),
     )
-    def submit(
-        self,
-        workers: int,
-        priority: int,
-        user: int,
-        infra: int,
-        max_no_progress: int,
-        strategy: str,
-        script: Script,
-    ) -> None:
-        retry = RetrySpec(
-            max_restarts=MaxRestarts(user=user, infra=infra),
-            max_no_progress=max_no_progress,
-            backoff=Backoff(initial=timedelta(seconds=8)),
-        )
-        spec = make_spec(
-            workers=workers,
-            priority=priority,
-            retry=retry,
-            strategy=strategy,
-            health=HealthSpec(startup_timeout=timedelta(minutes=30)),
-            max_duration=timedelta(hours=2),
-        )
+    def submit(self, script: Script, **keys: Any) -> None:
+        text = JOB.format(**keys)
         self.submitted += 1
-        event = submission(spec, job_id=f"job-{self.submitted}", at=self.cluster.now())
-        self.scripts[event.job_id] = script
-        try:
-            if self.attempt(self.daemon.submit(event)) is None:  # the reply was lost: the client asks again
-                self.cluster.disk_full = False
-                self.wait(self.daemon.submit(event))
-        except DiskFullError:
+        key = f"key-{self.submitted}"
+        job_id = self.accept(text, key)
+        if job_id is None:
             return
-        assert self.wait(self.daemon.submit(event)) == event.job_id, "a lost reply never submits twice"
-        self.accepted.append(event.job_id)
+        assert self.wait(self.daemon.submit(text, key)) == job_id, "a lost reply never submits twice"
+        self.accepted[key] = job_id
+        self.scripts[job_id] = script
+
+    def accept(self, text: str, key: str) -> JobId | None:
+        """The job that a client is told of; None when it is refused, or killed with the daemon before it was written."""
+        try:
+            return self.attempt(self.daemon.submit(text, key)) or self.wait(self.daemon.submit(text, key))
+        except DiskFullError:
+            assert self.cluster.disk_full
+        except RefusedError:  # it does not fit on the nodes that there are
+            assert not all(found.alive for found in self.daemon.loop.nodes.values())
+        self.unsure += [job.id for job in self.jobs.values() if job.idempotency_key == key]
+        return None
 
     @precondition(lambda self: self.jobs)
-    @rule(index=pick, purpose=st.sampled_from([StopPurpose.CANCEL, StopPurpose.PAUSE, StopPurpose.PREEMPT]))
-    def stop(self, index: int, purpose: StopPurpose) -> None:
-        job_id = self.one(index, JobState.RUNNING, JobState.STARTING, JobState.RECOVERING).id
-        self.command(job_id, lambda job: request_stop(job, purpose, "ada", self.cluster.now()))
+    @rule(index=pick, verb=st.sampled_from([Verb.CANCEL, Verb.PAUSE]))
+    def stop(self, index: int, verb: Verb) -> None:
+        job = self.one(index, JobState.RUNNING, JobState.STARTING, JobState.RECOVERING)
+        self.act(job, verb)
 
     @precondition(lambda self: any(j.state is JobState.SUSPENDED for j in self.jobs.values()))
     @rule(index=pick)
     def resume(self, index: int) -> None:
-        self.resume_job(self.one(index, JobState.SUSPENDED).id)
-
-    def resume_job(self, job_id: JobId) -> None:
-        def make(job: Job) -> list[ev.Event]:
-            suspended = job.state is JobState.SUSPENDED
-            return [ev.JobResumed(job_id=job.id, at=self.cluster.now(), by="ada")] if suspended else []
-
-        self.command(job_id, make)
+        self.act(self.one(index, JobState.SUSPENDED), Verb.RESUME)
 
     @precondition(lambda self: self.jobs)
     @rule(index=pick, priority=st.integers(40, 60))
     def reprioritise(self, index: int, priority: int) -> None:
-        job_id = self.one(index, JobState.PENDING).id
-        now = self.cluster.now()
-        self.command(job_id, lambda job: [ev.JobUpdated(job_id=job.id, at=now, by="ada", priority=priority)])
+        self.act(self.one(index, JobState.PENDING), Verb.UPDATE, priority)
 
-    def command(self, job_id: JobId, make: Callable[[Job], list[ev.Event]]) -> None:
-        def live() -> list[ev.Event]:
-            job = self.daemon.loop.decided.get(job_id)
-            return make(job) if job is not None else []
-
-        self.attempt(self.daemon.command(live))
+    def act(self, job: Job, verb: Verb, priority: int | None = None) -> None:
+        with contextlib.suppress(RefusedError):  # it has ended, or drains, meanwhile
+            self.attempt(self.daemon.act(job.id, verb, priority))
 
     # -- the daemon and the runtime -----------------------------------------------------------------------------------
 
@@ -352,7 +347,7 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_acknowledged_is_lost_and_terminal_is_final(self) -> None:
-        for job_id in self.accepted:
+        for job_id in (*self.accepted.values(), *self.unsure):
             if job_id in self.jobs:
                 assert job_id not in self.ended
                 continue
@@ -454,7 +449,7 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def let_it_go_on(self) -> None:
         for job in [j for j in self.jobs.values() if j.state is JobState.SUSPENDED]:
-            self.resume_job(job.id)
+            self.act(job, Verb.RESUME)
         for process in list(self.cluster.processes):
             job = self.jobs[process.job_id]
             if job.state is JobState.RUNNING and process.actor.dead is None:

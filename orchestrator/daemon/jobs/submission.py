@@ -221,9 +221,15 @@ def _event(
 
 
 async def prepare(
-    checked: Checked, request: SubmitRequest, caller: Caller, settings: Settings, resume_from: str | None
+    checked: Checked,
+    request: SubmitRequest,
+    caller: Caller,
+    settings: Settings,
+    resume_from: str | None,
+    *,
+    at: float,
 ) -> JobSubmitted:
-    """Take the snapshot, lay out the working copy, write the secrets; the event that submits the job."""
+    """Take the snapshot, lay out the working copy, write the secrets; the event that submits the job ``at`` a wall time."""
     new_id = job_id(checked.spec.name, random.randbits(64))
     paths = settings.paths
     work = paths.work(new_id)
@@ -242,7 +248,7 @@ async def prepare(
     write_secrets(settings.paths, new_id, request.secrets)
     path = os.pathsep.join(dict.fromkeys([str(Path(checked.python).parent), *request.path.split(os.pathsep)]))
     who = _Who(user=caller.user, uid=caller.uid, path=path, key=request.idempotency_key)
-    return _event(checked, who, str(work), digest, new_id, resume_from, time.time(), left_out=left_out)
+    return _event(checked, who, str(work), digest, new_id, resume_from, at, left_out=left_out)
 
 
 async def _pinned(resume_from: str | None, settings: Settings, new_id: str) -> str | None:
@@ -302,7 +308,7 @@ def _copy_modules(job: Job, settings: Settings, new_id: str) -> None:
 
 
 async def prepare_rerun(
-    job: Job, caller: Caller, settings: Settings, secrets: Mapping[str, str], resume_from: str | None
+    job: Job, caller: Caller, settings: Settings, secrets: Mapping[str, str], resume_from: str | None, *, at: float
 ) -> JobSubmitted:
     """A new job that runs what ``job`` ran, from the same snapshot."""
     new_id = job_id(job.name, random.randbits(64))
@@ -313,4 +319,4 @@ async def prepare_rerun(
     checked = Checked(spec=job.spec, python=job.python, directory=None)
     who = _Who(user=caller.user, uid=caller.uid, path=job.path, key=f"rerun-{new_id}")
     work = str(settings.paths.work(new_id))
-    return _event(checked, who, work, job.snapshot, new_id, resume_from, time.time(), rerun_of=job.id)
+    return _event(checked, who, work, job.snapshot, new_id, resume_from, at, rerun_of=job.id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import views as v
@@ -86,4 +85,4 @@ class NodeActions:
 
     def _move_away(self, job_id: JobId, by: str) -> Sequence[Event]:
         job = self._loop.decided.get(job_id)
-        return request_stop(job, StopPurpose.PREEMPT, f"{by} drains its node", time.time()) if job else []
+        return request_stop(job, StopPurpose.PREEMPT, f"{by} drains its node", self._loop.now()) if job else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from orchestrator.api import views as v
@@ -59,7 +58,7 @@ class JobActions:
 
         def make() -> Sequence[ev.Event]:
             live = self._loop.decided.get(job.id)
-            return request_stop(live, purpose, caller.user, time.time()) if live else []
+            return request_stop(live, purpose, caller.user, self._loop.now()) if live else []
 
         await self._loop.command(make)
         return await self._acted(job.id)
@@ -72,7 +71,7 @@ class JobActions:
         def make() -> Sequence[ev.Event]:
             live = self._loop.decided.get(job.id)
             if live is not None and live.state is JobState.SUSPENDED:
-                return [ev.JobResumed(job_id=job.id, at=time.time(), by=caller.user)]
+                return [ev.JobResumed(job_id=job.id, at=self._loop.now(), by=caller.user)]
             if live is not None and live.state is not JobState.DRAINING:
                 return []  # it runs or waits already: the goal is reached
             now = live.state.value if live else job.state.value
@@ -90,7 +89,7 @@ class JobActions:
         if job.state.is_terminal:
             raise RefusedError(f"{job.id} has ended ({job.state.value}); nothing of it can be changed")
         await self._loop.command(
-            lambda: [ev.JobUpdated(job_id=job.id, at=time.time(), by=caller.user, priority=priority)]
+            lambda: [ev.JobUpdated(job_id=job.id, at=self._loop.now(), by=caller.user, priority=priority)]
         )
         return v.ActionReply(job_id=job.id, state=job.state.value, message=f"priority is {priority} now")
 
@@ -103,7 +102,7 @@ class JobActions:
             raise RefusedError(
                 f"the secrets of {job.id} ({names}) were deleted at its end", hint="submit its job.yaml again"
             )
-        event = await prepare_rerun(job, caller, self._settings, secrets, resume_from)
+        event = await prepare_rerun(job, caller, self._settings, secrets, resume_from, at=self._loop.now())
         reply = await self._submissions.accept(event)
         return v.ActionReply(
             job_id=reply.job_id or "", state=reply.state or "", message=f"runs what {job.id} ran, from its snapshot"

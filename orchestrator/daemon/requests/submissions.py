@@ -92,7 +92,7 @@ class Submissions:
         await self._check_storage(checked)
         resume_from = await self._resume_path(request.resume_from) if request.resume_from else None
         try:
-            event = await submission.prepare(checked, request, caller, self._settings, resume_from)
+            event = await submission.prepare(checked, request, caller, self._settings, resume_from, at=self._loop.now())
         except OSError as error:
             raise DiskFullError(f"the submission could not be written: {error}") from error
         reply = await self.accept(event)
