@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from orchestrator.runtime.forkserver import wire
+from orchestrator.runtime.ranks.launch.start import RankStarter
 from orchestrator.runtime.ranks.launch_spec import RankPlan
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
-from orchestrator.runtime.ranks.start import RankStarter
-from orchestrator.runtime.ranks.supervisor import RankHost
+from orchestrator.runtime.ranks.supervisor import RankSupervisor
 from orchestrator.runtime.spawn.client import ForkServerRefusedError
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.train.script.progress import ProgressPage
@@ -41,10 +41,9 @@ async def nobody_starts_one(_plan: RankPlan) -> None:
     await asyncio.sleep(0)
 
 
-def make_host(tmp_path: Path, **changes: float) -> RankHost:
-    return RankHost(
+def make_host(tmp_path: Path, **changes: float) -> RankSupervisor:
+    return RankSupervisor(
         job_id="job-aaaaaa",
-        gang=1,
         rank=0,
         node_dir=tmp_path / "node",
         start_fork_server=nobody_starts_one,
@@ -75,13 +74,13 @@ def make_plan(server: RunningServer, tmp_path: Path, script: str = SLEEPER, atte
     )
 
 
-async def story(host: RankHost, attempt: int) -> list[RankEvent]:
+async def story(host: RankSupervisor, attempt: int) -> list[RankEvent]:
     """The attempt's events up to its last."""
     events: list[RankEvent] = []
     cursor = PollCursor()
     async with asyncio.timeout(90):
         while not events or events[-1].kind != "gone":
-            reply = await host.poll(attempt, cursor, 5)
+            reply = await host.feed.poll(attempt, cursor, 5)
             cursor = reply.cursor
             events += reply.events
     return events
@@ -131,7 +130,7 @@ def test_nothing_is_told_of_an_attempt_before_it_is_prepared(server: RunningServ
         plan = make_plan(server, tmp_path, "raise SystemExit(3)")
         await host.launch(plan)
         await story(host, 1)
-        early = await host.poll(2, PollCursor(), 0.05)
+        early = await host.feed.poll(2, PollCursor(), 0.05)
         assert early == PollReply(cursor=PollCursor())
         await host.prepare(2, None)
         await host.launch(make_plan(server, tmp_path, "raise SystemExit(0)", attempt=2))
@@ -189,7 +188,7 @@ page.write(step=7)
         async def last_progress() -> tuple[int | None, list[str]]:
             cursor, kinds, step = PollCursor(), [], None
             while "gone" not in kinds:
-                reply = await host.poll(1, cursor, 5)
+                reply = await host.feed.poll(1, cursor, 5)
                 cursor = reply.cursor
                 kinds += [e.kind for e in reply.events]
                 step = reply.progress.step if reply.progress is not None else step
@@ -212,9 +211,9 @@ def test_a_new_attempt_starts_with_a_blank_page(server: RunningServer, tmp_path:
         with_step.write(step=9)
         with_step.close()
         await host.prepare(2, None)
-        assert (await host.poll(2, PollCursor(), 0.01)).progress is None
+        assert (await host.feed.poll(2, PollCursor(), 0.01)).progress is None
         await host.launch(make_plan(server, tmp_path, "raise SystemExit(1)", attempt=2))
-        reply = await host.poll(2, PollCursor(), 5)
+        reply = await host.feed.poll(2, PollCursor(), 5)
         assert reply.progress is not None
         assert reply.progress.step is None
 
@@ -375,11 +374,11 @@ def openings(path: Path) -> int:
     return found
 
 
-async def told_of(host: RankHost) -> asyncio.Task[PollReply]:
+async def told_of(host: RankSupervisor) -> asyncio.Task[PollReply]:
     """Somebody who waits for what is new of attempt 1, and has come to waiting."""
-    waiting = asyncio.create_task(host.poll(1, PollCursor(), NEVER))
+    waiting = asyncio.create_task(host.feed.poll(1, PollCursor(), NEVER))
     await asyncio.sleep(0)
-    assert not host._news.is_set()
+    assert not host._log._news.is_set()
     return waiting
 
 
@@ -388,13 +387,13 @@ def test_an_ordered_exit_is_told_together_with_the_end_of_the_tree(tmp_path: Pat
     async def case() -> None:
         host = make_host(tmp_path, told_with_end_seconds=NEVER, progress_seconds=NEVER)  # nothing else makes a reply
         await host.prepare(1, None)
-        host._called_off = 1 if ordered else 0
+        host._fence.called_off = 1 if ordered else 0
         waiting = await told_of(host)
-        host._add(kind="exited", at=time.time(), signal=9)
+        host._log.add(kind="exited", at=time.time(), signal=9)
         for _ in range(10):  # turns of the loop: whoever is woken has gone on by then
             await asyncio.sleep(0)
         assert waiting.done() is not ordered
-        host._add(kind="gone", at=time.time())
+        host._log.add(kind="gone", at=time.time())
         assert [e.kind for e in (await waiting).events] == (["exited", "gone"] if ordered else ["exited"])
 
     run(case)
@@ -406,9 +405,9 @@ def test_an_ordered_exit_is_told_before_long_while_something_of_the_tree_lives_o
     async def case() -> None:
         host = make_host(tmp_path, progress_seconds=NEVER)  # or that would make a reply of it
         await host.prepare(1, None)
-        host._called_off = 1
+        host._fence.called_off = 1
         waiting = await told_of(host)
-        host._add(kind="exited", at=time.time(), exit_code=0)
+        host._log.add(kind="exited", at=time.time(), exit_code=0)
         async with asyncio.timeout(60):
             assert [e.kind for e in (await waiting).events] == ["exited"]
 

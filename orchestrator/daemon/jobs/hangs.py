@@ -17,7 +17,7 @@ from orchestrator.core.diagnosis.health import Call, Circumstances, judge
 from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Pulse
 from orchestrator.core.scheduler.scheduler import declare_hung
 from orchestrator.core.states import FailureClass, JobState
-from orchestrator.runtime.ranks.process_inspector import report_lines
+from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -16,7 +16,7 @@ from orchestrator.daemon.process.home import OTHERS, PASS_THROUGH, exposed_entri
 from orchestrator.runtime.forkserver.cgroups import find_place
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import SHARED_MEMORY, page_directory, user_directory
-from orchestrator.runtime.ranks.process_inspector import find_py_spy
+from orchestrator.runtime.ranks.evidence.process_inspector import find_py_spy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
 from orchestrator.runtime.nodes.ignore_rules import left_out_by
 from orchestrator.runtime.ranks.actor import FENCE_SECONDS
-from orchestrator.runtime.ranks.endings import stop_facts
-from orchestrator.runtime.ranks.kernel_evidence import memory_use
+from orchestrator.runtime.ranks.evidence.endings import stop_facts
+from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use
 from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
 
 if TYPE_CHECKING:

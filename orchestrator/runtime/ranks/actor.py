@@ -1,4 +1,4 @@
-"""The Ray actor around a rank's host: what Ray knows (GPU ids, the node), and the lease on the cluster.
+"""The Ray actor around a rank's supervisor: what Ray knows (GPU ids, the node), and the lease on the cluster.
 
 The lease: an actor that has not reached Ray's control plane for a while, or learns there that its node counts as dead,
 ends its rank before a replacement may start, so that a node cut off from the cluster never runs a rank twice.
@@ -18,7 +18,7 @@ from orchestrator.runtime.forkserver import linux
 from orchestrator.runtime.nodes.agent import PRELOAD
 from orchestrator.runtime.nodes.ray_nodes import is_alive
 from orchestrator.runtime.ranks.runtime_env import inside
-from orchestrator.runtime.ranks.supervisor import RankHost
+from orchestrator.runtime.ranks.supervisor import RankSupervisor
 from orchestrator.runtime.spawn.client import start_fork_server
 
 if TYPE_CHECKING:
@@ -65,15 +65,12 @@ class RankActor:
     ``attempt`` is the one that the actor is made for: it needs no order to prepare for it.
     """
 
-    def __init__(self, *, job_id: str, gang: int, rank: int, node_dir: str, attempt: int) -> None:
+    def __init__(self, *, job_id: str, gang: int, rank: int, node_dir: str, attempt: int) -> None:  # noqa: ARG002 - Ray's tools show the gang
         self._made_for = attempt
         linux.adjust_oom_score(0)  # Ray's own setting, on a cluster that is not orch's, would make it the first victim
-        self._host = RankHost(
-            job_id=job_id,
-            gang=gang,
-            rank=rank,
-            node_dir=Path(node_dir),
-            start_fork_server=_start_fork_server,
+        self._rank = rank
+        self._supervisor = RankSupervisor(
+            job_id=job_id, rank=rank, node_dir=Path(node_dir), start_fork_server=_start_fork_server
         )
         self._lease: asyncio.Task[None] | None = None
 
@@ -84,56 +81,56 @@ class RankActor:
         if self._lease is None:
             self._lease = asyncio.create_task(self._keep_lease())
         context, address = ray.get_runtime_context(), ray.util.get_node_ip_address()
-        if self._host.attempt == 0:
-            await self._host.prepare(self._made_for, address if self._host.rank == 0 else None)
+        if self._supervisor.attempt == 0:
+            await self._supervisor.prepare(self._made_for, address if self._rank == 0 else None)
         return RankGreeting(
             node_id=context.get_node_id(),
             pid=os.getpid(),
             address=address,
             gpu_ids=tuple(str(i) for i in context.get_accelerator_ids().get("GPU", [])),
-            launched=self._host.launched,
-            port=self._host.port,
-            highest_step=self._host.highest_step,
-            prepared=self._host.attempt,
+            launched=self._supervisor.launched,
+            port=self._supervisor.port,
+            highest_step=self._supervisor.highest_step,
+            prepared=self._supervisor.attempt,
         )
 
     async def prepare(self, attempt: int, serve_on: str | None) -> int | None:
-        """See RankHost.prepare."""
-        return await self._host.prepare(attempt, serve_on)
+        """See RankSupervisor.prepare."""
+        return await self._supervisor.prepare(attempt, serve_on)
 
     async def launch(self, plan: RankPlan) -> None:
-        """See RankHost.launch. This process writes the job's checkpoints: with the umask that the job has."""
+        """See RankSupervisor.launch. This process writes the job's checkpoints: with the umask that the job has."""
         if plan.umask is not None:
             os.umask(plan.umask)
-        await self._host.launch(inside(plan, os.environ, sys.executable))
+        await self._supervisor.launch(inside(plan, os.environ, sys.executable))
 
     async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
-        """See RankHost.poll."""
-        return await self._host.poll(attempt, cursor, seconds)
+        """See RankFeed.poll."""
+        return await self._supervisor.feed.poll(attempt, cursor, seconds)
 
     async def stop(self, attempt: int, grace_seconds: float) -> None:
-        """See RankHost.stop."""
-        await self._host.stop(attempt, grace_seconds)
+        """See RankSupervisor.stop."""
+        await self._supervisor.stop(attempt, grace_seconds)
 
     async def kill(self, attempt: int) -> None:
-        """See RankHost.kill."""
-        await self._host.kill(attempt)
+        """See RankSupervisor.kill."""
+        await self._supervisor.kill(attempt)
 
     async def flush(self, seconds: float) -> PersisterStatus | None:
-        """See RankHost.flush."""
-        return await self._host.flush(seconds)
+        """See RankSupervisor.flush."""
+        return await self._supervisor.flush(seconds)
 
     async def trace(self, attempt: int, steps: int, seconds: float) -> bytes:
-        """See RankHost.trace."""
-        return await self._host.trace(attempt, steps, seconds)
+        """See RankInspection.trace."""
+        return await self._supervisor.inspection.trace(attempt, steps, seconds)
 
     async def look(self, attempt: int, *, stacks: bool) -> RankLook | None:
-        """See RankHost.look."""
-        return await self._host.look(attempt, stacks=stacks)
+        """See RankInspection.look."""
+        return await self._supervisor.inspection.look(attempt, stacks=stacks)
 
     async def note(self, attempt: int, lines: Sequence[str]) -> None:
-        """See RankHost.note."""
-        self._host.note(attempt, lines)
+        """See RankInspection.note."""
+        self._supervisor.inspection.note(attempt, lines)
 
     async def _keep_lease(self) -> None:
         import ray
@@ -153,7 +150,7 @@ class RankActor:
                 reached = time.monotonic()
 
     def _end(self) -> NoReturn:
-        self._host.kill_now()  # a closed lifeline alone lets a rank that is stopping end by itself
+        self._supervisor.kill_now()  # a closed lifeline alone lets a rank that is stopping end by itself
         os._exit(1)
 
 

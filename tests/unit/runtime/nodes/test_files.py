@@ -22,8 +22,8 @@ from orchestrator.runtime.nodes.directories import clear_pages, node_directory, 
 from orchestrator.runtime.nodes.files import CHUNK_BYTES, BlobDamagedError, NodeFiles
 from orchestrator.runtime.nodes.working_copy import find_outputs, keep_output, new_output
 from orchestrator.runtime.pools import Pool
-from orchestrator.runtime.ranks.log_reading import LogReader
 from orchestrator.runtime.ranks.logs import LogLimits, LogWriter, log_path
+from orchestrator.runtime.ranks.output.log_reading import LogReader
 from orchestrator.spec.paths import Paths
 from tests.unit.core.builders import changed, make_spec, pending, running
 

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from orchestrator.private_files import NotPrivateError
 from orchestrator.runtime.forkserver.masking import Masker
-from orchestrator.runtime.ranks import log_reading
-from orchestrator.runtime.ranks.log_reading import LONGEST_READ_BYTES, LogReader
 from orchestrator.runtime.ranks.logs import (
     LONGEST_LINE_BYTES,
     TAIL_CHARACTERS,
@@ -22,6 +20,8 @@ from orchestrator.runtime.ranks.logs import (
     LogWriter,
     log_path,
 )
+from orchestrator.runtime.ranks.output import log_reading
+from orchestrator.runtime.ranks.output.log_reading import LONGEST_READ_BYTES, LogReader
 from tests.support.disks import fill, small_disk
 
 

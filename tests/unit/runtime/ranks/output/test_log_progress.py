@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from orchestrator.runtime.ranks.log_progress import LogProgress
+from orchestrator.runtime.ranks.output.log_progress import LogProgress
 from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
 
 BLANK = ProgressSnapshot(writer_pid=7, checkpoint=CheckpointFacts(saved_step=3))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.runtime.forkserver import keeper
-from orchestrator.runtime.ranks.record_room import ROOM_BYTES, SUFFIX, make_room
+from orchestrator.runtime.ranks.launch.record_room import ROOM_BYTES, SUFFIX, make_room
 from tests.support.disks import fill, small_disk
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.states import StopScope
-from orchestrator.runtime.ranks.endings import StopFacts, stop_facts
+from orchestrator.runtime.ranks.evidence.endings import StopFacts, stop_facts
 from orchestrator.runtime.spawn.lifeline import Ending
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 

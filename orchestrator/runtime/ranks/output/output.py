@@ -10,8 +10,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.runtime.ranks.log_progress import LogProgress
 from orchestrator.runtime.ranks.logs import LogWriter
+from orchestrator.runtime.ranks.output.log_progress import LogProgress
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator.core.diagnosis.health import RankLook, Standing, Wait, standing
-from orchestrator.runtime.ranks import process_inspector as looking
-from orchestrator.runtime.ranks.process_inspector import look_at, report_lines
+from orchestrator.runtime.ranks.evidence import process_inspector as looking
+from orchestrator.runtime.ranks.evidence.process_inspector import look_at, report_lines
 from tests.support.stack import wait_until
 
 SCRIPT = """

@@ -7,7 +7,7 @@ import asyncio
 import psutil
 import pytest
 
-from orchestrator.runtime.ranks.log_policies import match_policies
+from orchestrator.runtime.ranks.output.log_policies import match_policies
 
 CATASTROPHIC = r"(a+)+$"
 SLOW_TEXT = "a" * 40 + "!"

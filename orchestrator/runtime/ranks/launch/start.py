@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from orchestrator.runtime.ranks.launch_spec import RankPlan
-    from orchestrator.runtime.ranks.output import RankOutput
+    from orchestrator.runtime.ranks.output.output import RankOutput
     from orchestrator.runtime.spawn.client import Spawned
 
 _LOCK_SECONDS: Final = 60.0

@@ -17,7 +17,7 @@ from orchestrator.gpu.exporter.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuInfo, Sample, Vendor, XidCount
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.exporters.gpu_evidence import evidence_of
-from orchestrator.runtime.ranks.kernel_evidence import KernelWatch, MachineWatch, OomWatch, memory_use
+from orchestrator.runtime.ranks.evidence.kernel_evidence import KernelWatch, MachineWatch, OomWatch, memory_use
 from orchestrator.runtime.spawn.lifeline import MemoryUsed
 from tests.support.stack import wait_until
 

@@ -1,0 +1,61 @@
+"""What the kernel says of a rank's end: whether it ran out of memory, and what the kernel's log has about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.runtime.ranks.evidence.kernel_evidence import KernelWatch, MachineWatch, OomWatch
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.spawn.client import Exited
+
+_SIGKILL: Final = 9
+
+
+class ExitEvidence:
+    """Of the current process; what was there before it is marked and does not count."""
+
+    def __init__(self) -> None:
+        self._machine = MachineWatch()
+        self._oom: OomWatch | None = None
+        self._kernel: KernelWatch | None = None
+        self._pid = 0
+
+    def begin(self) -> None:
+        """A new process is about to start."""
+        self.close()
+        self._oom, self._pid = None, 0
+        self._kernel = KernelWatch()
+
+    def started(self, pid: int) -> None:
+        """The process has this number."""
+        self._pid, self._oom = pid, OomWatch(pid)
+
+    def mark(self) -> None:
+        """What the kernel has said up to now belongs to no end."""
+        if self._oom is not None:
+            self._oom.mark()
+        if self._kernel is not None:
+            self._kernel.mark()
+        self._machine.mark()
+
+    def lines(self) -> tuple[str, ...]:
+        """What the kernel has said of the rank's processes since the last mark."""
+        killed = self._oom.killed() if self._oom else ""
+        return (*((killed,) if killed else ()), *(self._kernel.lines(self._pid) if self._kernel and self._pid else ()))
+
+    def killed_by_kernel(self, event: Exited, lines: tuple[str, ...]) -> bool:
+        """Whether the kernel has killed a process of the rank because the machine had no memory left.
+
+        Its log names the process, where it can be read; else the machine's count has risen in the last moments.
+        """
+        if event.cause is not None:
+            return False
+        if event.signal == _SIGKILL and self._kernel is not None and self._kernel.readable:
+            return bool(lines)
+        return self._machine.killed()
+
+    def close(self) -> None:
+        """Read the kernel's log no more."""
+        if self._kernel is not None:
+            self._kernel.close()

@@ -1,0 +1,69 @@
+"""Answers polls: what is new of a rank's events, progress and checkpoints."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.ranks.event_log import EventLog
+    from orchestrator.runtime.ranks.evidence.exit_evidence import ExitEvidence
+    from orchestrator.runtime.ranks.fence import AttemptFence
+    from orchestrator.runtime.ranks.rank_checkpoints import RankCheckpoints
+    from orchestrator.runtime.ranks.rank_progress import RankProgress
+
+
+class RankFeed:
+    """Progress is news at most once a second."""
+
+    def __init__(
+        self,
+        fence: AttemptFence,
+        log: EventLog,
+        progress: RankProgress,
+        checkpoints: RankCheckpoints,
+        evidence: ExitEvidence,
+    ) -> None:
+        self._fence = fence
+        self._log = log
+        self._progress = progress
+        self._checkpoints = checkpoints
+        self._evidence = evidence
+
+    async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
+        """Wait until there is something newer than ``cursor``, or ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self._fence.refuse_older(attempt)
+            # Of an attempt that is not even prepared nothing can be said: what is here belongs to the one before.
+            reply = PollReply(cursor=cursor) if attempt > self._fence.attempt else self._reply(cursor)
+            left = deadline - time.monotonic()
+            if reply.cursor != cursor or left <= 0:
+                return reply
+            await self._log.wait(min(left, self._progress.seconds))
+
+    def _reply(self, cursor: PollCursor) -> PollReply:
+        events = self._log.after(cursor.event)
+        self._look(final=bool(events))
+        progress, checkpoints = self._progress, self._checkpoints
+        snapshot = progress.newest if progress.number > cursor.progress else None
+        persisted = checkpoints.newest if checkpoints.number > cursor.persisted else None
+        return PollReply(
+            cursor=PollCursor(
+                event=events[-1].number if events else cursor.event,
+                progress=cursor.progress if snapshot is None else progress.number,
+                persisted=cursor.persisted if persisted is None else checkpoints.number,
+            ),
+            events=events,
+            progress=snapshot,
+            persisted=persisted,
+            log_lost=progress.output.lost if progress.output else None,
+        )
+
+    def _look(self, *, final: bool) -> None:
+        """``final``: something happened, so progress is read whatever its time, and the kernel's words stay as they are."""
+        self._checkpoints.look(self._log.masker)
+        if self._progress.look(self._log.masker, final=final) and not final:
+            self._evidence.mark()

@@ -1,0 +1,97 @@
+"""Tells the exit of a rank's process with what is known of its cause; without what could not be found out."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from orchestrator.runtime.ranks.evidence.endings import StopFacts, stop_facts
+from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use
+from orchestrator.runtime.ranks.output.log_policies import match_policies
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.ranks.event_log import EventLog
+    from orchestrator.runtime.ranks.evidence.exit_evidence import ExitEvidence
+    from orchestrator.runtime.ranks.output.output import RankOutput
+    from orchestrator.runtime.ranks.rank_checkpoints import RankCheckpoints
+    from orchestrator.runtime.spawn.client import ErrorRaised, Exited
+
+
+class ExitTeller:
+    """Of one process. ``error`` is the exception that its script raised, as far as it was told."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        output: RankOutput,
+        evidence: ExitEvidence,
+        checkpoints: RankCheckpoints,
+        policies: tuple[tuple[str, str], ...],
+    ) -> None:
+        self._log = log
+        self._output = output
+        self._evidence = evidence
+        self._checkpoints = checkpoints
+        self._policies = policies
+        self.error: ErrorRaised | None = None
+
+    async def tell(self, event: Exited) -> None:
+        """The process has ended so."""
+        await self._checkpoints.ended(event.at, well=event.exit_code == 0)
+        try:
+            self._output.drain()
+        except Exception as error:
+            report_fault("the rank's last output was left out", error)
+        await self._add(event)
+
+    async def _add(self, event: Exited) -> None:
+        failed = event.exit_code != 0
+        error = self.error if failed else None
+        tail = self._output.tail if failed else ()
+        said = "\n".join((*tail, f"{error.type}: {error.message}" if error else ""))
+        policy, note = "", ""
+        evidence: tuple[str, ...] = ()
+        try:
+            policy, note = await match_policies(self._policies, said) if failed else ("", "")
+            evidence = self._evidence.lines() if failed else ()
+        except Exception as fault:
+            report_fault("what is known of the exit's cause was left out", fault)
+        stop = await self._stop_facts(event)
+        self._log.add(
+            kind="exited",
+            at=event.at,
+            exit_code=event.exit_code,
+            signal=event.signal,
+            error_type=error.type if error else "",
+            error_message=error.message if error else "",
+            error_at=error.at if error else None,
+            log_tail=tail,
+            evidence=evidence,
+            policy=policy,
+            policy_note=note,
+            missing_file=error.missing_file if error else "",
+            stop_seen_at=stop.stop_seen_at,
+            stop_scope=stop.stop_scope,
+            last_step=stop.last_step,
+            total_steps=stop.total_steps,
+            memory=memory_use(event.memory, machine=self._evidence.killed_by_kernel(event, evidence))
+            if failed
+            else None,
+        )
+
+    async def _stop_facts(self, event: Exited) -> StopFacts:
+        """Whether the rank was asked to stop, and how far it was; by its output where it reported nothing."""
+        stop = stop_facts(event.ending)
+        if event.cause is not None or stop.stop_seen_at is None or stop.last_step is not None:
+            return stop
+        try:
+            return stop_facts(event.ending, await self._output.last_progress())
+        except Exception as error:
+            report_fault("the step of the rank's last output was left out", error)
+            return stop
+
+
+def report_fault(what: str, error: Exception) -> None:
+    """Into the actor's own log, with where it happened."""
+    sys.stderr.write(f"{what}: {''.join(traceback.format_exception(error))}\n")

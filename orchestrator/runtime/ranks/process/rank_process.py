@@ -1,0 +1,129 @@
+"""One process of a rank, from its start to the end of its tree: its lifeline, its keeper, and what they tell.
+
+When the actor's own process dies, the lifeline closes and the keeper kills everything below it. A keeper that is killed or
+stopped keeps nothing from ending: this object ends what it kept (``rank_remains``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.runtime.ranks.process.exits import report_fault
+from orchestrator.runtime.ranks.process.keeper_watch import KeeperWatch
+from orchestrator.runtime.spawn.client import ErrorRaised, Exited, Gone, KeeperLost, Started
+from orchestrator.runtime.spawn.rank_remains import end_remains
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orchestrator.runtime.ranks.event_log import EventLog
+    from orchestrator.runtime.ranks.evidence.exit_evidence import ExitEvidence
+    from orchestrator.runtime.ranks.output.output import RankOutput
+    from orchestrator.runtime.ranks.process.exits import ExitTeller
+    from orchestrator.runtime.spawn.client import Event, Lifeline
+
+_REMAINS_SECONDS: Final = 10.0
+_REMAINS_AGAIN_SECONDS: Final = 1.0
+_MOST_FAULTS: Final = 100
+_SIGKILL: Final = 9
+
+
+class RankProcess:
+    """``lock`` is the path of the rank's lock, by which what a lost keeper kept is found."""
+
+    def __init__(
+        self,
+        lifeline: Lifeline,
+        keeper_pid: int,
+        lock: Path,
+        *,
+        log: EventLog,
+        output: RankOutput,
+        evidence: ExitEvidence,
+        exits: ExitTeller,
+    ) -> None:
+        self._lifeline = lifeline
+        self._keeper = KeeperWatch(keeper_pid)
+        self._lock = lock
+        self._log = log
+        self._output = output
+        self._evidence = evidence
+        self._exits = exits
+        self._following = asyncio.create_task(self._follow())
+
+    def stop(self, grace_seconds: float) -> None:
+        """SIGTERM now, SIGKILL of the whole tree after the grace, whatever is alive then."""
+        self._lifeline.stop(timedelta(seconds=grace_seconds))
+        self._keeper.expect_end(grace_seconds)
+
+    def kill(self) -> None:
+        """SIGKILL of the whole tree, ordered before this returns."""
+        self._lifeline.kill()
+        self._keeper.expect_end(0.0)
+
+    async def end(self) -> None:
+        """Kill the tree; nothing of it is left when this returns."""
+        self.kill()
+        await self._following
+
+    async def _follow(self) -> None:
+        """Follow the process to its end, which is told whatever goes wrong on the way."""
+        faults = 0
+        while True:
+            try:
+                event = await self._lifeline.next_event()
+            except Exception as error:  # a message that is not one: the next may be
+                faults += 1
+                report_fault("a message of the keeper was left out", error)
+                if faults < _MOST_FAULTS:
+                    continue
+                self._lifeline.close()  # an order to the keeper to kill everything
+                event = None
+            if await self._take(event or KeeperLost(at=time.time())):
+                break
+        self._keeper.close()
+        self._evidence.close()
+        await self._output.close()
+        self._lifeline.close()
+
+    async def _take(self, event: Event) -> bool:
+        """Tell one event of the keeper; whether it was the last."""
+        try:
+            return await self._tell(event)
+        except Exception as error:
+            report_fault("an event of the keeper was left out", error)
+            last = isinstance(event, Gone | KeeperLost)
+            if last:
+                self._log.add(kind="gone", at=time.time())
+            return last
+
+    async def _tell(self, event: Event) -> bool:
+        match event:
+            case Started():
+                self._evidence.started(event.pid)
+                self._keeper.watch(event.pid)
+                self._log.add(kind="started", at=event.at, pid=event.pid, cold=event.cold)
+            case ErrorRaised():
+                self._exits.error = event
+            case Exited():
+                await self._exits.tell(event)
+            case Gone() | KeeperLost():
+                if not self._log.exited:
+                    lost = Exited(exit_code=None, signal=_SIGKILL, cause=None, record_error=None, at=event.at)
+                    await self._exits.tell(lost)
+                if isinstance(event, KeeperLost):
+                    await self._end_remains()
+                self._log.add(kind="gone", at=max(event.at, time.time()))
+                return True
+        return False
+
+    async def _end_remains(self) -> None:
+        """What a keeper that was killed kept is gone, and its memory free, when this returns."""
+        self._keeper.close()
+        while True:
+            if await asyncio.to_thread(end_remains, self._lock, _REMAINS_SECONDS):
+                return
+            await asyncio.sleep(_REMAINS_AGAIN_SECONDS)  # another process looks after it, and holds the lock

@@ -1,0 +1,87 @@
+"""What becomes of a rank's snapshots, and of checkpoints that its script writes by itself. Outlives attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.checkpoint.external.watcher import FileWatcher
+from orchestrator.checkpoint.repository.persister import SnapshotPersister
+from orchestrator.private_files import make_private
+from orchestrator.runtime.ranks.secrets import masked_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.checkpoint.repository.persister import PersisterStatus
+    from orchestrator.runtime.forkserver.masking import Masker
+    from orchestrator.runtime.ranks.launch_spec import RankPlan
+
+LAST_LOOK_SECONDS: Final = 10.0
+
+
+class RankCheckpoints:
+    """``newest`` is what was told last, ``number`` counts what was new.
+
+    ``reported`` gives when the rank reported its newest step, and which.
+    """
+
+    def __init__(self, reported: Callable[[], tuple[float, int] | None]) -> None:
+        self._reported = reported
+        self._persister: SnapshotPersister | None = None
+        self._files: FileWatcher | None = None
+        self._told: list[PersisterStatus | None] = [None, None]
+        self.newest: PersisterStatus | None = None
+        self.number = 0
+
+    def begin(self, plan: RankPlan) -> None:
+        """Follow a new attempt."""
+        self._keep_snapshots(plan)
+        if plan.watch is not None:
+            if self._files is None:
+                self._files = FileWatcher(plan.watch, reported=self._reported)
+            self._files.start(plan.attempt)
+
+    def _keep_snapshots(self, plan: RankPlan) -> None:
+        if self._persister is not None:
+            self._persister.hold_lease(plan.attempt)
+        if plan.snapshots is None or self._persister is not None:
+            return
+        make_private(Path(plan.snapshots.directory))
+        self._persister = SnapshotPersister(plan.snapshots.directory, rank=plan.rank, settings=plan.snapshots.settings)
+        self._persister.hold_lease(plan.attempt)
+        self._persister.start()
+
+    def look(self, masker: Masker) -> None:
+        """Number what is new, one source at a time."""
+        for index, source in enumerate((self._persister, self._files)):
+            status = source.status if source else None
+            if status is not None and status.persisted and status != self._told[index]:
+                self._told[index] = status
+                self.newest = masked_status(status, masker)
+                self.number += 1
+                break  # the other one's news is next
+
+    async def flush(self, seconds: float, masker: Masker) -> PersisterStatus | None:
+        """Bring the newest snapshot to storage; what became of it, or None where there are no snapshots."""
+        persister, files = self._persister, self._files
+        if files is not None:
+            await asyncio.to_thread(files.look)
+            if files.status.persisted:
+                return masked_status(files.status, masker)
+        if persister is None:
+            return None
+        await asyncio.to_thread(persister.flush, seconds)
+        return masked_status(persister.status, masker)
+
+    async def ended(self, at: float, *, well: bool) -> None:
+        """Let what the rank has saved count before its end does: whether there was progress decides about the next attempt."""
+        files = self._files
+        if files is None:
+            return
+        files.ended(at, well=well)
+        with contextlib.suppress(TimeoutError):  # the look goes on; what it finds is told later
+            async with asyncio.timeout(LAST_LOOK_SECONDS):
+                await asyncio.shield(asyncio.to_thread(files.look))

@@ -1,0 +1,146 @@
+"""Objects stay small: how many methods and attributes a class has, how long a file is, how many modules a folder holds.
+
+What is larger today is listed with its size. A listed size may only shrink, and an entry goes when it is not needed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "orchestrator"
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if "__pycache__" not in p.parts)
+
+MOST_METHODS = 16
+MOST_ATTRIBUTES = 12
+MOST_LINES = 400
+MOST_MODULES = 16
+
+METHODS: dict[str, int] = {
+    "api/client.py:Client": 28,
+    "api/server/testing.py:FakeService": 31,
+    "checkpoint/external/external_checkpoints.py:ExternalCheckpoints": 36,
+    "checkpoint/format/codec.py:_Encoder": 17,
+    "checkpoint/repository/persister.py:SnapshotPersister": 24,
+    "checkpoint/storage/object_storage.py:ObjectStorage": 19,
+    "checkpoint/storage/storage.py:LocalStorage": 21,
+    "cli/drills/drills.py:Drill": 17,
+    "cli/top/app.py:TopApp": 18,
+    "core/job.py:Job": 52,
+    "daemon/loop.py:Loop": 19,
+    "daemon/service.py:Service": 20,
+    "gpu/drivers/nvidia/device.py:Device": 25,
+    "runtime/forkserver/keeper.py:Keeper": 26,
+    "runtime/forkserver/serve.py:Server": 17,
+    "runtime/gangs/job_files.py:JobFiles": 22,
+    "runtime/memory/cluster.py:MemoryCluster": 20,
+    "runtime/memory/gangs.py:MemoryGangs": 25,
+    "runtime/nodes/agent.py:NodeAgent": 18,
+    "spec/paths.py:Paths": 24,
+    "store/memory.py:MemoryStore": 26,
+    "store/sqlite.py:SqliteStore": 28,
+    "train/script/progress.py:ProgressPage": 22,
+    "train/script/saving.py:Saver": 20,
+    "train/script/training_context.py:Context": 21,
+    "train/trainer/engine/trainer.py:MultiGPUTrainer": 28,
+    "train/trainer/loop/manager.py:MultiGPUTrainingManager": 22,
+}
+ATTRIBUTES: dict[str, int] = {
+    "api/server/testing.py:FakeService": 14,
+    "api/server/testing.py:ServedFake": 13,
+    "checkpoint/repository/persister.py:SnapshotPersister": 21,
+    "checkpoint/snapshots/writer.py:SnapshotWriter": 24,
+    "cli/top/source.py:TopSource": 13,
+    "daemon/gpus/watch.py:GpuWatch": 15,
+    "daemon/loop.py:Loop": 18,
+    "gpu/sampler.py:Sampler": 16,
+    "runtime/forkserver/keeper.py:Keeper": 21,
+    "train/script/progress.py:ProgressPage": 24,
+    "train/script/save_schedule.py:SaveSchedule": 14,
+    "train/script/saving.py:Saver": 14,
+    "train/trainer/loop/manager.py:MultiGPUTrainingManager": 18,
+    "train/trainer/measure/metrics.py:MetricsCollector": 20,
+}
+LINES: dict[str, int] = {
+    "api/server/listeners.py": 402,
+    "api/server/testing.py": 481,
+    "api/views.py": 539,
+    "checkpoint/external/external_checkpoints.py": 506,
+    "checkpoint/repository/persister.py": 408,
+    "checkpoint/snapshots/file.py": 458,
+    "checkpoint/snapshots/writer.py": 425,
+    "core/fold.py": 430,
+    "runtime/forkserver/keeper.py": 488,
+    "runtime/spawn/client.py": 420,
+    "spec/model.py": 413,
+    "train/trainer/engine/trainer.py": 426,
+    "train/trainer/loop/manager.py": 409,
+}
+MODULES_OF_A_FOLDER: dict[str, int] = {
+    "core": 21,
+    "runtime/cluster": 18,
+    "runtime/forkserver": 21,
+    "runtime/gangs": 17,
+    "store": 17,
+}
+
+
+def classes(path: Path) -> Iterator[tuple[str, ast.ClassDef]]:
+    """Every class that is no port: what a port asks for, its users have chosen."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef) and "Protocol" not in {b.id for b in node.bases if isinstance(b, ast.Name)}:
+            yield f"{path.relative_to(PACKAGE)}:{node.name}", node
+
+
+def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """The names that ``__init__`` assigns to ``self``."""
+    return {
+        target.attr
+        for method in methods(node)
+        if method.name == "__init__"
+        for part in ast.walk(method)
+        if isinstance(part, ast.Assign | ast.AnnAssign)
+        for whole in (part.targets if isinstance(part, ast.Assign) else [part.target])
+        for target in ast.walk(whole)
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    }
+
+
+def unlisted(sizes: dict[str, int], most: int, listed: dict[str, int]) -> dict[str, int]:
+    """What is larger than it may be, and entries of the list that are no longer needed."""
+    grown = {name: size for name, size in sizes.items() if size > max(most, listed.get(name, 0))}
+    return grown | {name: sizes.get(name, 0) for name in listed if sizes.get(name, 0) <= most}
+
+
+def test_a_class_has_few_methods() -> None:
+    sizes = {name: len(methods(node)) for path in MODULES for name, node in classes(path)}
+    assert unlisted(sizes, MOST_METHODS, METHODS) == {}, "make parts with few collaborators, or shorten the list"
+
+
+def test_a_class_has_few_attributes() -> None:
+    sizes = {name: len(attributes(node)) for path in MODULES for name, node in classes(path)}
+    assert unlisted(sizes, MOST_ATTRIBUTES, ATTRIBUTES) == {}, "make parts with few collaborators, or shorten the list"
+
+
+def test_a_file_is_short() -> None:
+    sizes = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in MODULES}
+    assert unlisted(sizes, MOST_LINES, LINES) == {}, "split it, or shorten the list"
+
+
+def test_a_folder_holds_few_modules() -> None:
+    folders = {path.parent for path in MODULES}
+    sizes = {str(f.relative_to(PACKAGE)): len([p for p in f.glob("*.py") if p.name != "__init__.py"]) for f in folders}
+    assert unlisted(sizes, MOST_MODULES, MODULES_OF_A_FOLDER) == {}, "make sub-packages, or shorten the list"
+
+
+def test_the_rule_counts_what_a_class_has() -> None:
+    text = "class A:\n def __init__(self):\n  self.a, self._b = 1, 2\n  self.c: int = 3\n  other.d = 4\n def m(self): self.e = 5\n"
+    (node,) = ast.parse(text).body
+    assert isinstance(node, ast.ClassDef)
+    assert (attributes(node), len(methods(node))) == ({"a", "_b", "c"}, 2)

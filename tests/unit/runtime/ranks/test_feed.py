@@ -1,0 +1,121 @@
+"""What a daemon hears of a rank: numbered events, each once, of the attempt that it asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.runtime.forkserver.masking import Masker
+from orchestrator.runtime.ranks.event_log import EventLog
+from orchestrator.runtime.ranks.feed import RankFeed
+from orchestrator.runtime.ranks.fence import AttemptFence, StaleAttemptError
+from orchestrator.runtime.ranks.rank_events import PollCursor
+
+
+class World:
+    """A feed whose progress and checkpoints are what a test says."""
+
+    def __init__(self) -> None:
+        self.fence = AttemptFence("digits-abc234", 0)
+        self.log = EventLog(self.fence, told_with_end_seconds=3600.0)
+        self.marks = 0
+        self.page = True
+        output = SimpleNamespace(lost=None)
+        self.progress = SimpleNamespace(newest=None, number=0, seconds=3600.0, output=output, look=self._look)
+        self.checkpoints = SimpleNamespace(newest=None, number=0, look=lambda _masker: None)
+        self.fence.attempt = 1
+        self.feed = RankFeed(self.fence, self.log, self.progress, self.checkpoints, self)  # type: ignore[arg-type]
+
+    def _look(self, _masker: Masker, *, final: bool) -> bool:
+        return self.page
+
+    def mark(self) -> None:
+        self.marks += 1
+
+    async def ask(self, cursor: PollCursor | None = None, attempt: int = 1) -> Any:
+        return await self.feed.poll(attempt, cursor or PollCursor(), 0.0)
+
+
+def test_events_are_told_once_and_can_be_asked_for_again() -> None:
+    async def run() -> None:
+        world = World()
+        world.log.add(kind="started", at=1.0, pid=7)
+        first = await world.ask()
+        assert [event.kind for event in first.events] == ["started"]
+        assert (await world.ask(first.cursor)).events == ()
+        world.log.add(kind="exited", at=2.0, exit_code=0)
+        assert [event.number for event in (await world.ask(first.cursor)).events] == [2]
+        assert [event.number for event in (await world.ask()).events] == [1, 2], "a restarted daemon asks again"
+
+    asyncio.run(run())
+
+
+def test_a_poll_returns_when_something_happens() -> None:
+    async def run() -> None:
+        world = World()
+        waiting = asyncio.create_task(world.feed.poll(1, PollCursor(), 3600.0))
+        await asyncio.sleep(0)
+        world.log.add(kind="started", at=1.0, pid=7)
+        async with asyncio.timeout(30):
+            assert (await waiting).cursor.event == 1
+
+    asyncio.run(run())
+
+
+def test_an_older_attempt_is_refused_and_of_a_newer_one_nothing_is_said() -> None:
+    async def run() -> None:
+        world = World()
+        world.log.add(kind="gone", at=1.0)
+        assert (await world.ask(attempt=2)).events == ()
+        world.fence.attempt = 2
+        world.log.begin()
+        with pytest.raises(StaleAttemptError):
+            await world.ask(attempt=1)
+        assert (await world.ask(attempt=2)).events == ()
+
+    asyncio.run(run())
+
+
+def test_progress_and_checkpoints_are_told_when_their_numbers_grow() -> None:
+    async def run() -> None:
+        world = World()
+        world.progress.newest, world.progress.number = "step 3", 1
+        world.checkpoints.newest, world.checkpoints.number = "saved", 4
+        reply = await world.ask()
+        assert (reply.progress, reply.persisted) == ("step 3", "saved")
+        again = await world.ask(reply.cursor)
+        assert (again.progress, again.persisted) == (None, None)
+
+    asyncio.run(run())
+
+
+def test_what_the_kernel_says_counts_from_the_last_look_before_an_end() -> None:
+    async def run() -> None:
+        world = World()
+        await world.ask()
+        assert world.marks == 1
+        world.log.add(kind="exited", at=1.0, signal=9)
+        await world.ask()
+        assert world.marks == 1
+        world.page = False
+        await world.ask(PollCursor(event=1))
+        assert world.marks == 1
+
+    asyncio.run(run())
+
+
+def test_the_log_knows_the_state_of_its_process() -> None:
+    async def run() -> None:
+        log = World().log
+        assert (log.pid, log.running, log.exited) == (0, False, False)
+        log.add(kind="started", at=1.0, pid=7)
+        assert (log.pid, log.running, log.exited) == (7, True, False)
+        log.masker = Masker(("hush",))
+        log.add(kind="exited", at=2.0, exit_code=1, error_message="the token is hush")
+        assert (log.running, log.exited) == (False, True)
+        assert "hush" not in log.after(1)[0].error_message
+
+    asyncio.run(run())
