@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node
+from orchestrator.core.facts.rank_ends import ProcessSignal
 from orchestrator.core.fold import change_of, fold, submitted
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.scheduler import State, decide
@@ -87,7 +88,7 @@ def _life(job_id: JobId) -> Sequence[ev.Event]:
         )
         for rank in range(RANKS)
     )
-    failure = ev.Failure(failure_class=FailureClass.INFRA, code="signal", sentence="rank 3 was killed", rank=3)
+    failure = ev.Failure(failure_class=FailureClass.INFRA, cause=ProcessSignal(rank=3, signal=9), rank=3)
     return (
         ev.AttemptStarted(job_id=job_id, at=T0 + 1, attempt=1, gang=1, nodes=("n0",) * RANKS),
         ev.GangPlaced(job_id=job_id, at=T0 + 2, gang=1, seats=seats),

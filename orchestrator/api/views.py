@@ -74,6 +74,7 @@ class AttemptView(View):
     ended_at: float | None = None
     failure_class: str | None = None
     reason: str = ""
+    fact: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +163,17 @@ class CheckpointRef(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureView(View):
-    """Why a job failed, for people: one sentence, the first failing rank, the end of its log, what to do."""
+    """Why a job failed: one sentence, the first failing rank, the end of its log, what to do.
+
+    ``code`` and ``fact``, an object with a ``kind``, are the cause for programs; ``refusal`` is the fact why it was not tried
+    again.
+    """
 
     failure_class: str
     sentence: str
+    code: str = ""
+    fact: dict[str, Any] | None = None
+    refusal: dict[str, Any] | None = None
     rank: int | None = None
     log_tail: tuple[str, ...] = ()
     advice: str = ""
@@ -192,7 +200,7 @@ class JobView(View):
 
     ``resources`` is the spec's: ``num_workers``, ``resources_per_worker`` (gpu, cpu, memory, gpu_model) and
     ``placement_strategy``. ``attempts`` are the last ten, ``attempt`` is the number of the newest; `orch events` has all.
-    ``version`` grows with every change of its state.
+    ``version`` grows with every change of its state. ``fact`` is what ``reason`` says, for programs: an object with a ``kind``.
     """
 
     id: str
@@ -204,6 +212,7 @@ class JobView(View):
     state: str
     reason: str
     reason_code: str = ""
+    fact: dict[str, Any] | None = None
     submitted_at: float
     started_at: float | None = None
     ended_at: float | None = None
@@ -336,7 +345,11 @@ class CheckpointList(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuView(View):
-    """One GPU of a node and who holds it."""
+    """One GPU of a node and the rank that holds it.
+
+    ``condition`` is ok, failing, quarantined or lost; ``causes`` are facts, the gravest first, and ``problem`` the first of
+    them as a sentence.
+    """
 
     uuid: str
     index: int
@@ -346,6 +359,8 @@ class GpuView(View):
     rank: int | None = None
     healthy: bool = True
     problem: str = ""
+    condition: str = "ok"
+    causes: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,13 +368,14 @@ class NodeView(View):
     """A node.
 
     ``state``: READY, CORDONED (takes nothing new), AVOIDED (ranks kept failing there), DRAINING (moves its jobs away) or
-    UNREACHABLE. ``agent_pid`` is a process of that node.
+    UNREACHABLE. ``fact`` is why it is AVOIDED. ``agent_pid`` is a process of that node.
     """
 
     id: str
     name: str
     state: str
     reason: str = ""
+    fact: dict[str, Any] | None = None
     address: str = ""
     cpus_total: float = 0.0
     cpus_free: float = 0.0

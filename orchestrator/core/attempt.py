@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core import events as ev  # noqa: TC001  # conformance.py reads the annotations when it runs
+from orchestrator.core.facts.fact import Fact  # noqa: TC001
 from orchestrator.core.states import AttemptState, StopPurpose, StopScope  # noqa: TC001
 
 
@@ -20,9 +21,9 @@ class Exit:
     error_message: str = ""
     error_at: float | None = None
     log_tail: tuple[str, ...] = ()
-    evidence: tuple[str, ...] = ()
+    evidence: tuple[Fact, ...] = ()
     policy: str = ""
-    policy_note: str = ""
+    policy_note: Fact | None = None
     missing_file: str = ""
     left_out_by: str = ""
     stop_seen_at: float | None = None

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.core.facts.fact import Fact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +23,7 @@ class Node:
     alive: bool = True
     cordoned: bool = False
     reachable: bool = True
-    avoided: str = ""
+    avoided: Fact | None = None
     shares_home: bool = True
     cpus: float = 0.0
     gpus: float = 0.0
@@ -34,7 +38,7 @@ class Node:
     @property
     def schedulable(self) -> bool:
         """New ranks may be placed here."""
-        return self.alive and self.reachable and not self.cordoned and not self.avoided
+        return self.alive and self.reachable and not self.cordoned and self.avoided is None
 
 
 @dataclass(slots=True)

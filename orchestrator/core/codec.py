@@ -53,7 +53,7 @@ def from_plain(cls: type[T], values: Mapping[str, Any]) -> tuple[T, tuple[str, .
     below: tuple[str, ...] = ()
     for name in _record_lists(cls):  # type: ignore[arg-type]  # a class is hashable
         items = getattr(record, name)
-        if not isinstance(items, (tuple, list)):
+        if not (isinstance(items, (tuple, list)) and all(map(is_dataclass, items))):
             continue
         whole, names = repaired_all(name, items)
         if names:

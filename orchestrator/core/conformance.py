@@ -164,7 +164,7 @@ def _simple(hint: Any, number: Check) -> Check:
     if hint is str:
         return is_text
     if isinstance(hint, type) and is_dataclass(hint) and not hint.__module__.startswith("orchestrator.spec"):
-        return lambda value: type(value) is hint and not misfits(value)
+        return lambda value: isinstance(value, hint) and not misfits(value)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return lambda value: isinstance(value, hint)
     return lambda value: isinstance(value, hint)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from orchestrator.core.facts.fact import Fact  # noqa: TC001
+from orchestrator.core.facts.reasons import NotRetried
 from orchestrator.core.ids import JobId  # noqa: TC001
 from orchestrator.core.states import FailureClass, JobState, OutOf, StopPurpose, StopScope  # noqa: TC001
 
@@ -35,17 +37,31 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why an attempt failed, for people: class, one sentence, the first failing rank, its last lines, advice."""
+    """Why an attempt failed: class, cause, the first failing rank and its last lines.
+
+    ``refusal`` is why it is not tried again. ``policy`` is the action of the job's log policy that fits, ``policy_note``
+    what is to be told about those.
+    """
 
     failure_class: FailureClass
-    code: str
-    sentence: str
+    cause: Fact
     rank: int | None = None
     exit_code: int | None = None
     signal: int | None = None
     log_tail: tuple[str, ...] = ()
-    advice: str = ""
     policy: str = ""
+    policy_note: Fact | None = None
+    refusal: Fact | None = None
+
+    @property
+    def code(self) -> str:
+        """The cause's code."""
+        return self.cause.code
+
+    @property
+    def reason(self) -> Fact:
+        """The cause, and the refusal where there is one."""
+        return self.cause if self.refusal is None else NotRetried(cause=self.cause, refusal=self.refusal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +163,9 @@ class RankExited(Event):
     error_message: str = ""
     error_at: float | None = None
     log_tail: tuple[str, ...] = ()
-    evidence: tuple[str, ...] = ()
+    evidence: tuple[Fact, ...] = ()
     policy: str = ""
-    policy_note: str = ""
+    policy_note: Fact | None = None
     missing_file: str = ""
     left_out_by: str = ""
     stop_seen_at: float | None = None
@@ -166,7 +182,7 @@ class GangLost(Event):
     kind: ClassVar[str] = "gang_lost"
     gang: int
     rank: int | None
-    reason: str
+    reason: Fact
     not_before: float = 0.0
 
 
@@ -222,7 +238,7 @@ class JobRequeued(Event):
     """Back to the queue, at its old place, not before ``not_before``."""
 
     kind: ClassVar[str] = "job_requeued"
-    reason: str
+    reason: Fact
     not_before: float = 0.0
 
 
@@ -248,7 +264,7 @@ class JobFinished(Event):
 
     kind: ClassVar[str] = "job_finished"
     state: JobState
-    reason: str
+    reason: Fact
     exit_code: int | None = None
 
 
@@ -295,8 +311,7 @@ class JobNoted(Event):
     """Something worth telling that changes no state: a quarantined checkpoint, an unreachable node."""
 
     kind: ClassVar[str] = "job_noted"
-    code: str
-    message: str
+    note: Fact
     degraded: bool | None = None
 
 

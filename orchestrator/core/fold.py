@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import events as ev
 from orchestrator.core.attempt import Attempt, Exit, Stop
 from orchestrator.core.errors import BrokenRuleError, CoreError
+from orchestrator.core.facts import reasons
+from orchestrator.core.facts.fact import Legacy
+from orchestrator.core.facts.gangs import MaxDuration
 from orchestrator.core.job import Job, Submission
 from orchestrator.core.job_checkpoints import checkpoint_saved
 from orchestrator.core.past_attempts import shorten
@@ -37,8 +40,7 @@ from orchestrator.core.phases import (
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.phases import Ended, HoldingPhase, Phase, Recovering
 
 
@@ -78,7 +80,7 @@ def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
         priority=event.spec.priority,
         phase=Pending(),
         state_since=event.at,
-        reason="waiting to be placed",
+        reason=reasons.Queued(),
         story=(f"{event.at:.3f} job_submitted",),
     )
 
@@ -108,7 +110,7 @@ def _fold(event: ev.Event, job: Job) -> Job:
     raise CoreError(f"{type(event).__name__} cannot happen to job {job.id}, which exists")
 
 
-def _enter(job: Job, phase: Phase, at: float, reason: str, **changes: Any) -> Job:
+def _enter(job: Job, phase: Phase, at: float, reason: Fact, **changes: Any) -> Job:
     """The record in ``phase``, with ``changes``. Raises IllegalTransitionError for what the state table lacks."""
     if phase.state is not job.state:
         check_transition(job.state, phase.state, job.story)
@@ -158,7 +160,7 @@ def _(event: ev.AttemptStarted, job: Job) -> Job:
         ranks=len(event.nodes),
     )
     past, attempts = shorten(job.past, (*_without_log(job.attempts), attempt))
-    reason = "placing the gang" if fresh else "starting the ranks again"
+    reason = reasons.PlacingGang() if fresh else reasons.StartingRanks(again=True)
     return _enter(job, Starting(gang=gang, failure=job.failure), event.at, reason, attempts=attempts, past=past)
 
 
@@ -176,7 +178,7 @@ def _(event: ev.GangPlaced, job: Job) -> Job:
         return job
     if not isinstance(phase.gang, Gang) or phase.gang.seats == event.seats:
         return job
-    reason = "starting the ranks" if isinstance(phase, Starting) else job.reason
+    reason = reasons.StartingRanks() if isinstance(phase, Starting) else job.reason
     return replace(job, phase=_gang_changed(phase, seats=event.seats), reason=reason)
 
 
@@ -188,7 +190,7 @@ def _(event: ev.AttemptRunning, job: Job) -> Job:
     if gang is not None and gang.pids is not None:
         gang = replace(gang, pids=event.pids)
     phase = Running(gang=gang, exits=job.phase.exits, failure=job.phase.failure)
-    reason = job.reason if job.gang_lost else "every rank is up"
+    reason = job.reason if job.gang_lost else reasons.RanksUp()
     attempts = _last_changed(job, state=AttemptState.RUNNING, running_at=event.at)
     return _enter(job, phase, event.at, reason, attempts=attempts)
 
@@ -248,7 +250,7 @@ def _(event: ev.AttemptFailed, job: Job) -> Job:
         job,
         _recovering(phase, event, job.fenced_until),
         event.at,
-        event.failure.sentence,
+        event.failure.reason,
         attempts=_last_changed(job, state=state, ended_at=event.failed_at, failure=event.failure),
         restarts=restarts,
         no_progress=(0 if progressed else job.no_progress) + int(event.retry and not preempted),
@@ -282,7 +284,7 @@ def _(event: ev.AttemptSucceeded, job: Job) -> Job:
     else:
         after = Finishing(gang=gang, exits=phase.exits, failure=phase.failure)
     attempts = _last_changed(job, state=AttemptState.SUCCEEDED, ended_at=event.at)
-    return _enter(job, after, event.at, "every rank ended with 0; releasing the GPUs", attempts=attempts)
+    return _enter(job, after, event.at, reasons.RanksSucceeded(releasing=True), attempts=attempts)
 
 
 @_fold.register
@@ -323,7 +325,7 @@ def _(event: ev.GangReleased, job: Job) -> Job:
 def _(event: ev.StopRequested, job: Job) -> Job:
     if job.succeeded or isinstance(job.phase, GivingUp):
         return job  # its end is decided; only its gang has to go
-    reason = _STOP_REASONS[event.purpose].format(by=event.by)
+    reason = reasons.StopOrdered(purpose=event.purpose, by=event.by)
     if isinstance(job.phase, Draining):
         before = job.phase.stop
         if not event.purpose.overrides(before.purpose):
@@ -340,15 +342,6 @@ def _(event: ev.StopRequested, job: Job) -> Job:
     return _enter(job, draining, event.at, reason, attempts=attempts)
 
 
-_STOP_REASONS: Mapping[StopPurpose, str] = {
-    StopPurpose.CANCEL: "cancelled by {by}; its processes have time to save",
-    StopPurpose.PAUSE: "paused by {by}; its processes have time to save",
-    StopPurpose.PREEMPT: "making room ({by}); its processes have time to save",
-    StopPurpose.TIMEOUT: "ran longer than max_duration; its processes have time to save",
-    StopPurpose.RESIZE: "stopped by {by}; its processes have time to save",
-}
-
-
 @_fold.register
 def _(event: ev.JobRequeued, job: Job) -> Job:
     if isinstance(job.phase, Pending):
@@ -363,7 +356,7 @@ def _(event: ev.JobSuspended, job: Job) -> Job:
     if isinstance(job.phase, Suspended):
         return job
     _holds_nothing(job, event)
-    return _enter(job, Suspended(failure=job.failure), event.at, f"paused by {event.by}")
+    return _enter(job, Suspended(failure=job.failure), event.at, reasons.Paused(by=event.by))
 
 
 @_fold.register
@@ -372,7 +365,7 @@ def _(event: ev.JobResumed, job: Job) -> Job:
         return job
     _holds_nothing(job, event)
     phase = Pending(not_before=job.fenced_until, failure=job.failure)
-    return _enter(job, phase, event.at, f"resumed by {event.by}")
+    return _enter(job, phase, event.at, reasons.Resumed(by=event.by))
 
 
 @_fold.register
@@ -395,8 +388,13 @@ def _end(job: Job, event: ev.JobFinished) -> Ended:
 
 def _last_failure(job: Job, event: ev.JobFinished) -> ev.Failure | None:
     if job.stop is not None and job.stop.purpose is StopPurpose.TIMEOUT:
-        return ev.Failure(failure_class=FailureClass.TIMEOUT, code="max_duration", sentence=event.reason)
+        return ev.Failure(failure_class=FailureClass.TIMEOUT, cause=_coded(event.reason))
     return job.failure
+
+
+def _coded(reason: Fact) -> Fact:
+    # A sentence of an earlier version has the code of what it ended with.
+    return replace(reason, legacy_code=MaxDuration.kind) if isinstance(reason, Legacy) else reason
 
 
 @_fold.register
@@ -422,9 +420,9 @@ def _(event: ev.JobUpdated, job: Job) -> Job:
 @_fold.register
 def _(event: ev.JobNoted, job: Job) -> Job:
     degraded = job.degraded if event.degraded is None or not job.gang_open else event.degraded
-    if degraded == job.degraded and job.notes[-1:] == (event.message,):
+    if degraded == job.degraded and job.notes[-1:] == (event.note,):
         return job
     phase = job.phase
     if isinstance(phase, Holding) and degraded != job.degraded:
         phase = _gang_changed(phase, degraded=degraded)
-    return replace(job, phase=phase, notes=(*job.notes[-9:], event.message))
+    return replace(job, phase=phase, notes=(*job.notes[-9:], event.note))

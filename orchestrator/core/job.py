@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.core import events as ev
     from orchestrator.core.attempt import Attempt, Exit, Stop
     from orchestrator.core.checkpoints import Checkpoints, Durable
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.phases import Phase
     from orchestrator.spec.model import JobSpec
@@ -71,14 +72,14 @@ class Job:
     priority: int
     phase: Phase
     state_since: float
-    reason: str
+    reason: Fact
     attempts: tuple[Attempt, ...] = ()
     past: Past = field(default_factory=Past)
     restarts: Mapping[str, int] = field(default_factory=dict)
     no_progress: int = 0
     checkpoints: Checkpoints | None = None
     fenced_until: float = 0.0
-    notes: tuple[str, ...] = ()
+    notes: tuple[Fact, ...] = ()
     story: tuple[str, ...] = ()
     unusable: tuple[str, ...] = ()
 

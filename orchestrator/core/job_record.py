@@ -8,6 +8,7 @@ from orchestrator.core.attempt import Attempt
 from orchestrator.core.codec import RecordError, from_plain, leave_out, to_plain, use_form
 from orchestrator.core.errors import UnknownEventError
 from orchestrator.core.events import EVENTS, Event, JobSubmitted
+from orchestrator.core.facts.old_forms import current_body, current_job
 from orchestrator.core.past_attempts import Past, shorten
 from orchestrator.core.stored_job import JobRecord, job_of, record_of
 from orchestrator.spec.job import SpecError, from_dict, to_dict
@@ -40,6 +41,7 @@ def job_from_dict(row: Mapping[str, Any]) -> Job:
 
 def current_record(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """A stored record in today's form. Records of earlier versions list all attempts and have no counters."""
+    row = current_job(row)
     attempts = row.get("attempts", ())
     if not all("progressed" in attempt for attempt in attempts):  # by its steps, where an earlier version did not say
         attempts = [{"progressed": a["checkpoint_step"] > a["start_step"], **a} for a in attempts]
@@ -63,7 +65,7 @@ def event_from(kind: str, body: Mapping[str, Any], *, job_id: JobId, at: float, 
     cls = EVENTS.get(kind)
     if cls is None:
         raise UnknownEventError(f"event {kind!r}: upgrade orch to the version that wrote this store")
-    return from_plain(cls, {**body, "job_id": job_id, "at": at, "cause": cause})[0]
+    return from_plain(cls, {**current_body(kind, body), "job_id": job_id, "at": at, "cause": cause})[0]
 
 
 def _spec_form(spec: JobSpec) -> dict[str, JsonValue]:

@@ -9,6 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.facts.codec import fact_to_dict
+from orchestrator.core.sentences import failure_advice, sentence
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
@@ -43,9 +45,10 @@ def notices_of(before: Job | None, after: Job, at: float) -> list[Notice]:
 def _payload(before: Job | None, job: Job, at: float) -> dict[str, Any]:
     """``text`` is what Slack and its kin show; the rest is for programs."""
     failure = job.failure if job.state in (JobState.FAILED, JobState.RECOVERING) else None
-    lines = [f"{job.id} is {job.state}: {job.reason[:_LONGEST_REASON]}"]
-    if failure is not None and failure.advice:
-        lines.append(failure.advice)
+    reason = sentence(job.reason)[:_LONGEST_REASON]
+    lines = [f"{job.id} is {job.state}: {reason}"]
+    if failure is not None and (told := failure_advice(failure, job.id)):
+        lines.append(told)
     return {
         "text": "\n".join(lines),
         "job_id": job.id,
@@ -53,7 +56,8 @@ def _payload(before: Job | None, job: Job, at: float) -> dict[str, Any]:
         "user": job.user,
         "state": job.state.value,
         "was": None if before is None else before.state.value,
-        "reason": job.reason[:_LONGEST_REASON],
+        "reason": reason,
+        "fact": fact_to_dict(job.reason),
         "failure_class": None if failure is None else failure.failure_class.value,
         "failure_code": None if failure is None else failure.code,
         "attempt": job.attempt_number,

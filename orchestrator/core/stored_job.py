@@ -11,9 +11,11 @@ from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core import events as ev
+from orchestrator.core import events as ev  # noqa: TC001  # codec.py reads the annotations when it runs
 from orchestrator.core.attempt import Attempt, Exit, Stop  # noqa: TC001
 from orchestrator.core.checkpoints import Checkpoints, Durable, Saved
+from orchestrator.core.facts.fact import Fact  # noqa: TC001
+from orchestrator.core.failure import gang_failure
 from orchestrator.core.ids import JobId  # noqa: TC001
 from orchestrator.core.job import Job, Submission
 from orchestrator.core.past_attempts import Past
@@ -33,7 +35,7 @@ from orchestrator.core.phases import (
     Succeeded,
     Suspended,
 )
-from orchestrator.core.states import FailureClass, JobState
+from orchestrator.core.states import JobState
 from orchestrator.spec.model import JobSpec  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class JobRecord:
     priority: int
     state: JobState
     state_since: float
-    reason: str
+    reason: Fact
     attempts: tuple[Attempt, ...] = ()
     past: Past = field(default_factory=Past)
     gang: int = 0
@@ -89,7 +91,7 @@ class JobRecord:
     fenced_until: float = 0.0
     failure: ev.Failure | None = None
     degraded: bool = False
-    notes: tuple[str, ...] = ()
+    notes: tuple[Fact, ...] = ()
     ended_at: float | None = None
     exit_code: int | None = None
     story: tuple[str, ...] = ()
@@ -164,7 +166,7 @@ def _gang(r: JobRecord) -> Gang | LostGang | None:
 
 def _recovering(r: JobRecord) -> Recovering:
     gang = _gang(r)
-    failure = r.failure or ev.Failure(failure_class=FailureClass.INFRA, code="gang_lost", sentence=r.reason)
+    failure = r.failure or gang_failure(r.reason)
     not_before = max(r.not_before, r.fenced_until)
     if not r.retry:
         return GivingUp(gang=gang, exits=r.exits, failure=failure)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.daemon.daemon import Daemon
+from orchestrator.daemon.gpus.conditions import known_conditions
 from orchestrator.daemon.gpus.reserving import GpuReserving
 from orchestrator.daemon.gpus.watch import GpuWatch
 from orchestrator.daemon.health import DaemonHealth, Endpoints
@@ -231,7 +232,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
         cluster.nodes,
         cluster.holds,
         jobs=_decided(loop),
-        avoided=lambda: ground.trust.avoided_gpus,
+        conditions=lambda: known_conditions(cluster.nodes, exporters, ground.trust.avoided_gpus, driver=False),
         refresh=care.refresh,
         log=log,
     )
@@ -280,7 +281,16 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
 
 def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jobs) -> Parts:
     shutdown = Shutdown(ground.stop, loop, ground.changes, lambda: ground.background.failure is not None, ground.log)
-    queries = NodeQueries(runtime.cluster.nodes, loop, ground.trust, blind=runtime.files.blind, rows=nodes.gpus.rows)
+    queries = NodeQueries(
+        runtime.cluster.nodes,
+        loop,
+        ground.trust,
+        blind=runtime.files.blind,
+        rows=nodes.gpus.rows,
+        conditions=lambda: known_conditions(
+            runtime.cluster.nodes, runtime.exporters, ground.trust.avoided_gpus, driver=True
+        ),
+    )
     health = DaemonHealth(
         loop,
         ground.store,

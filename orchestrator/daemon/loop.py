@@ -17,8 +17,10 @@ from orchestrator.core.conformance import misfits
 from orchestrator.core.effects import desired_effect
 from orchestrator.core.errors import CoreError
 from orchestrator.core.events import JobNoted
+from orchestrator.core.facts.notes import DroppedFact, RecordRepaired
 from orchestrator.core.fold import change_of
 from orchestrator.core.scheduler.scheduler import State, decide
+from orchestrator.core.sentences import sentence
 from orchestrator.store.errors import BrokenChainError, VersionConflictError
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import Event
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
@@ -86,7 +89,7 @@ class Loop:
         self.jobs: dict[JobId, Job] = {}
         self.decided: dict[JobId, Job] = {}
         self.nodes: dict[str, Node] = {}
-        self.waiting: dict[JobId, str] = {}
+        self.waiting: dict[JobId, Fact] = {}
         self.blocked_by_disk: str | None = None
         self._inbox: list[Event] = []
         self._commands: list[tuple[Callable[[], Sequence[Event]], asyncio.Future[None]]] = []
@@ -100,8 +103,8 @@ class Loop:
         for job in stored:
             if job.unusable:
                 self._log.warning("store.record_repaired", job=job.id, fields=job.unusable)
-                message = f"its stored record held unusable values, which are left out: {', '.join(job.unusable)}"
-                self.post([JobNoted(job_id=job.id, at=self.now(), code="record_repaired", message=message)])
+                note = RecordRepaired(fields=job.unusable)
+                self.post([JobNoted(job_id=job.id, at=self.now(), note=note)])
         self._wake.set()
 
     def post(self, events: Sequence[Event]) -> None:
@@ -189,20 +192,19 @@ class Loop:
         unusable = misfits(event)
         if unusable:
             self._log.warning("loop.unusable_fact", job=event.job_id, fact=event.kind, fields=unusable)
-            self._tell_dropped(event, f"unusable {', '.join(unusable)}", batch)
+            self._tell_dropped(DroppedFact(event=event.kind, fields=unusable), event.job_id, batch)
             return
         try:
             self._fold(event, batch)
         except Exception as error:
             self._log.exception("loop.impossible_fact", job=event.job_id, fact=event.kind)
             if not isinstance(error, CoreError):  # those are facts that come twice, or late
-                self._tell_dropped(event, type(error).__name__, batch)
+                self._tell_dropped(DroppedFact(event=event.kind, error_type=type(error).__name__), event.job_id, batch)
 
-    def _tell_dropped(self, event: Event, why: str, batch: list[Change]) -> None:
-        job = self.decided.get(event.job_id)
-        message = f"a fact was left out: {event.kind} ({why})"
-        if job is not None and message not in job.notes:
-            self._fold(JobNoted(job_id=job.id, at=self.now(), code="dropped_fact", message=message), batch)
+    def _tell_dropped(self, note: DroppedFact, job_id: JobId, batch: list[Change]) -> None:
+        job = self.decided.get(job_id)
+        if job is not None and note not in job.notes:
+            self._fold(JobNoted(job_id=job.id, at=self.now(), note=note), batch)
 
     def _fold(self, event: Event, batch: list[Change]) -> None:
         job = self.decided.get(event.job_id)
@@ -275,5 +277,5 @@ class Loop:
                 attempt=job.attempt_number,
                 was=before.state.value if before else None,
                 now=job.state.value,
-                reason=job.reason,
+                reason=sentence(job.reason),
             )

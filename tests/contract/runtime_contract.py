@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.core.facts.rank_ends import ProcessSignal
 from orchestrator.core.fold import fold
 from orchestrator.core.states import FailureClass
 from tests.unit.core.builders import failed, make_spec, pending, started
@@ -395,4 +396,4 @@ class RuntimeContract:
 
 
 def _infra() -> ev.Failure:
-    return ev.Failure(failure_class=FailureClass.INFRA, code="signal", sentence="rank 0 was killed")
+    return ev.Failure(failure_class=FailureClass.INFRA, cause=ProcessSignal(rank=0, signal=9))

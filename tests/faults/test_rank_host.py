@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestrator.core.facts.memory import KernelMessage
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.ranks.launch.start import RankStarter
 from orchestrator.runtime.ranks.launch_spec import RankPlan
@@ -304,7 +305,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         await host.launch(plan)
         wait_until("it is dead before the host has heard of its start", Path(plan.exit_record).exists)  # in one turn
         started, exited, _ = await story(host, 1)
-        assert exited.evidence == (f"kernel: orch test: Killed process {started.pid} (not really)",)
+        assert exited.evidence == (KernelMessage(said=f"orch test: Killed process {started.pid} (not really)"),)
 
     run(case)
 

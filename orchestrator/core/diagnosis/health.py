@@ -13,6 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.facts.hangs import Sign, Stillness
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
@@ -124,20 +126,20 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The judgement, the rank that it speaks of (None: all of them), and why, as half a sentence.
-
-    ``stopped``: it rests on the kernel's word that a process is stopped, which needs no patience.
-    """
+    """The judgement, and what was seen of the rank that it speaks of, or of all of them."""
 
     call: Call
-    rank: int | None
-    why: str
-    stopped: bool = False
+    seen: Stillness
 
     @property
-    def sentence(self) -> str:
-        """Who and why."""
-        return f"{'every rank' if self.rank is None else f'rank {self.rank}'} {self.why}"
+    def rank(self) -> int | None:
+        """The rank that it speaks of; None for all of them."""
+        return self.seen.rank
+
+    @property
+    def stopped(self) -> bool:
+        """It rests on the kernel's report that a process is stopped, which needs no patience."""
+        return self.seen.sign is Sign.STOPPED
 
 
 def collective_of(frames: Sequence[Frame]) -> str:
@@ -201,24 +203,22 @@ def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int]
     stopped = _first(stands, Standing.STOPPED)
     if stopped is not None:
         pid = newest[stopped].stopped_pid
-        why = f"is stopped: its process {pid} got a SIGSTOP and no SIGCONT"
-        return Verdict(call=Call.HUNG, rank=stopped, why=why, stopped=True)
+        return Verdict(call=Call.HUNG, seen=Stillness(rank=stopped, sign=Sign.STOPPED, pid=pid))
     may_go_on = (
-        (Standing.TRACED, "is held by a debugger"),
-        (Standing.WORKS, "computes, or reads"),
-        (Standing.OUTSIDE, "waits for a file, the network or a sleep"),
+        (Standing.TRACED, Sign.TRACED),
+        (Standing.WORKS, Sign.WORKS),
+        (Standing.OUTSIDE, Sign.OUTSIDE),
     )
-    for what, why in may_go_on:
+    for what, sign in may_go_on:
         rank = _first(stands, what)
         if rank is not None:
-            return Verdict(call=Call.SLOW, rank=rank, why=_at(why, newest[rank]))
+            return _slow(rank, sign, place=newest[rank].place)
     unknown = _first(stands, Standing.UNKNOWN)
     if unknown is not None:
-        why = newest[unknown].problem or "nothing shows what it waits for"
-        return Verdict(call=Call.SLOW, rank=unknown, why=f"makes no step, and {why}")
+        return _slow(unknown, Sign.UNKNOWN, said=newest[unknown].problem)
     missing = next((rank for rank in sorted(ranks) if rank not in stands), None)
     if missing is not None or not stands:
-        return Verdict(call=Call.SLOW, rank=missing, why="could not be looked at")
+        return _slow(missing, Sign.UNSEEN)
     return _nobody_works(stands, newest, how)
 
 
@@ -230,30 +230,29 @@ def _nobody_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook],
     together = len(looks) > 1 and len(places) == 1  # a collective's own lock, under a call that leaves no frame
     if locked and not together:
         rank = min(locked, key=lambda r: (places[looks[r].place], r))
-        others = ", ".join(sorted({collective_of(looks[r].threads[0].frames) for r in looks} - {""}))
-        waiting = f" while others wait for it in {others}" if others else ""
+        others = tuple(sorted({collective_of(looks[r].threads[0].frames) for r in looks} - {""}))
         # Elsewhere a call may wait for a device or another machine in what looks like a lock: only Python's own count there.
         proven = how.certain or looks[rank].threads[0].frames[0].file.endswith(_LOCK_FILES)
         sure = how.patient or (proven and spinning is None)
-        why = f"waits in a lock that nobody releases, in {looks[rank].place}{waiting}"
-        return Verdict(call=Call.HUNG if sure else Call.SLOW, rank=rank, why=why)
+        seen = Stillness(rank=rank, sign=Sign.LOCK, place=looks[rank].place, others=others)
+        return Verdict(call=Call.HUNG if sure else Call.SLOW, seen=seen)
     if spinning is not None:
-        return Verdict(call=Call.SLOW, rank=spinning, why=_at("is busy and gets nowhere", looks[spinning]))
+        return _slow(spinning, Sign.SPINS, place=looks[spinning].place)
     names = {rank: collective_of(look.threads[0].frames) for rank, look in looks.items()}
     distinct = Counter(names.values())
     rank = min(names, key=lambda r: (distinct[names[r]], r))
     if len(distinct) > 1:
         other = next(name for name in names.values() if name != names[rank])
-        why = f"stands in {names[rank] or 'a lock'} while others stand in {other or 'a lock'}: they wait for each other"
+        others = (other,) if other else ()
+        seen = Stillness(rank=rank, sign=Sign.MISMATCH, collective=names[rank], others=others)
     else:
-        why = f"waits in {names[rank] or looks[rank].place}, and nothing is exchanged"
-    call = Call.HUNG if how.certain or how.patient else Call.SLOW
-    return Verdict(call=call, rank=rank if len(distinct) > 1 else None, why=why)
+        seen = Stillness(rank=None, sign=Sign.COLLECTIVE, collective=names[rank], place=looks[rank].place)
+    return Verdict(call=Call.HUNG if how.certain or how.patient else Call.SLOW, seen=seen)
+
+
+def _slow(rank: int | None, sign: Sign, *, place: str = "", said: str = "") -> Verdict:
+    return Verdict(call=Call.SLOW, seen=Stillness(rank=rank, sign=sign, place=place, said=said))
 
 
 def _first(stands: Mapping[int, Standing], what: Standing) -> int | None:
     return next((rank for rank, found in stands.items() if found is what), None)
-
-
-def _at(why: str, look: RankLook) -> str:
-    return f"{why}, in {look.place}" if look.place else why

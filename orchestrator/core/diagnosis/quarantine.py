@@ -14,6 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
+from orchestrator.core.facts.fact import Fact, Legacy
+from orchestrator.core.facts.gangs import GangFault, StartupTimeout
+from orchestrator.core.facts.gpus import GpuFault
+from orchestrator.core.facts.memory import OomCount, OomKill
+from orchestrator.core.facts.nodes import RepeatedFailures
+from orchestrator.core.facts.rank_ends import DiskFull, NoExitStatus, ProcessSignal, TerminatedFromOutside
 from orchestrator.core.ids import JobId  # noqa: TC001  # codec.py reads the annotations when it runs
 from orchestrator.core.states import FailureClass
 
@@ -31,6 +37,7 @@ LONGEST_CHECK_AFTER_SECONDS: Final = 3600.0
 
 _HARDWARE: Final = frozenset({"gpu_lost", "gpu_ecc", "gpu_xid"})
 _PLACE: Final = frozenset({"signal", "gang_lost", "host_oom_kill", "startup_timeout", "disk_full"})
+"""Codes of causes that earlier versions stored as sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +47,13 @@ class Strike:
     node_id: str
     at: float
     job_id: JobId
-    code: str
-    sentence: str
+    cause: Fact
     gpu_uuid: str = ""
+
+    @property
+    def is_hardware(self) -> bool:
+        """The hardware itself reported it."""
+        return _speaks_of_hardware(self.cause)
 
 
 def strike_of(job: Job, event: ev.Event) -> Strike | None:
@@ -50,23 +61,48 @@ def strike_of(job: Job, event: ev.Event) -> Strike | None:
     if not isinstance(event, ev.AttemptFailed) or event.failure.failure_class is not FailureClass.INFRA:
         return None
     failure = event.failure
-    if failure.code not in _HARDWARE | _PLACE or failure.rank is None or failure.rank >= len(job.nodes):
+    if not speaks_of_place(failure.cause) or failure.rank is None or failure.rank >= len(job.nodes):
         return None
     return Strike(
         node_id=job.nodes[failure.rank],
         at=event.at,
         job_id=job.id,
-        code=failure.code,
-        sentence=failure.sentence,
-        gpu_uuid=_blamed_gpu(job, failure) if failure.code in _HARDWARE else "",
+        cause=failure.cause,
+        gpu_uuid=_blamed_gpu(job, failure),
     )
 
 
+def speaks_of_place(cause: Fact) -> bool:
+    """Whether a failure with this cause says something about the node, or the GPU, that it began on."""
+    match cause:
+        case TerminatedFromOutside():
+            return False
+        case ProcessSignal() | NoExitStatus() | GangFault() | StartupTimeout() | OomKill() | OomCount() | DiskFull():
+            return True
+        case Legacy(legacy_code=code) if code in _PLACE:
+            return True
+        case _:
+            return _speaks_of_hardware(cause)
+
+
+def _speaks_of_hardware(cause: Fact) -> bool:
+    match cause:
+        case GpuFault():
+            return True
+        case Legacy(legacy_code=code):
+            return code in _HARDWARE
+        case _:
+            return False
+
+
 def _blamed_gpu(job: Job, failure: ev.Failure) -> str:
-    """The GPU that the failure names, or the only one that the rank had; empty where that leaves several."""
+    """The GPU that the hardware's fact names, or the only one that the rank had; empty where that leaves several."""
+    if not _speaks_of_hardware(failure.cause):
+        return ""
+    if isinstance(failure.cause, GpuFault) and failure.cause.gpu_uuid:
+        return failure.cause.gpu_uuid
     uuids = next((seat.gpu_uuids for seat in job.seats if seat.rank == failure.rank), ())
-    named = [uuid for uuid in uuids if uuid in failure.sentence]
-    return next(iter(named or uuids)) if len(named or uuids) == 1 else ""
+    return uuids[0] if len(uuids) == 1 else ""
 
 
 def weight(strikes: Iterable[Strike], now: float) -> float:
@@ -74,7 +110,7 @@ def weight(strikes: Iterable[Strike], now: float) -> float:
     total = 0.0
     seen: set[JobId] = set()
     for strike in sorted(strikes, key=lambda s: -s.at):
-        if strike.code not in _HARDWARE:
+        if not strike.is_hardware:
             if strike.job_id in seen:
                 continue
             seen.add(strike.job_id)
@@ -82,24 +118,24 @@ def weight(strikes: Iterable[Strike], now: float) -> float:
     return total
 
 
-def condemned(strikes: Iterable[Strike], now: float) -> str:
-    """Why the node is to be avoided; empty when it is not."""
+def condemned(strikes: Iterable[Strike], now: float) -> RepeatedFailures | None:
+    """Why the node is to be quarantined; None when it is not."""
     return _reason(list(strikes), now, ENOUGH)
 
 
-def condemned_gpu(strikes: Iterable[Strike], now: float) -> str:
-    """Why the GPU that these strikes name is to be avoided; empty when it is not."""
+def condemned_gpu(strikes: Iterable[Strike], now: float) -> RepeatedFailures | None:
+    """Why the GPU that these strikes name is to be quarantined; None when it is not."""
     return _reason(list(strikes), now, ENOUGH_OF_A_GPU)
 
 
-def _reason(known: list[Strike], now: float, enough: float) -> str:
+def _reason(known: list[Strike], now: float, enough: float) -> RepeatedFailures | None:
     if weight(known, now) < enough:
-        return ""
+        return None
     newest = max(known, key=lambda s: s.at)
-    return f"{len(known)} failures began here, the last: {newest.job_id}, {newest.sentence}"
+    return RepeatedFailures(failures=len(known), job_id=newest.job_id, cause=newest.cause)
 
 
-def avoid(nodes: Mapping[str, Node], reasons: Mapping[str, str]) -> dict[str, str]:
+def avoid(nodes: Mapping[str, Node], reasons: Mapping[str, Fact]) -> dict[str, Fact]:
     """The reasons that hold: none for the nodes that are left, when avoiding all would leave no place at all."""
     open_nodes = {n.id for n in nodes.values() if n.alive and n.reachable and not n.cordoned}
     if open_nodes and open_nodes <= reasons.keys():

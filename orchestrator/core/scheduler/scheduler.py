@@ -8,11 +8,23 @@ nobody needs goes to elastic jobs (core/scheduler/elastic.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Effect, desired_effect
+from orchestrator.core.facts.gangs import MaxDuration, StartupTimeout
+from orchestrator.core.facts.rank_ends import NoExitStatus
+from orchestrator.core.facts.reasons import (
+    BackingOff,
+    Cancelled,
+    DoesNotFit,
+    MadeRoom,
+    NoRoom,
+    NotEnoughFree,
+    PlacedAnew,
+    RanksSucceeded,
+)
 from orchestrator.core.failure import classify, decide_retry, gang_failure, stop_failure
 from orchestrator.core.phases import (
     Draining,
@@ -31,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from orchestrator.core.cluster import Free, Node
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.core.phases import Recovering
@@ -51,7 +64,7 @@ class Commands:
     events: list[ev.Event] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     wake_at: float | None = None
-    waiting: dict[JobId, str] = field(default_factory=dict)
+    waiting: dict[JobId, Fact] = field(default_factory=dict)
 
     def ask_again(self, at: float | None) -> None:
         """Ask again no later than ``at``."""
@@ -81,7 +94,7 @@ def request_stop(job: Job, purpose: StopPurpose, by: str, now: float) -> list[ev
     """
     if job.state is JobState.PENDING or (job.state is JobState.SUSPENDED and purpose is StopPurpose.CANCEL):
         if purpose is StopPurpose.CANCEL:
-            return [ev.JobFinished(job_id=job.id, at=now, state=JobState.CANCELLED, reason=f"cancelled by {by}")]
+            return [ev.JobFinished(job_id=job.id, at=now, state=JobState.CANCELLED, reason=Cancelled(by=by))]
         return [ev.JobSuspended(job_id=job.id, at=now, by=by)] if purpose is StopPurpose.PAUSE else []
     if job.state.is_terminal or job.state is JobState.SUSPENDED:
         return []
@@ -135,10 +148,10 @@ def _advance_live(job: Job, now: float, commands: Commands) -> None:
         _fail(job, verdict.failure, verdict.failed_at, now, commands)
         return
     elif job.gang_lost:
-        _fail(job, gang_failure(job.reason, None), now, now, commands)
+        _fail(job, gang_failure(job.reason), now, now, commands)
         return
     elif not job.gang_open or not job.attempt_live:
-        _fail(job, gang_failure("its processes went away without an exit status", None), now, now, commands)
+        _fail(job, gang_failure(NoExitStatus()), now, now, commands)
         return
     _check_deadlines(job, now, commands)
 
@@ -154,8 +167,8 @@ def _check_deadlines(job: Job, now: float, commands: Commands) -> None:
     if job.state is JobState.STARTING:
         limit = attempt.started_at + job.spec.health.startup_timeout.total_seconds()
         if now >= limit:
-            sentence = f"its ranks did not come up within health.startup_timeout ({job.spec.health.startup_timeout})"
-            failure = ev.Failure(failure_class=FailureClass.INFRA, code="startup_timeout", sentence=sentence)
+            cause = StartupTimeout(limit_seconds=job.spec.health.startup_timeout.total_seconds())
+            failure = ev.Failure(failure_class=FailureClass.INFRA, cause=cause)
             _fail(job, failure, now, now, commands)
             return
         commands.ask_again(limit)
@@ -169,32 +182,17 @@ def _check_deadlines(job: Job, now: float, commands: Commands) -> None:
 
 def _fail(job: Job, failure: ev.Failure, failed_at: float, now: float, commands: Commands) -> None:
     retry = decide_retry(job, failure, now)
-    if retry.refusal:
-        failure = _with_refusal(failure, retry.refusal)
     commands.events.append(
         ev.AttemptFailed(
             job_id=job.id,
             at=now,
             attempt=job.attempt_number,
-            failure=failure,
+            failure=replace(failure, refusal=retry.refusal),
             failed_at=failed_at,
             retry=retry.retry,
             keep_gang=retry.keep_gang,
             not_before=retry.not_before,
         )
-    )
-
-
-def _with_refusal(failure: ev.Failure, refusal: str) -> ev.Failure:
-    return ev.Failure(
-        failure_class=failure.failure_class,
-        code=failure.code,
-        sentence=f"{failure.sentence}; not tried again: {refusal}",
-        rank=failure.rank,
-        exit_code=failure.exit_code,
-        signal=failure.signal,
-        log_tail=failure.log_tail,
-        advice=failure.advice,
     )
 
 
@@ -206,7 +204,7 @@ def _advance_recovering(job: Job, phase: Recovering, now: float, commands: Comma
     elif isinstance(phase, GivingUp):
         commands.events.append(_finished(job, now))
     else:
-        reason = f"to be placed again: {phase.failure.sentence}"
+        reason = PlacedAnew(cause=phase.failure.reason)
         commands.events.append(ev.JobRequeued(job_id=job.id, at=now, reason=reason, not_before=phase.not_before))
 
 
@@ -232,18 +230,15 @@ def _advance_draining(job: Job, phase: Draining, now: float, commands: Commands)
     by = phase.stop.by
     match phase.stop.purpose:
         case StopPurpose.CANCEL:
-            event: ev.Event = ev.JobFinished(
-                job_id=job.id, at=now, state=JobState.CANCELLED, reason=f"cancelled by {by}"
-            )
+            event: ev.Event = ev.JobFinished(job_id=job.id, at=now, state=JobState.CANCELLED, reason=Cancelled(by=by))
         case StopPurpose.PAUSE:
             event = ev.JobSuspended(job_id=job.id, at=now, by=by)
         case StopPurpose.TIMEOUT:
-            reason = f"ran longer than max_duration ({job.spec.max_duration})"
+            limit = job.spec.max_duration
+            reason = MaxDuration(limit_seconds=limit.total_seconds() if limit else 0.0)
             event = ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=reason)
         case StopPurpose.PREEMPT | StopPurpose.RESIZE:
-            event = ev.JobRequeued(
-                job_id=job.id, at=now, reason=f"stopped to make room ({by})", not_before=job.fenced_until
-            )
+            event = ev.JobRequeued(job_id=job.id, at=now, reason=MadeRoom(by=by), not_before=job.fenced_until)
     commands.events.append(event)
 
 
@@ -255,14 +250,12 @@ def _ended_by_itself(job: Job) -> bool:
 
 def _finished(job: Job, now: float) -> ev.JobFinished:
     if job.succeeded or _ended_by_itself(job):
-        return ev.JobFinished(
-            job_id=job.id, at=now, state=JobState.SUCCEEDED, reason="every rank ended with exit code 0", exit_code=0
-        )
+        return ev.JobFinished(job_id=job.id, at=now, state=JobState.SUCCEEDED, reason=RanksSucceeded(), exit_code=0)
     failure = job.failure
     code = failure.exit_code if failure else None
     if failure is not None and code is None and failure.signal is not None:
         code = 128 + failure.signal
-    reason = failure.sentence if failure else job.reason
+    reason = failure.reason if failure else job.reason
     return ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=reason, exit_code=code or 1)
 
 
@@ -276,7 +269,7 @@ def _schedule(state: State, now: float, commands: Commands) -> None:
             elastic.take(job, nodes, free)
             placed.append((job, nodes))
         elif job.state is not JobState.PENDING:
-            reason = f"no room for {job.least_workers} ranks any more: {job.reason}"
+            reason = NoRoom(ranks=job.least_workers, cause=job.reason)
             commands.events.append(ev.JobRequeued(job_id=job.id, at=now, reason=reason))
     for job, nodes in placed:
         larger = elastic.extend(job, nodes, free, state.nodes)
@@ -303,12 +296,13 @@ def _try(job: Job, state: State, free: Mapping[str, Free], now: float, commands:
         return None
     if job.not_before > now:
         commands.ask_again(job.not_before)
-        commands.waiting[job.id] = f"tried again in {job.not_before - now:.0f} s ({job.reason})"
+        commands.waiting[job.id] = BackingOff(seconds=job.not_before - now, cause=job.reason)
         return None
     nodes = elastic.first_place(job, free, state.nodes)
     if nodes is None and not could_ever_fit(job, state.nodes):
         # It claims nothing: what will never be enough for it would be kept from everybody behind it.
-        commands.waiting[job.id] = f"does not fit on the nodes there are, even when they are empty: {_demand(job)}"
+        gpus, cpus = _demand(job)
+        commands.waiting[job.id] = DoesNotFit(gpus=gpus, cpus=cpus)
     elif nodes is None:
         commands.waiting[job.id] = _why_waiting(job, free.values())
         claim(job, free, state.nodes)
@@ -336,18 +330,21 @@ def _grow(state: State, free: Mapping[str, Free], now: float, commands: Commands
             commands.events.extend(request_stop(job, StopPurpose.RESIZE, by, now))
 
 
-def _why_waiting(job: Job, free: Iterable[Free]) -> str:
+def _why_waiting(job: Job, free: Iterable[Free]) -> NotEnoughFree:
     left = list(free)
-    gpus, cpus = sum(max(0.0, f.gpus) for f in left), sum(max(0.0, f.cpus) for f in left)
-    return f"waiting for {_demand(job)}; free now: {gpus:g} GPUs, {cpus:g} CPUs"
+    gpus, cpus = _demand(job)
+    return NotEnoughFree(
+        gpus=gpus,
+        cpus=cpus,
+        free_gpus=sum(max(0.0, f.gpus) for f in left),
+        free_cpus=sum(max(0.0, f.cpus) for f in left),
+    )
 
 
-def _demand(job: Job) -> str:
+def _demand(job: Job) -> tuple[float, float]:
+    """GPUs and CPUs of the fewest ranks that it may have."""
     cpus, gpus, _ = rank_size(job)
-    ranks = job.least_workers
-    wants = [f"{gpus * ranks:g} GPUs"] if gpus else []
-    wants.append(f"{cpus * ranks:g} CPUs")
-    return " and ".join(wants)
+    return gpus * job.least_workers, cpus * job.least_workers
 
 
 __all__ = ["Commands", "State", "decide", "declare_hung", "queue_order", "request_stop"]

@@ -1,4 +1,4 @@
-"""Keeps GPUs that are lost or avoided from being handed out by Ray."""
+"""Keeps GPUs that are lost or quarantined from being handed out by Ray."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
+    from orchestrator.core.facts.gpus import GpuCondition
     from orchestrator.core.job import Job
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.gpu_reservations import GpuHolds
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GpuReserving:
-    """``jobs`` gives the live jobs, ``avoided`` why GPUs are avoided by UUID; ``refresh`` has the loop see what changed."""
+    """``jobs`` gives the live jobs, ``conditions`` those of every GPU by UUID; ``refresh`` has the loop see what changed."""
 
     def __init__(
         self,
@@ -26,7 +27,7 @@ class GpuReserving:
         holds: GpuHolds,
         *,
         jobs: Callable[[], Iterable[Job]],
-        avoided: Callable[[], Mapping[str, str]],
+        conditions: Callable[[], Mapping[str, GpuCondition]],
         refresh: Callable[[], Awaitable[None]],
         log: FilteringBoundLogger,
     ) -> None:
@@ -34,24 +35,24 @@ class GpuReserving:
         self._nodes = nodes
         self._holds = holds
         self._jobs = jobs
-        self._avoided = avoided
+        self._conditions = conditions
         self._refresh = refresh
         self._log = log
 
     async def reserve(self) -> None:
-        """Have Ray hand out no GPU that is lost or avoided."""
+        """Have Ray hand out no GPU that is lost or quarantined."""
         if self._ray.connected and await self._holds.keep(self.wanted()):
             self._log.warning("gpus.held", gpus=sorted(self._holds.held))
             await self._refresh()
 
     def wanted(self) -> dict[str, tuple[str, NodeGpu, int]]:
-        """GPUs that are lost or avoided, and that no gang is on: their node, and how many GPUs it has."""
-        bad = self._avoided()
+        """GPUs that are lost or quarantined, and that no gang is on: their node, and how many GPUs it has."""
+        conditions = self._conditions()
         used = {u for j in self._jobs() if j.gang_open for s in j.seats for u in s.gpu_uuids}
         wanted: dict[str, tuple[str, NodeGpu, int]] = {}
         for node_id, report in self._nodes.reports.items():
             lost = self._nodes.lost_gpus.get(node_id, ())
-            for gpu in (*(g for g in report.gpus if g.uuid in bad), *lost):
-                if gpu.uuid not in used:
+            for gpu in (*report.gpus, *lost):
+                if gpu.uuid not in used and not conditions[gpu.uuid].placeable:
                     wanted[gpu.uuid] = (node_id, gpu, len(report.gpus) + len(lost))
         return wanted

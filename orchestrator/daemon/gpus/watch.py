@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.straggler import paces
+from orchestrator.core.facts.codec import fact_to_dict
+from orchestrator.core.facts.gpus import GpuState
+from orchestrator.core.sentences import sentence
+from orchestrator.daemon.gpus.conditions import gpu_conditions
 from orchestrator.daemon.gpus.recording import GpuRecording
-from orchestrator.daemon.nodes.views import GPU_LOST
 from orchestrator.gpu.balance.balance import Balance, Band, LoadWindow
 from orchestrator.gpu.balance.diagnosis import RankView, diagnose
 from orchestrator.gpu.balance.view import GpuOwner, GpuRow, balance_json, gpu_row
@@ -24,10 +27,12 @@ from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.deadline import within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
+    from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.facts.gpus import GpuCondition
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.daemon.jobs.progress import JobProgress
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
+    from orchestrator.runtime.nodes.agent import NodeGpu
     from orchestrator.spec.paths import Paths
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
@@ -192,49 +198,53 @@ class GpuWatch:
                 await within(10.0, agent.assign.remote(assignment))
                 self._assigned[node_id] = assignment
 
-    async def rows(self, bad: Mapping[str, str]) -> list[GpuRow]:
-        """Every GPU of every node as it is now, for people; ``bad`` says by UUID what is held against some."""
+    async def rows(self, quarantined: Mapping[str, Fact]) -> list[GpuRow]:
+        """Every GPU of every node as it is now, for people; ``quarantined`` says by UUID why some are held back."""
         reports = await self._exporters.ask()
         holders: dict[str, list[GpuOwner]] = {}
         for job in self._jobs():
             for seat in job.seats if job.gang_open else ():
                 for uuid in seat.gpu_uuids:
                     holders.setdefault(uuid, []).append(GpuOwner(job=job.id, rank=seat.rank))
+        here = [(gpu, node) for node in self._nodes.reports.values() for gpu in node.gpus]
+        gone = [(gpu, self._nodes.reports[i]) for i, lost in self._nodes.lost_gpus.items() for gpu in lost]
+        conditions = gpu_conditions(
+            [gpu.uuid for gpu, _ in (*here, *gone)],
+            lost={gpu.uuid for gpu, _ in gone},
+            quarantined=quarantined,
+            reports=reports,
+            silent={gpu.uuid for gpu, _ in here} - reports.keys(),
+        )
         rows = [
-            _row(gpu, node.hostname, reports.get(gpu.uuid), holders.get(gpu.uuid, ()))
-            for node in self._nodes.reports.values()
-            for gpu in node.gpus
+            _row(gpu, node.hostname, reports.get(gpu.uuid), conditions[gpu.uuid], holders.get(gpu.uuid, ()))
+            for gpu, node in (*here, *gone)
         ]
-        rows = [
-            replace(row, problem=f"avoided: {bad[row.gpu_uuid]}") if row.gpu_uuid in bad and not row.problem else row
-            for row in rows
-        ]
-        for node_id, lost in self._nodes.lost_gpus.items():
-            node = self._nodes.reports[node_id].hostname
-            rows += [
-                replace(_row(gpu, node, None, holders.get(gpu.uuid, ())), health=Health.LOST, problem=GPU_LOST)
-                for gpu in lost
-            ]
         return sorted(rows, key=lambda row: (row.node, row.index, row.gpu_uuid))
 
 
-def _row(gpu: Any, node: str, report: Any, holders: Any) -> GpuRow:
-    if report is None:
-        return GpuRow(
+def _row(
+    gpu: NodeGpu, node: str, report: ExporterReport | None, condition: GpuCondition, holders: Sequence[GpuOwner]
+) -> GpuRow:
+    lost, told = condition.state is GpuState.LOST, None if condition.cause is None else sentence(condition.cause)
+    if report is None or lost:
+        row = GpuRow(
             gpu_uuid=gpu.uuid,
             node=node,
             index=gpu.index,
             vendor="simulated" if gpu.simulated else "",
             model=gpu.model,
             simulated=gpu.simulated,
-            health=Health.FAILING,
-            problem="its exporter does not answer; it is restarted by itself",
+            health=Health.LOST if lost else Health.FAILING,
+            problem=told,
             job=holders[0].job if holders else None,
             rank=holders[0].rank if holders else None,
             holders=tuple(holders),
         )
-    status = report.status
-    return gpu_row(status.info, node, status.sample, health=status.health, problem=status.error, holders=tuple(holders))
+    else:
+        status, problem = report.status, told or report.status.error
+        row = gpu_row(status.info, node, status.sample, health=status.health, problem=problem, holders=tuple(holders))
+    causes = tuple(map(fact_to_dict, condition.causes))
+    return replace(row, condition=condition.state.value, causes=causes)
 
 
 def _step_seconds(told: ProgressSnapshot | None) -> float | None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Call, Circumstances, judge
 from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Pulse
+from orchestrator.core.facts.hangs import Hang, Lateness, Slow
 from orchestrator.core.scheduler.scheduler import declare_hung
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.diagnosis.health import RankLook, Verdict
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.daemon.ports import RankInspector
@@ -187,7 +189,7 @@ class HangWatch:
         if hung and due is not None and still >= due:
             await self._hung(job, watched, verdict, after)
         elif pulse.told_after is not None and still >= pulse.told_after and deep:
-            await self._tell(job, watched, Call.SLOW, f"{_lateness(pulse)}: {verdict.sentence}")
+            await self._tell(job, watched, Call.SLOW, Slow(seen=verdict.seen, late=_lateness(pulse)))
 
     def _judge(
         self, job: Job, watched: _Watched, before: dict[int, RankLook], after: dict[int, RankLook], *, deep: bool
@@ -219,23 +221,20 @@ class HangWatch:
         if any(not look.threads for look in looks.values()):  # the stop was seen without reading stacks
             looks = {**looks, **await self._looker.look(job, stacks=True)}
         await self._looker.note(job, {rank: report_lines(look) for rank, look in looks.items()})
-        sentence = f"{verdict.sentence}; {_lateness(pulse)}"
+        hang = Hang(seen=verdict.seen, late=_lateness(pulse), attempt=job.attempt_number)
         reports = pulse.reports and job.spec.health.progress is None
         action = job.spec.health.on_hang or ("restart" if reports else "notify")
         self._log.warning("job.hung", job=job.id, attempt=job.attempt_number, rank=verdict.rank, action=action)
         if action == "notify":
-            await self._tell(job, watched, Call.HUNG, f"{sentence}; nothing is done about it (health.on_hang: notify)")
+            await self._tell(job, watched, Call.HUNG, replace(hang, ignored=True))
             return
         watched.told.add(Call.HUNG)
-        where = f" --rank {verdict.rank}" if verdict.rank is not None else ""
         blamed = looks.get(verdict.rank) if verdict.rank is not None else None
         failure = ev.Failure(
             failure_class=FailureClass.HANG,
-            code="hang",
-            sentence=sentence,
+            cause=hang,
             rank=verdict.rank,
             log_tail=tuple(report_lines(blamed)) if blamed is not None else (),
-            advice=f"every rank's stacks are at the end of its log: orch logs {job.id}{where} --attempt {job.attempt_number}",
         )
         began = time.time() - pulse.still_seconds
         await self._command(lambda: self._failed(job, failure, began))
@@ -246,12 +245,11 @@ class HangWatch:
             return []
         return declare_hung(live, failure, began, time.time())
 
-    async def _tell(self, job: Job, watched: _Watched, call: Call, message: str) -> None:
+    async def _tell(self, job: Job, watched: _Watched, call: Call, note: Fact) -> None:
         if call in watched.told:
             return
         watched.told.add(call)
-        code = "hang" if call is Call.HUNG else "slow"
-        noted = ev.JobNoted(job_id=job.id, at=time.time(), code=code, message=f"{message}; see `orch stacks {job.id}`")
+        noted = ev.JobNoted(job_id=job.id, at=time.time(), note=note)
         await self._command(lambda: [noted])
 
 
@@ -271,8 +269,5 @@ def _limit(job: Job, watched: _Watched) -> float | None:
     return max(seconds, job.spec.health.startup_timeout.total_seconds())
 
 
-def _lateness(pulse: Pulse) -> str:
-    still, usual = pulse.still_seconds, pulse.usual_seconds
-    if not pulse.reports:
-        return f"no sign of life for {still:.0f} s"
-    return f"no step for {still:.0f} s" + (f", where {usual:.2g} s is usual" if usual is not None else "")
+def _lateness(pulse: Pulse) -> Lateness:
+    return Lateness(still_seconds=pulse.still_seconds, usual_seconds=pulse.usual_seconds, by_steps=pulse.reports)

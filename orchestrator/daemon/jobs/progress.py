@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.straggler import Pace, paces
+from orchestrator.core.facts import notes as n
 from orchestrator.daemon.jobs import metrics_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.train.script.progress_facts import ProgressSnapshot
@@ -49,7 +51,7 @@ class JobProgress:
     quarantined: set[str] = field(default_factory=set)
     unusable: set[tuple[int, str]] = field(default_factory=set)
     notes: Counter[str] = field(default_factory=Counter)
-    memory_notes: set[str] = field(default_factory=set)
+    memory_notes: set[Fact] = field(default_factory=set)
     failure: str = ""
     waited_seconds: float = 0.0
     left_out: int = 0
@@ -210,22 +212,24 @@ def _unusable(job: Job, book: JobProgress, rank: int, snapshot: ProgressSnapshot
     if not fresh:
         return []
     book.unusable.update((rank, name) for name in fresh)
-    message = (
-        f"rank {rank} reports values that cannot be used (wrong type, not finite, out of range): {', '.join(fresh)}"
-    )
-    return [ev.JobNoted(job_id=job.id, at=time.time(), code="unusable_report", message=message)]
+    return [_noted(job, n.UnusableValues(rank=rank, fields=tuple(fresh)))]
+
+
+def _noted(job: Job, note: Fact) -> ev.JobNoted:
+    return ev.JobNoted(job_id=job.id, at=time.time(), note=note)
 
 
 def _few(job: Job, book: JobProgress, notes: list[ev.JobNoted]) -> list[ev.JobNoted]:
     """The notes, while there are not too many of their kind: a script could make one every second, for ever."""
     kept = []
     for note in notes:
-        book.notes[note.code] += 1
-        if book.notes[note.code] < MOST_NOTES:
+        code = note.note.code
+        book.notes[code] += 1
+        if book.notes[code] < MOST_NOTES:
             kept.append(note)
-        elif book.notes[note.code] == MOST_NOTES:
-            message = f"{note.message} (the last of {MOST_NOTES} notes of this kind; more are left out)"
-            kept.append(ev.JobNoted(job_id=job.id, at=note.at, code=note.code, message=message))
+        elif book.notes[code] == MOST_NOTES:
+            last = n.LastOfItsKind(note=note.note, most=MOST_NOTES)
+            kept.append(ev.JobNoted(job_id=job.id, at=note.at, note=last))
     return kept
 
 
@@ -234,15 +238,15 @@ def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.J
     for message in snapshot.checkpoint.quarantined:
         if message not in book.quarantined and len(book.quarantined) < MOST_NOTES:
             book.quarantined.add(message)
-            notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="quarantined", message=message))
+            notes.append(_noted(job, n.CheckpointQuarantined(said=message)))
     failure = snapshot.checkpoint.failure
     if failure and failure != book.failure:
-        notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="save_failed", message=failure))
+        notes.append(_noted(job, n.SaveFailed(said=failure)))
     book.failure = failure
-    message = _memory_note(job, snapshot)
-    if message and message not in book.memory_notes and len(book.memory_notes) < MOST_NOTES:
-        book.memory_notes.add(message)
-        notes.append(ev.JobNoted(job_id=job.id, at=time.time(), code="snapshot_memory", message=message))
+    memory = _memory_note(job, snapshot)
+    if memory is not None and memory not in book.memory_notes and len(book.memory_notes) < MOST_NOTES:
+        book.memory_notes.add(memory)
+        notes.append(_noted(job, memory))
     return notes
 
 
@@ -252,8 +256,7 @@ def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[e
     if steps is None or (told is not None and told <= TOLD_AGAIN_FACTOR * steps and steps <= TOLD_AGAIN_FACTOR * told):
         return []
     book.interval_steps = steps
-    message = f"checkpoint.interval auto: saves {snapshot.checkpoint.interval_reason}"
-    return [ev.JobNoted(job_id=job.id, at=time.time(), code="interval", message=message)]
+    return [_noted(job, n.SaveInterval(steps=steps, said=snapshot.checkpoint.interval_reason))]
 
 
 def _backlog(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
@@ -262,30 +265,18 @@ def _backlog(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev
     told: list[ev.JobNoted] = []
     if facts.waited_seconds >= max(BACKLOG_SECONDS, TOLD_AGAIN_FACTOR * book.waited_seconds):
         book.waited_seconds = facts.waited_seconds
-        message = (
-            f"training has waited {facts.waited_seconds:.1f} s for storage, in {facts.waits}"
-            f" save{'' if facts.waits == 1 else 's'}: each checkpoint that the job asks for is written before a third one is"
-            " begun; a longer checkpoint.interval, or interval: auto, waits less"
-        )
-        told.append(ev.JobNoted(job_id=job.id, at=time.time(), code="storage_backlog", message=message))
+        told.append(_noted(job, n.StorageBacklog(waited_seconds=facts.waited_seconds, saves=facts.waits)))
     if facts.left_out > book.left_out:
         book.left_out = facts.left_out
-        message = (
-            f"{facts.left_out} checkpoint{' is' if facts.left_out == 1 else 's are'} not on storage, which failed while the job"
-            f" trained on; the newest of them is that of step {facts.left_out_step}"
-        )
-        told.append(ev.JobNoted(job_id=job.id, at=time.time(), code="checkpoints_left_out", message=message))
+        told.append(_noted(job, n.CheckpointsLeftOut(checkpoints=facts.left_out, step=facts.left_out_step)))
     return told
 
 
-def _memory_note(job: Job, snapshot: ProgressSnapshot) -> str:
+def _memory_note(job: Job, snapshot: ProgressSnapshot) -> Fact | None:
     """What is to be told of the memory that a rank's snapshots take, if anything."""
     facts, asked = snapshot.checkpoint, job.spec.resources.resources_per_worker.memory_bytes
     if facts.snapshots_off:
-        return facts.snapshots_off
+        return n.SnapshotsOff(said=facts.snapshots_off)
     if asked is None or facts.snapshot_bytes <= asked:
-        return ""
-    return (
-        f"the snapshots of a rank take {facts.snapshot_bytes / 1e9:.1f} GB of memory beside the script, and the job asks for"
-        f" {asked / 1e9:.1f} GB in all; ask for more with resources_per_worker.memory"
-    )
+        return None
+    return n.SnapshotMemory(snapshot_bytes=facts.snapshot_bytes, asked_bytes=asked)

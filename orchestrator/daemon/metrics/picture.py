@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.daemon.gpus.conditions import known_conditions
 from orchestrator.daemon.nodes.views import gpu_states
 
 if TYPE_CHECKING:
@@ -48,12 +49,13 @@ class MetricsPicture:
     async def take(self) -> Snapshot:
         """What is so now."""
         jobs = self._loop.jobs.values()
+        conditions = known_conditions(self._known, self._exporters, self._trust.avoided_gpus, driver=True)
         return self._metering.picture(
             live=list(jobs),
             nodes=list(self._loop.nodes.values()),
             finished=await self._store.finished_counts(),
             progress=self._book.all(),
             balances=self._gpus.raw_balances,
-            gpu_states=gpu_states(jobs, self._known.reports, self._exporters, self._trust.cordoned),
+            gpu_states=gpu_states(jobs, self._known.reports, self._exporters, self._trust.cordoned, conditions),
             hang_suspected=self._hangs.suspected,
         )

@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.events import GangReleased
+from orchestrator.core.facts.nodes import CheckFailed
 from orchestrator.runtime.deadline import within
 from orchestrator.store.errors import StoreError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.events import Event
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job import Job
     from orchestrator.daemon.nodes.care import LoopNodes
     from orchestrator.daemon.nodes.quarantine import NodeTrust
@@ -27,16 +29,16 @@ LOOK_SECONDS: Final = 10.0
 NODE_CHECK_SECONDS: Final = 150.0
 
 
-async def check_node(agent: Any | None) -> tuple[str, ...]:
+async def check_node(agent: Any | None) -> tuple[Fact, ...]:
     """What is wrong with a node, by its agent; ``agent`` None: the node has none."""
     if agent is None:
-        return ("its agent does not answer",)
+        return (CheckFailed(),)
     try:
-        problems: tuple[str, ...] = await within(NODE_CHECK_SECONDS, agent.check.remote())
+        problems: tuple[Fact, ...] = await within(NODE_CHECK_SECONDS, agent.check.remote())
     except TimeoutError:
-        return (f"its check took longer than {NODE_CHECK_SECONDS:g} s",)
+        return (CheckFailed(seconds=NODE_CHECK_SECONDS),)
     except Exception as error:
-        return (f"its check did not end: {error}",)
+        return (CheckFailed(said=str(error) or type(error).__name__),)
     return problems
 
 
@@ -98,5 +100,5 @@ class NodeHealth:
         with contextlib.suppress(Exception):  # of Ray, while it comes and goes: the next look tries again
             await self._reserve()
 
-    async def _check(self, node_id: str) -> tuple[str, ...]:
+    async def _check(self, node_id: str) -> tuple[Fact, ...]:
         return await check_node(self._registry.agent_for(node_id))

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.codec import from_plain, to_plain
 from orchestrator.core.diagnosis.quarantine import Strike, avoid, check_after, condemned, condemned_gpu, strike_of
+from orchestrator.core.facts.codec import fact_from
+from orchestrator.core.facts.fact import Fact  # codec.py reads the annotations when it runs
+from orchestrator.core.facts.nodes import HealthCheckFailed
+from orchestrator.core.facts.old_forms import current_strike
 from orchestrator.store.port import StoredPlace
 
 if TYPE_CHECKING:
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Event
     from orchestrator.core.job import Job
 
-    Check = Callable[[str], Awaitable[tuple[str, ...]]]
+    Check = Callable[[str], Awaitable[tuple[Fact, ...]]]
     Key = tuple[str, str]
 
 NODE: Final = "node"
@@ -35,7 +39,7 @@ FORGOTTEN_SECONDS: Final = 12 * 3600.0  # a strike that old weighs nothing
 class _Avoided:
     """A place that is avoided: why, and when its health is looked at (seconds since the epoch)."""
 
-    reason: str
+    reason: Fact
     check_at: float
     failed_checks: int = 0
 
@@ -73,7 +77,7 @@ class NodeTrust:
         """What an earlier daemon has written. What weighs nothing any more is forgotten: nodes come and go for ever."""
         now = self._clock()
         for place in places:
-            held = None if place.body is None else from_plain(_Held, place.body)[0]
+            held = None if place.body is None else _held_from(place.body)
             if held is None or held.body(now) is None:
                 self._unsaved.add((place.kind, place.name))
             else:
@@ -107,15 +111,15 @@ class NodeTrust:
             newly = self._strike((GPU, strike.gpu_uuid), strike, condemned_gpu) or newly
         return newly
 
-    def _strike(self, key: Key, strike: Strike, judge: Callable[[Iterable[Strike], float], str]) -> bool:
+    def _strike(self, key: Key, strike: Strike, judge: Callable[[Iterable[Strike], float], Fact | None]) -> bool:
         held = self._held.setdefault(key, _Held(node=strike.node_id))
         if strike in held.strikes or strike.at <= held.forgiven_at:
             return False
         held.strikes.append(strike)
         del held.strikes[:-MOST_STRIKES]
         self._unsaved.add(key)
-        reason = "" if held.avoided else judge(held.strikes, self._clock())
-        if not reason:
+        reason = None if held.avoided else judge(held.strikes, self._clock())
+        if reason is None:
             return False
         held.avoided = _Avoided(reason=reason, check_at=self._clock() + check_after(0))
         return True
@@ -128,7 +132,7 @@ class NodeTrust:
         return frozenset(name for (kind, name), held in self._held.items() if kind == NODE and held.cordoned_by)
 
     @property
-    def avoided_gpus(self) -> dict[str, str]:
+    def avoided_gpus(self) -> dict[str, Fact]:
         """Why each GPU that is avoided is, by UUID."""
         return {n: held.avoided.reason for (kind, n), held in self._held.items() if kind == GPU and held.avoided}
 
@@ -139,7 +143,7 @@ class NodeTrust:
         open_nodes = {i: replace(n, cordoned=i in cordoned) for i, n in nodes.items()}
         reasons = {n: held.avoided.reason for (kind, n), held in self._held.items() if kind == NODE and held.avoided}
         holding = avoid(open_nodes, reasons)
-        return {i: replace(n, avoided=holding.get(i, "")) for i, n in open_nodes.items()}
+        return {i: replace(n, avoided=holding.get(i)) for i, n in open_nodes.items()}
 
     def _follow(self, nodes: Mapping[str, Node]) -> None:
         """Note the names of nodes, and find again those that have another id now."""
@@ -178,7 +182,7 @@ class NodeTrust:
 
         A person's cordon is no matter of health: it stays.
         """
-        changed, said = False, dict[str, tuple[str, ...]]()
+        changed, said = False, dict[str, tuple[Fact, ...]]()
         for key, held in list(self._held.items()):
             found = held.avoided
             if found is None or found.check_at > self._clock():
@@ -197,8 +201,12 @@ class NodeTrust:
                 continue
             failed = found.failed_checks + 1
             held.avoided = _Avoided(
-                reason=f"its health check failed: {'; '.join(problems)}",
+                reason=HealthCheckFailed(problems=tuple(map(fact_from, problems))),
                 check_at=self._clock() + check_after(failed),
                 failed_checks=failed,
             )
         return changed
+
+
+def _held_from(body: Mapping[str, Any]) -> _Held:
+    return from_plain(_Held, {**body, "strikes": [current_strike(strike) for strike in body["strikes"]]})[0]

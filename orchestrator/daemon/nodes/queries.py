@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from orchestrator.api import views as v
+    from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.facts.gpus import GpuCondition
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.nodes.quarantine import NodeTrust
     from orchestrator.gpu.balance.view import GpuRow
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 class NodeQueries:
     """``blind`` says which of some nodes do not see a directory of this machine.
 
-    ``rows`` gives every GPU, with what is held against some by UUID.
+    ``rows`` gives every GPU, with why some are quarantined by UUID; ``conditions`` those of every GPU.
     """
 
     def __init__(
@@ -29,8 +31,10 @@ class NodeQueries:
         trust: NodeTrust,
         *,
         blind: Callable[[str, Collection[str]], Awaitable[list[str]]],
-        rows: Callable[[Mapping[str, str]], Awaitable[Sequence[GpuRow]]],
+        rows: Callable[[Mapping[str, Fact]], Awaitable[Sequence[GpuRow]]],
+        conditions: Callable[[], Mapping[str, GpuCondition]],
     ) -> None:
+        self._conditions = conditions
         self._nodes = nodes
         self._loop = loop
         self._trust = trust
@@ -39,6 +43,7 @@ class NodeQueries:
 
     def views(self) -> list[v.NodeView]:
         """Every node, by name."""
+        conditions = self._conditions()
         views = [
             node_view(
                 node,
@@ -46,7 +51,7 @@ class NodeQueries:
                 self._loop.jobs.values(),
                 self._loop.nodes,
                 lost=self._nodes.lost_gpus.get(node.id, ()),
-                bad=self._trust.avoided_gpus,
+                conditions=conditions,
             )
             for node in self._loop.nodes.values()
         ]

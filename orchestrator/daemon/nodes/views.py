@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import views as v
+from orchestrator.core.facts.codec import fact_to_dict
+from orchestrator.core.facts.gpus import GpuState
 from orchestrator.core.scheduler.placement import free_on
-from orchestrator.gpu.sampler import Health
+from orchestrator.core.sentences import sentence
+from orchestrator.core.sentences.jobs import RAYLET_SILENT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from orchestrator.core.cluster import Node
+    from orchestrator.core.facts.gpus import GpuCondition
     from orchestrator.core.job import Job
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
-
-GPU_LOST = "the driver no longer has this GPU; reset it or restart the node"
 
 
 def node_view(
@@ -26,10 +28,10 @@ def node_view(
     nodes: Mapping[str, Node],
     *,
     lost: Collection[NodeGpu] = (),
-    bad: Mapping[str, str] | None = None,
+    conditions: Mapping[str, GpuCondition] | None = None,
 ) -> v.NodeView:
-    """The view of one node. ``lost`` are GPUs that it had; ``bad`` says by UUID what is held against GPUs."""
-    trouble = {**(bad or {}), **{gpu.uuid: GPU_LOST for gpu in lost}}
+    """The view of one node. ``lost`` are GPUs that it had; ``conditions`` are those of its GPUs, by UUID."""
+    known = conditions or {}
     free = free_on(nodes.values(), jobs).get(node.id)
     held = {
         uuid: (job.id, seat.rank)
@@ -45,8 +47,7 @@ def node_view(
             model=gpu.model,
             job_id=held[gpu.uuid][0] if gpu.uuid in held else None,
             rank=held[gpu.uuid][1] if gpu.uuid in held else None,
-            healthy=gpu.uuid not in trouble,
-            problem=trouble.get(gpu.uuid, ""),
+            **_health(known.get(gpu.uuid)),
         )
         for gpu in sorted((*(report.gpus if report else ()), *lost), key=lambda g: g.index)
     )
@@ -56,6 +57,7 @@ def node_view(
         name=node.name,
         state=state,
         reason=_reason(node, report),
+        fact=fact_to_dict(node.avoided) if node.avoided else None,
         cpus_total=node.cpus,
         cpus_free=max(0.0, free.cpus) if free else 0.0,
         gpus_total=node.gpus,
@@ -68,6 +70,18 @@ def node_view(
     )
 
 
+def _health(condition: GpuCondition | None) -> dict[str, Any]:
+    cause = None if condition is None else condition.cause
+    if condition is None or cause is None or condition.healthy:
+        return {"healthy": True}
+    return {
+        "healthy": False,
+        "problem": sentence(cause),
+        "condition": condition.state.value,
+        "causes": tuple(map(fact_to_dict, condition.causes)),
+    }
+
+
 def _usable(node: Node) -> str:
     if node.cordoned:
         return "CORDONED"
@@ -78,16 +92,18 @@ def _reason(node: Node, report: NodeReport | None) -> str:
     if report is None:
         return "its agent does not answer"
     if not node.reachable:
-        return "its raylet does not answer; Ray has not declared it dead yet"
+        return RAYLET_SILENT
     if node.avoided and not node.cordoned:
-        return (
-            f"{node.avoided}; its health is checked before jobs start here again, `orch nodes uncordon` trusts it now"
-        )
+        return f"{sentence(node.avoided)}; its health is checked before jobs start here again, `orch nodes uncordon` trusts it now"
     return " ".join(report.problems)
 
 
 def gpu_states(
-    jobs: Collection[Job], reports: Mapping[str, NodeReport], exporters: Exporters, cordoned: Collection[str]
+    jobs: Collection[Job],
+    reports: Mapping[str, NodeReport],
+    exporters: Exporters,
+    cordoned: Collection[str],
+    conditions: Mapping[str, GpuCondition],
 ) -> dict[tuple[str, str], int]:
     """How many GPUs of each host are busy, idle, broken or cordoned."""
     counts: dict[tuple[str, str], int] = {}
@@ -96,8 +112,7 @@ def gpu_states(
         for state in ("busy", "idle", "broken", "cordoned"):
             counts.setdefault((report.hostname, state), 0)
         for gpu in report.gpus:
-            told = exporters.reports.get(gpu.uuid)
-            broken = told is not None and told.status.health is not Health.OK
+            broken = gpu.uuid in conditions and conditions[gpu.uuid].state in (GpuState.FAILING, GpuState.LOST)
             idle = "cordoned" if node_id in cordoned else "idle"
             state = "broken" if broken else "busy" if gpu.uuid in held else idle
             counts[report.hostname, state] += 1

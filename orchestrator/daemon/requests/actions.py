@@ -9,6 +9,7 @@ from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.service import Verb
 from orchestrator.core import events as ev
 from orchestrator.core.scheduler.scheduler import request_stop
+from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.secrets import read_secrets
 from orchestrator.daemon.jobs.submission import prepare_rerun
@@ -65,7 +66,7 @@ class JobActions:
 
     async def _acted(self, job_id: JobId) -> v.ActionReply:
         job = await self._reader.record(job_id)
-        return v.ActionReply(job_id=job_id, state=job.state.value, message=job.reason)
+        return v.ActionReply(job_id=job_id, state=job.state.value, message=sentence(job.reason))
 
     async def _resume(self, job: Job, caller: Caller) -> v.ActionReply:
         def make() -> Sequence[ev.Event]:

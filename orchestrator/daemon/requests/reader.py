@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from orchestrator.api.errors import AmbiguousReferenceError, BadRequestError, NoSuchJobError, Problem
 from orchestrator.api.protocol import PAGE
 from orchestrator.daemon.jobs import job_checkpoints as saved
+from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.log_stream import LogStream
-from orchestrator.daemon.jobs.views import event_view, job_view
+from orchestrator.daemon.jobs.views import job_view
 from orchestrator.store import errors as store_errors
 from orchestrator.store.port import JobFilter as StoreFilter
 

@@ -10,7 +10,7 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import DiskFullError, RefusedError
 from orchestrator.daemon.jobs import submission
 from orchestrator.daemon.jobs import workdir_archive as snapshot
-from orchestrator.daemon.jobs.views import left_out_notes, left_out_view
+from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.daemon.requests.placement import placement
 from orchestrator.store import errors as store_errors
 

@@ -32,6 +32,7 @@ class GpuOwner:
 class GpuRow:
     """One GPU of one node. `health` is one of `Health`; `sampled_at` is Unix time, None without a fresh sample.
 
+    `condition` is ok, failing, quarantined or lost, `causes` are the facts that make it so, and `problem` says the gravest.
     `job` and `rank` name the first rank on the GPU, `holders` all of them: a GPU may be shared.
     """
 
@@ -47,6 +48,8 @@ class GpuRow:
     parent_uuid: str | None = None
     health: str = Health.OK
     problem: str | None = None
+    condition: str = "ok"
+    causes: tuple[dict[str, Any], ...] = ()
     job: str | None = None
     rank: int | None = None
     holders: tuple[GpuOwner, ...] = ()
@@ -74,7 +77,7 @@ class GpuRow:
         known = {item.name for item in fields(cls)}
         values = {key: value for key, value in document.items() if key in known}
         holders = tuple(GpuOwner(job=holder["job"], rank=holder["rank"]) for holder in values.get("holders", ()))
-        tuples = {key: tuple(values.get(key, ())) for key in ("throttle", "processes")}
+        tuples = {key: tuple(values.get(key, ())) for key in ("throttle", "processes", "causes")}
         return cls(**{**values, **tuples, "holders": holders})
 
 

@@ -9,11 +9,13 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.gpu.sampler import Health
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from orchestrator.core.facts.gpus import GpuFault
     from orchestrator.gpu.exporter.exporter import GpuStatus
     from orchestrator.runtime.exporters.exporters import Exporters
 
@@ -21,26 +23,27 @@ ASK_SECONDS: Final = 0.5
 RECENT_SECONDS: Final = 60.0  # the driver tells of an Xid before the program notices: a collective may wait for long
 
 
-async def gpu_evidence(exporters: Exporters, uuids: Sequence[str]) -> tuple[str, ...]:
-    """Lines about these GPUs, newest values; empty where there is nothing to say, or nobody to ask."""
+async def gpu_evidence(exporters: Exporters, uuids: Sequence[str]) -> tuple[GpuFault, ...]:
+    """What is wrong with these GPUs, newest values; empty where nothing is, or nothing can be asked."""
     try:
         async with asyncio.timeout(ASK_SECONDS):
             reports = await exporters.ask(uuids)
     except TimeoutError:
         reports = {}
     missing = {uuid for _, uuid in exporters.missing()}
-    lines = [f"gpu {uuid}: the driver no longer has this GPU" for uuid in uuids if uuid in missing]
+    faults: list[GpuFault] = [GpuLost(gpu_uuid=uuid) for uuid in uuids if uuid in missing]
     for uuid in uuids:
         report = reports.get(uuid)
         if report is not None and uuid not in missing:
-            lines += evidence_of(uuid, report.status, time.time())
-    return tuple(lines)
+            faults += evidence_of(uuid, report.status, time.time())
+    return tuple(faults)
 
 
-def evidence_of(uuid: str, status: GpuStatus, now: float) -> list[str]:
+def evidence_of(uuid: str, status: GpuStatus, now: float) -> list[GpuFault]:
     """What one GPU's status tells of a failure at ``now`` (seconds since the epoch)."""
-    lines = []
-    if status.health is Health.LOST:
-        lines.append(f"gpu {uuid}: the driver no longer has this GPU")
+    lost: list[GpuFault] = [GpuLost(gpu_uuid=uuid)] if status.health is Health.LOST else []
     recent = (x for x in (status.sample.xids if status.sample else ()) if now - x.last_timestamp <= RECENT_SECONDS)
-    return lines + [f"gpu {uuid}: Xid {xid.code}, {now - xid.last_timestamp:.0f} s before" for xid in recent]
+    return lost + [
+        Xid(gpu_uuid=uuid, number=xid.code, at=xid.last_timestamp, seconds_before=now - xid.last_timestamp)
+        for xid in recent
+    ]

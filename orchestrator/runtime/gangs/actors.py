@@ -10,6 +10,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.core.facts.gangs import ActorMissing, HeadLost, NodeLost, ResourcesTaken, StoppedUnplaced
 from orchestrator.core.scheduler.placement import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.names import placement_group_name, rank_actor_name
@@ -45,12 +46,12 @@ class RayRankActors:
             return found
         rank = found.index(None)
         if job.seats:
-            raise GangLostError(rank, f"the actor of rank {rank} is gone")
+            raise GangLostError(ActorMissing(rank=rank))
         if not create:
-            raise GangLostError(None, "it was stopped before its gang was placed")
+            raise GangLostError(StoppedUnplaced())
         if not set(job.nodes) <= set(self._nodes.agents):
             # Ray would wait for the node for ever. On an embedded head's machine locks tell when the ranks are gone.
-            raise GangLostError(None, "a node that it was to run on is gone", node_lost=not self._site.embedded)
+            raise GangLostError(NodeLost(), node_lost=not self._site.embedded)
         return self._create(job, found)
 
     def remove(self, job: Job) -> None:
@@ -99,7 +100,7 @@ class RayRankActors:
                 actors.append(found[rank])
                 continue
             if self._ray.epoch != epoch:
-                raise GangLostError(None, "Ray's head died")
+                raise GangLostError(HeadLost())
             actors.append(
                 actor_class.options(
                     name=rank_actor_name(job.id, job.gang, rank),
@@ -128,7 +129,7 @@ class RayRankActors:
     def _refuse_on_shared(self) -> None:
         """On somebody's cluster what was free may be taken meanwhile: the job goes back to the queue, where it can go elsewhere."""
         if not self._site.embedded:
-            raise GangLostError(None, "other users of the Ray cluster hold what its gang was to get")
+            raise GangLostError(ResourcesTaken())
 
 
 def _may_exist(job: Job) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.events import Event
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.runtime.cluster.cluster import Cluster
@@ -37,7 +38,7 @@ def ray_gangs(
     *,
     secrets_of: Callable[[Job], Mapping[str, str]],
     previous_step: Callable[[JobId], int],
-    gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[str, ...]]],
+    gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[Fact, ...]]],
     post: Callable[[Sequence[Event]], None],
     progress: Callable[[JobId, int, int, ProgressSnapshot], None],
     pool: Pool,

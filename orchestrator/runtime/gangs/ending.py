@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from orchestrator.core import events as ev
+from orchestrator.core.facts.notes import OutputsIncomplete
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.event_mapping import saved
@@ -83,7 +84,7 @@ class Ender:
         if not clean:
             await self._confirm_gone(job)
         if told := await self._files.finish(job):
-            self._post([ev.JobNoted(job_id=job.id, at=time.time(), code="outputs", message=told)])
+            self._post([ev.JobNoted(job_id=job.id, at=time.time(), note=OutputsIncomplete(said=told))])
         self._post([ev.GangReleased(job_id=job.id, at=time.time(), gang=job.gang)])
 
     async def _flush(self, job: Job) -> None:

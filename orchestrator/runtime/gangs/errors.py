@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from orchestrator.core.facts.gangs import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost
 from orchestrator.runtime.ranks.runtime_env import ERROR_CHARACTERS
+
+if TYPE_CHECKING:
+    from orchestrator.core.facts.gangs import GangFault
 
 
 class GangLostError(Exception):
     """An actor of the gang is gone for good; the gang must be released and the job placed anew."""
 
-    def __init__(self, rank: int | None, reason: str, *, node_lost: bool = False) -> None:
-        self.rank, self.reason, self.node_lost = rank, reason, node_lost
-        super().__init__(reason)
+    def __init__(self, cause: GangFault, *, node_lost: bool = False) -> None:
+        self.cause, self.node_lost = cause, node_lost
+        super().__init__(repr(cause))
+
+
+class NodeGoneError(LookupError):
+    """A node has no agent any more; its jobs are placed anew."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        super().__init__(f"node {node_id[:12]} is gone")
 
 
 def as_lost(rank: int, error: BaseException) -> GangLostError | None:
@@ -25,15 +39,13 @@ def as_lost(rank: int, error: BaseException) -> GangLostError | None:
     if isinstance(error, ActorUnavailableError):
         return None
     if isinstance(error, ActorDiedError):
-        text = str(error)
-        node_lost = "its node has died" in text
-        what = "its node died" if node_lost else "its actor died"
-        return GangLostError(rank, f"rank {rank}: {what}", node_lost=node_lost)
+        node_lost = "its node has died" in str(error)  # Ray's own words: the exception has no field for it
+        return GangLostError(NodeLost(rank=rank) if node_lost else ActorLost(rank=rank), node_lost=node_lost)
     if isinstance(error, RuntimeEnvSetupError):
         said = " ".join(str(error).split())[-ERROR_CHARACTERS:]
-        return GangLostError(rank, f"runtime_env could not be installed for rank {rank}: {said}")
+        return GangLostError(EnvironmentFailed(rank=rank, said=said))
     if isinstance(error, ActorUnschedulableError):
-        return GangLostError(rank, f"rank {rank} could not be placed: {error}")
+        return GangLostError(ActorNotPlaced(rank=rank, said=str(error)[:ERROR_CHARACTERS]))
     return None
 
 

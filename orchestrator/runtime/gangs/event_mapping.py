@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.checkpoint.format import layout
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
+from orchestrator.core.facts import notes
 from orchestrator.runtime.nodes.ignore_rules import left_out_by
 from orchestrator.runtime.ranks.actor import FENCE_SECONDS
 from orchestrator.runtime.ranks.evidence.endings import stop_facts
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.checkpoint.repository.persister import PersisterStatus
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.gangs.errors import GangLostError
@@ -80,16 +82,18 @@ def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: s
     )
 
 
-def noted(job_id: JobId, code: str, message: str, *, degraded: bool) -> ev.JobNoted:
+def noted(job_id: JobId, note: Fact, *, degraded: bool | None = None) -> ev.JobNoted:
     """Something about a gang that people should know; ``degraded``: a rank of it is out of reach."""
-    return ev.JobNoted(job_id=job_id, at=time.time(), code=code, message=message, degraded=degraded)
+    return ev.JobNoted(job_id=job_id, at=time.time(), note=note, degraded=degraded)
 
 
 def gang_lost(job_id: JobId, gang: int, error: GangLostError) -> ev.GangLost:
     """A gang is lost. A node that is out of reach may still run its ranks until their lease ends."""
     now = time.time()
     not_before = now + FENCE_SECONDS if error.node_lost else 0.0
-    return ev.GangLost(job_id=job_id, at=now, gang=gang, rank=error.rank, reason=error.reason, not_before=not_before)
+    return ev.GangLost(
+        job_id=job_id, at=now, gang=gang, rank=error.cause.rank, reason=error.cause, not_before=not_before
+    )
 
 
 def _left_out_by(work_dir: str, missing: str) -> str:
@@ -111,8 +115,7 @@ def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev
         try:
             record = read_exit_record(paths.exit_record(job_id, attempt, rank))
         except ForkServerError as error:
-            message = f"the exit record of rank {rank} is left out: {error}"
-            words.append(ev.JobNoted(job_id=job_id, at=time.time(), code="unusable_record", message=message))
+            words.append(noted(job_id, notes.UnusableRecord(rank=rank, said=str(error))))
             continue
         if record is None:
             continue
@@ -129,8 +132,7 @@ def saved(job_id: JobId, told: PersisterStatus | None) -> list[ev.Event]:
     status, unusable = repaired(told)
     facts: list[ev.Event] = []
     if unusable:
-        message = f"what became of a snapshot is left out: unusable {', '.join(unusable)}"
-        facts.append(ev.JobNoted(job_id=job_id, at=time.time(), code="unusable_report", message=message))
+        facts.append(noted(job_id, notes.UnusableStatus(fields=unusable)))
     # The rank whose part came last names the checkpoint; the others still name the one before.
     if status.step is not None and status.attempt is not None and (status.watched or _is_of(status.path, status.step)):
         at = status.at or time.time()
@@ -145,9 +147,7 @@ def saved(job_id: JobId, told: PersisterStatus | None) -> list[ev.Event]:
             )
         )
     if status.failure:
-        facts.append(
-            ev.JobNoted(job_id=job_id, at=time.time(), code="save_failed", message=status.failure[:MOST_CHARACTERS])
-        )
+        facts.append(noted(job_id, notes.SaveFailed(said=status.failure[:MOST_CHARACTERS])))
     return facts
 
 
@@ -155,11 +155,10 @@ def resumed(job_id: JobId, resumption: Resumption, masker: Masker) -> list[ev.Ev
     """What was found when a checkpoint was looked for that the attempt begins with; texts without secrets."""
     now = time.time()
     told: list[ev.Event] = [
-        ev.JobNoted(job_id=job_id, at=now, code="quarantined", message=masker.text(message))
-        for message in resumption.problems
+        noted(job_id, notes.CheckpointQuarantined(said=masker.text(message))) for message in resumption.problems
     ]
     told += [
-        ev.JobNoted(job_id=job_id, at=now, code=note.code, message=masker.text(note.message))
+        noted(job_id, notes.CheckpointFileNote(note_code=note.code, said=masker.text(note.message)))
         for note in resumption.notes
     ]
     found = resumption.found

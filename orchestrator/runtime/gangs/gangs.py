@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.core.facts.gangs import HeadLost
+from orchestrator.core.facts.notes import NodeUnreachable, Reachable
 from orchestrator.runtime.gangs.errors import GangLostError, is_away
 from orchestrator.runtime.gangs.event_mapping import gang_lost, last_words, noted
 
@@ -86,7 +88,7 @@ class Gangs:
         self._work.clear()
         for job_id, gang in self._table.forget_all().items():
             words = last_words(self._paths, job_id, gang.watching, len(gang.actors)) if gang.watching else []
-            self._post([*words, gang_lost(job_id, gang.number, GangLostError(None, "Ray's head died"))])
+            self._post([*words, gang_lost(job_id, gang.number, GangLostError(HeadLost()))])
 
     async def close(self) -> None:
         """Stop watching; everything runs on."""
@@ -144,7 +146,7 @@ class Gangs:
             silent = [rank for rank, node_id in enumerate(job.nodes) if node_id in silent_nodes]
             gang = self._table.known(job.id)
             if silent and not job.degraded:
-                message = f"the node of rank {silent[0]}: {silent_nodes[job.nodes[silent[0]]]}"
-                self._post([noted(job.id, "unreachable", message, degraded=True)])
+                unreachable = NodeUnreachable(rank=silent[0], node=job.nodes[silent[0]])
+                self._post([noted(job.id, unreachable, degraded=True)])
             elif job.degraded and not silent and not (gang and gang.unreached):
-                self._post([noted(job.id, "reachable", "every rank's node answers again", degraded=False)])
+                self._post([noted(job.id, Reachable(), degraded=False)])

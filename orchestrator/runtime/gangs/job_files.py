@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from orchestrator.private_files import make_private, open_private
 from orchestrator.runtime.deadline import within
+from orchestrator.runtime.gangs.errors import NodeGoneError
 from orchestrator.runtime.nodes.files import CHUNK_BYTES, LogLocation, LogPart
 from orchestrator.runtime.nodes.working_copy import digests, find_outputs, keep_output, new_output
 from orchestrator.runtime.ranks.logs import log_path
@@ -153,10 +154,10 @@ class JobFiles:
                 return
 
     async def _ask(self, node_id: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """What the node's agent answers. Raises LookupError when the node has none any more."""
+        """What the node's agent answers. Raises NodeGoneError when the node has none any more."""
         agent = self._nodes.agents.get(node_id)
         if agent is None:
-            raise LookupError(f"node {node_id[:12]} is gone")
+            raise NodeGoneError(node_id)
         return await within(CALL_SECONDS, agent.files.remote(method, *args, **kwargs))
 
     # -- logs and exit records

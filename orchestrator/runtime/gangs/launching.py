@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
+from orchestrator.core.facts.gangs import NodeLost, StorageUnseen
 from orchestrator.runtime.forkserver.masking import Masker
-from orchestrator.runtime.gangs.errors import GangLostError
+from orchestrator.runtime.gangs.errors import GangLostError, NodeGoneError
 from orchestrator.runtime.gangs.event_mapping import resumed, seats_of
 from orchestrator.runtime.gangs.launch_spec import Places, checkpoint_dir, rank_plans
 from orchestrator.runtime.gangs.orders import ask
@@ -124,14 +125,11 @@ class Launcher:
             storage = checkpoint_dir(job, self._settings.paths)
             # A URL is the same place from everywhere.
             if "://" not in storage and (blind := await self._files.blind(storage, apart)):
-                raise GangLostError(
-                    job.nodes.index(blind[0]),
-                    f"node {blind[0][:12]} does not see checkpoint.storage_path ({job.spec.checkpoint.storage_path}), so"
-                    " what is saved there would be lost with it; mount the directory there, or drain the node",
-                )
+                path = str(job.spec.checkpoint.storage_path)
+                raise GangLostError(StorageUnseen(rank=job.nodes.index(blind[0]), node=blind[0], storage_path=path))
             await self._files.ship(job)
-        except LookupError as error:
-            raise GangLostError(None, str(error), node_lost=True) from error
+        except NodeGoneError as error:
+            raise GangLostError(NodeLost(node=error.node_id), node_lost=True) from error
 
     def _places(self, job: Job, node_id: str, secrets: Mapping[str, str], previous_step: int) -> Places:
         report, settings = self._reports()[node_id], self._settings

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from orchestrator.core.facts.gangs import StoppedUnplaced
+from orchestrator.core.facts.notes import ActorEnded
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import GangLostError, as_lost
 from orchestrator.runtime.gangs.event_mapping import noted
@@ -88,7 +90,7 @@ class Orders:
             try:
                 gang.greetings = await ask([a.hello.remote() for a in gang.actors], seconds=UNPLACED_SECONDS)
             except TimeoutError as error:
-                raise GangLostError(None, "it was stopped before its gang was placed") from error
+                raise GangLostError(StoppedUnplaced()) from error
         return gang
 
     async def give(self, job: Job, calls: Sequence[Any]) -> list[Any]:
@@ -127,8 +129,7 @@ class Orders:
             self._log.warning("gang.actor_not_ended", job=job.id, rank=rank, why=str(error).partition("\n")[0])
             return
         self._log.warning("gang.actor_ended", job=job.id, rank=rank, pid=place[1])
-        message = f"the actor of rank {rank} did not answer and was ended"
-        self._post([noted(job.id, "actor_ended", message, degraded=True)])
+        self._post([noted(job.id, ActorEnded(rank=rank), degraded=True)])
 
     async def is_stopped(self, job: Job, rank: int) -> bool:
         """Whether its node's agent sees that a rank's actor is stopped; False when the agent cannot be asked."""

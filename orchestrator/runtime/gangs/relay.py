@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
+from orchestrator.core.facts.notes import RankUnreachable, Reachable
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost
 from orchestrator.runtime.gangs.event_mapping import exited, gang_lost, in_memory, last_words, noted, saved, seats_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.runtime.gangs.errors import GangLostError
@@ -61,7 +63,7 @@ class EventRelay:
         paths: Paths,
         *,
         reports: Callable[[], Mapping[str, NodeReport]],
-        gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[str, ...]]],
+        gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[Fact, ...]]],
         post: Callable[[Sequence[ev.Event]], None],
         progress: Callable[[JobId, int, int, ProgressSnapshot], None],
         log: FilteringBoundLogger,
@@ -123,8 +125,7 @@ class EventRelay:
                 continue
             if rank in gang.unreached:
                 gang.unreached.discard(rank)
-                message = f"rank {rank} is within reach again"
-                self._post([noted(job.id, "reachable", message, degraded=bool(gang.unreached))])
+                self._post([noted(job.id, Reachable(rank=rank), degraded=bool(gang.unreached))])
             late = 0
             gang.cursors[rank] = reply.cursor
             await self._hear(job, gang, attempt, rank, reply)
@@ -135,7 +136,7 @@ class EventRelay:
             await self._actors.end_actor(job, rank)
         if rank not in gang.unreached:
             gang.unreached.add(rank)
-            self._post([noted(job.id, "unreachable", f"rank {rank} is out of reach: {error}", degraded=True)])
+            self._post([noted(job.id, RankUnreachable(rank=rank, said=str(error)), degraded=True)])
         await asyncio.sleep(self._patience.retry_seconds)
 
     async def _actor_lost(self, job: Job, gang: Gang, attempt: int, lost: GangLostError) -> None:

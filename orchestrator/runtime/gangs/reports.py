@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
+from orchestrator.core.facts.notes import ReportLeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ class LeftOut:
     """What was left out of one gang's reports; each is told once."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._told: set[ReportLeftOut] = set()
 
     @contextmanager
     def of(
@@ -45,9 +46,9 @@ class LeftOut:
         try:
             yield
         except Exception as error:
-            message = f"rank {rank}: {what} is left out: {type(error).__name__}"
-            if message in self._told:
+            note = ReportLeftOut(rank=rank, part=what, error_type=type(error).__name__)
+            if note in self._told:
                 return
-            self._told.add(message)
+            self._told.add(note)
             log.exception("gang.report_left_out", job=job_id, rank=rank, what=what)
-            post([ev.JobNoted(job_id=job_id, at=time.time(), code="unusable_report", message=message)])
+            post([ev.JobNoted(job_id=job_id, at=time.time(), note=note)])

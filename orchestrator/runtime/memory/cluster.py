@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from orchestrator.core.facts.gangs import ActorMissing, ActorNotPlaced, NodeLost, StoppedUnplaced
 from orchestrator.core.scheduler.placement import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.memory.agenda import Agenda
@@ -98,13 +99,13 @@ class MemoryCluster:
         if gang is not None and gang.number == job.gang:
             return gang
         if job.seats:
-            raise GangLostError(0, "the actor of rank 0 is gone")
+            raise GangLostError(ActorMissing(rank=0))
         if not create:
-            raise GangLostError(None, "it was stopped before its gang was placed")
+            raise GangLostError(StoppedUnplaced())
         if gang is not None:
             raise UnsafeOrderError(f"gang {job.gang} of {job.id} is placed beside gang {gang.number}")
         if not all(node_id in self.nodes and self.nodes[node_id].alive for node_id in job.nodes):
-            raise GangLostError(None, "a node that it was to run on is gone", node_lost=True)
+            raise GangLostError(NodeLost(), node_lost=True)
         return self._create(job)
 
     def _create(self, job: Job) -> MemoryGang:
@@ -115,7 +116,7 @@ class MemoryCluster:
             hold = node.take(holder, gpus, cpus)
             if hold is None:
                 self._free(gang)
-                raise GangLostError(None, f"GPUs that it was to get have dropped out of node {node_id}")
+                raise GangLostError(ActorNotPlaced(rank=rank, said=f"node {node_id} has no GPUs for it"))
             self._actors += 1
             gang.actors.append(
                 MemoryActor(
@@ -139,7 +140,7 @@ class MemoryCluster:
             return
         del self.gangs[job_id]
         for actor in gang.actors:
-            actor.die("its gang was removed", kill=actor.node.alive)
+            actor.die(ActorMissing(rank=actor.rank), kill=actor.node.alive)
         self._free(gang)
 
     def _free(self, gang: MemoryGang) -> None:
@@ -174,7 +175,7 @@ class MemoryCluster:
         """The node is dead for everything but itself."""
         node.alive, node.silent, node.died_at = False, False, self.agenda.now
         for actor in [a for gang in self.gangs.values() for a in gang.actors if a.node is node]:
-            actor.die("its node died", node_lost=True, kill=not cut_off)
+            actor.die(NodeLost(rank=actor.rank, node=node.node.id), node_lost=True, kill=not cut_off)
         for process in [p for p in self.processes if p.actor.node is node]:
             self.agenda.after(LEASE_SECONDS, process.kill)
         waiting, node.waiting = node.waiting, []

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.core.facts.gangs import HeadLost
+from orchestrator.core.facts.notes import CheckpointQuarantined, NodeUnreachable, Reachable
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.event_mapping import exited
 from orchestrator.runtime.memory.checkpoints import Saved
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from orchestrator.core.effects import Effect
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
     from orchestrator.runtime.memory.cluster import MemoryCluster
@@ -94,9 +97,9 @@ class MemoryGangs:
                 continue
             ranks = [rank for rank, node_id in enumerate(job.nodes) if node_id in silent]
             if ranks and not job.degraded:
-                self._note(job.id, "unreachable", f"the node of rank {ranks[0]} does not answer", degraded=True)
+                self._note(job.id, NodeUnreachable(rank=ranks[0], node=job.nodes[ranks[0]]), degraded=True)
             elif job.degraded and not ranks:
-                self._note(job.id, "reachable", "every rank's node answers again", degraded=False)
+                self._note(job.id, Reachable(), degraded=False)
 
     def forget_all(self) -> None:
         """The control plane is gone: drop what was known, post every gang as lost."""
@@ -105,7 +108,7 @@ class MemoryGangs:
         self._work.clear()
         gangs, self._gangs = self._gangs, {}
         for job_id, gang in gangs.items():
-            lost = GangLostError(None, "Ray's head died")
+            lost = GangLostError(HeadLost())
             self._lost(job_id, gang.number, gang.watching, len(gang.actors), lost)
 
     async def close(self) -> None:
@@ -128,7 +131,7 @@ class MemoryGangs:
         now = self._cluster.now()
         not_before = now + FENCE_SECONDS if lost.node_lost else 0.0
         event = ev.GangLost(
-            job_id=job_id, at=now, gang=number, rank=lost.rank, reason=lost.reason, not_before=not_before
+            job_id=job_id, at=now, gang=number, rank=lost.cause.rank, reason=lost.cause, not_before=not_before
         )
         self._post([*self._last_words(job_id, attempt, ranks), event])
 
@@ -138,9 +141,9 @@ class MemoryGangs:
         found = [rank for rank in range(ranks) if (attempt, rank) in records]
         return [exited(job_id, attempt, rank, records[attempt, rank]) for rank in found]
 
-    def _note(self, job_id: JobId, code: str, message: str, *, degraded: bool | None = None) -> None:
+    def _note(self, job_id: JobId, note: Fact, *, degraded: bool | None = None) -> None:
         now = self._cluster.now()
-        self._post([ev.JobNoted(job_id=job_id, at=now, code=code, message=message, degraded=degraded)])
+        self._post([ev.JobNoted(job_id=job_id, at=now, note=note, degraded=degraded)])
 
     # -- effects
 
@@ -173,7 +176,7 @@ class MemoryGangs:
     def _tell_torn(self, job: Job) -> None:
         """Which checkpoints turned out to be torn when the one was looked for that the attempt begins with."""
         for torn in self._cluster.checkpoints.broken.pop(job.id, ()):
-            self._note(job.id, "quarantined", f"{torn.path} is torn")
+            self._note(job.id, CheckpointQuarantined(said=f"{torn.path} is torn"))
 
     def _stop(self, job: Job, deadline: float) -> Steps:
         gang = yield from self._attach(job, create=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial, singledispatch
 from typing import TYPE_CHECKING
 
+from orchestrator.core.facts.gangs import ActorLost, HeadLost
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.memory import faults as f
@@ -12,7 +13,6 @@ from orchestrator.runtime.memory import faults as f
 if TYPE_CHECKING:
     from orchestrator.runtime.memory.cluster import MemoryCluster
 
-_ACTOR_DIED = "its actor died"
 _RETRY_SECONDS = 1.0
 
 
@@ -62,7 +62,7 @@ def _(fault: f.StopSeen, cluster: MemoryCluster) -> None:
 def _(fault: f.ActorDies, cluster: MemoryCluster) -> None:
     gang = cluster.gangs.get(JobId(fault.job))
     if gang is not None and fault.rank < len(gang.actors) and gang.actors[fault.rank].node.alive:
-        gang.actors[fault.rank].die(_ACTOR_DIED)
+        gang.actors[fault.rank].die(ActorLost(rank=fault.rank))
 
 
 @_inject.register(f.NodeLost)
@@ -106,7 +106,7 @@ def _(fault: f.NodeAnswers, cluster: MemoryCluster) -> None:
 def _(_fault: f.HeadLost, cluster: MemoryCluster) -> None:
     for gang in list(cluster.gangs.values()):
         for actor in gang.actors:
-            actor.die("Ray's head died", kill=actor.node.alive)
+            actor.die(HeadLost(rank=actor.rank), kill=actor.node.alive)
         cluster.remove(gang.job_id, gang.number)
 
 

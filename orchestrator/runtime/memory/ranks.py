@@ -21,6 +21,7 @@ from orchestrator.runtime.ranks.rank_events import RankEvent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from orchestrator.core.facts.gangs import GangFault
     from orchestrator.core.ids import JobId
     from orchestrator.core.states import StopScope
     from orchestrator.runtime.memory.agenda import Agenda
@@ -156,11 +157,11 @@ class MemoryActor:
             if poll.attempt >= self.attempt:
                 self.poll(poll.attempt, poll.cursor, poll.answer)
 
-    def die(self, reason: str, *, node_lost: bool = False, kill: bool = True) -> None:
+    def die(self, cause: GangFault, *, node_lost: bool = False, kill: bool = True) -> None:
         """The actor is gone; with ``kill`` its process too, whose keeper holds a lifeline to it."""
         if self.dead is not None:
             return
-        self.dead = GangLostError(self.rank, f"rank {self.rank}: {reason}", node_lost=node_lost)
+        self.dead = GangLostError(cause, node_lost=node_lost)
         if kill and self.process is not None:
             self.process.kill()
         polls, self._polls = self._polls, []

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import __version__
+from orchestrator.core.facts.nodes import DriverProblem
 from orchestrator.gpu.drivers.assignments import FILE_NAME, write_assignments
 from orchestrator.private_files import PRIVATE_UMASK, make_private, remove_private
 from orchestrator.runtime.forkserver import linux
@@ -36,6 +37,8 @@ from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from orchestrator.core.facts.fact import Fact
 
 PRELOAD = ("orchestrator.train.script.training_context", "safetensors.torch")
 NODE_HOME = "ORCH_NODE_HOME"
@@ -121,11 +124,11 @@ class NodeAgent:
         if not shared:
             await asyncio.to_thread(self._files.keep_only, live)
 
-    async def check(self) -> tuple[str, ...]:
+    async def check(self) -> tuple[Fact, ...]:
         """Whether ranks can be trusted to this node: devices compute, the disk keeps, the driver answers. See health_check."""
         problems = await check_node(self._node_dir)
         _, told = await asyncio.to_thread(self._survey)
-        return (*problems, *told)
+        return (*problems, *(DriverProblem(said=text) for text in told))
 
     def _survey(self) -> tuple[tuple[NodeGpu, ...], tuple[str, ...]]:
         from orchestrator.gpu.drivers.inventory import survey

@@ -1,24 +1,31 @@
 """A small real check of a node's health: every device multiplies and reduces, the disk keeps what it is given.
 
-Runs in a process of its own with a deadline: a driver that hangs holds nobody up. Says sentences about what is wrong.
+Runs in a process of its own with a deadline: a driver that hangs holds nobody up. Gives a fact for each thing that is wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import math
 import os
 import sys
 import tempfile
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.facts.nodes import DevicesFailed, DevicesSilent, DeviceWrong, DiskDamaged, DiskUnwritable
+
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from orchestrator.core.facts.fact import Fact
+
 DEADLINE_SECONDS: Final = 120.0
+MOST_CHARACTERS: Final = 1000  # of what the check prints
 _DISK_BYTES: Final = 1024 * 1024
 _DEVICES: Final = """
-import sys, tempfile, torch, torch.distributed as dist
+import json, sys, tempfile, torch, torch.distributed as dist
 torch.set_num_threads(1)
 cuda = torch.cuda.is_available()
 devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] if cuda else [torch.device("cpu")]
@@ -27,7 +34,7 @@ expected = a @ a.T
 for device in devices:
     error = ((a.to(device) @ a.T.to(device)).cpu() - expected).abs().max().item()
     if not error < 1e-6:
-        print(f"{device} multiplies wrongly (off by {error:g})")
+        print(json.dumps({"device": str(device), "operation": "multiply", "off": error}))
 with tempfile.TemporaryDirectory() as folder:
     if cuda:
         torch.cuda.set_device(0)
@@ -36,19 +43,19 @@ with tempfile.TemporaryDirectory() as folder:
         ones = torch.ones(1024, device=device)
         dist.all_reduce(ones)
         if ones.sum().item() != 1024:
-            print(f"{device} reduces wrongly")
+            print(json.dumps({"device": str(device), "operation": "reduce"}))
     dist.destroy_process_group()
 print("done")
 """
 
 
-async def check_node(directory: Path, *, python: str = sys.executable, seconds: float = DEADLINE_SECONDS) -> list[str]:
+async def check_node(directory: Path, *, python: str = sys.executable, seconds: float = DEADLINE_SECONDS) -> list[Fact]:
     """What is wrong with this node: its devices, and the disk under ``directory``. Empty when nothing is."""
     problems = await asyncio.to_thread(_check_disk, directory)
     return problems + await _check_devices(python, seconds)
 
 
-def _check_disk(directory: Path) -> list[str]:
+def _check_disk(directory: Path) -> list[Fact]:
     data = os.urandom(_DISK_BYTES)
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix="health-") as file:
@@ -57,13 +64,13 @@ def _check_disk(directory: Path) -> list[str]:
             os.fsync(file.fileno())
             file.seek(0)
             if file.read() != data:
-                return [f"the disk under {directory} does not keep what is written"]
+                return [DiskDamaged(path=str(directory))]
     except OSError as error:
-        return [f"nothing can be written to {directory}: {error.strerror}"]
+        return [DiskUnwritable(path=str(directory), said=error.strerror or "")]
     return []
 
 
-async def _check_devices(python: str, seconds: float) -> list[str]:
+async def _check_devices(python: str, seconds: float) -> list[Fact]:
     process = await asyncio.create_subprocess_exec(
         *(python, "-c", _DEVICES), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -71,7 +78,7 @@ async def _check_devices(python: str, seconds: float) -> list[str]:
         async with asyncio.timeout(seconds):
             out, err = await process.communicate()
     except TimeoutError:
-        return [f"its devices did not compute within {seconds:g} s"]
+        return [DevicesSilent(seconds=seconds)]
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -80,5 +87,16 @@ async def _check_devices(python: str, seconds: float) -> list[str]:
     said = out.decode(errors="replace").split("\n")
     if process.returncode != 0 or "done" not in said:
         last = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
-        return [f"its devices do not compute: {last[0][:200]}"]
-    return [line for line in said if line and line != "done"]
+        return [DevicesFailed(said=last[0][:MOST_CHARACTERS])]
+    return [_wrong(line) for line in said if line and line != "done"]
+
+
+def _wrong(line: str) -> Fact:
+    """What one line of the check says; what a library prints beside it counts as a failure, too."""
+    try:
+        told = json.loads(line)
+        off = told.get("off")
+        known = isinstance(off, float) and math.isfinite(off)
+        return DeviceWrong(device=told["device"], operation=told["operation"], off=off if known else None)
+    except (ValueError, KeyError, AttributeError):
+        return DevicesFailed(said=line[:MOST_CHARACTERS])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.core.events import MemoryUse  # noqa: TC001 - the fields are checked by their types
+from orchestrator.core.facts.fact import Fact  # noqa: TC001 - as above
 from orchestrator.core.states import StopScope  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ class RankEvent:
     error_message: str = ""
     error_at: float | None = None
     log_tail: tuple[str, ...] = ()
-    evidence: tuple[str, ...] = ()
+    evidence: tuple[Fact, ...] = ()
     policy: str = ""
-    policy_note: str = ""
+    policy_note: Fact | None = None
     missing_file: str = ""
     stop_seen_at: float | None = None
     stop_scope: StopScope | None = None

@@ -5,12 +5,13 @@ Paths stay as they are: they are looked up by name, and orch chose them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.repository.persister import PersisterStatus
     from orchestrator.core.diagnosis.health import Frame, RankLook
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.ranks.rank_events import RankEvent
     from orchestrator.train.script.progress_facts import ProgressSnapshot
@@ -25,9 +26,15 @@ def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
         error_type=masker.text(event.error_type),
         error_message=masker.text(event.error_message),
         log_tail=tuple(map(masker.text, event.log_tail)),
-        evidence=tuple(map(masker.text, event.evidence)),
-        policy_note=masker.text(event.policy_note),
+        evidence=tuple(_masked_fact(fact, masker) for fact in event.evidence),
+        policy_note=None if event.policy_note is None else _masked_fact(event.policy_note, masker),
     )
+
+
+def _masked_fact(fact: Fact, masker: Masker) -> Fact:
+    """The fact, with secrets masked in what it quotes."""
+    texts = {f.name: value for f in fields(fact) if isinstance(value := getattr(fact, f.name), str)}
+    return replace(fact, **{name: masker.text(value) for name, value in texts.items() if type(value) is str})
 
 
 def masked_progress(snapshot: ProgressSnapshot, masker: Masker) -> ProgressSnapshot:

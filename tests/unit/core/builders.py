@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node
+from orchestrator.core.facts import gangs, gpus, memory, rank_ends
+from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.fold import Change, change_of, fold, submitted
 from orchestrator.core.ids import JobId
 from orchestrator.core.job import Job
@@ -17,6 +19,8 @@ from orchestrator.spec.job import JobSpec, ResourcesSpec, WorkerResources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from orchestrator.core.facts.fact import Fact
 
 T0 = 1_700_000_000.0
 ID = JobId("digits-abc234")
@@ -122,9 +126,29 @@ def exited(job: Job, rank: int = 0, **fields: Any) -> ev.RankExited:
     return ev.RankExited(job_id=job.id, attempt=job.attempt_number, rank=rank, **values)
 
 
-def failure(failure_class: FailureClass = FailureClass.INFRA, **fields: Any) -> ev.Failure:
-    """A failure of a class."""
-    return ev.Failure(**{"failure_class": failure_class, "code": "signal", "sentence": "rank 0 was killed", **fields})
+def cause(code: str, rank: int | None = 0) -> Fact:
+    """A cause with this code."""
+    known: dict[str, Fact] = {
+        "signal": rank_ends.ProcessSignal(rank=rank, signal=9),
+        "exception": rank_ends.PythonException(rank=rank, error_type="ValueError"),
+        "peer_lost": rank_ends.PeerLost(rank=rank),
+        "retry_exit_code": rank_ends.RetryExitCode(rank=rank, exit_code=75),
+        "gang_lost": gangs.ActorLost(rank=rank),
+        "gpu_lost": gpus.GpuLost(rank=rank),
+        "gpu_ecc": gpus.GpuEcc(rank=rank),
+        "gpu_xid": gpus.Xid(rank=rank, number=119),
+        "host_oom_kill": memory.OomKill(rank=rank),
+        "startup_timeout": gangs.StartupTimeout(limit_seconds=600.0),
+        "disk_full": rank_ends.DiskFull(rank=rank),
+        "stopped_from_outside": rank_ends.TerminatedFromOutside(rank=rank, signal=15),
+    }
+    return known[code]
+
+
+def failure(failure_class: FailureClass = FailureClass.INFRA, *, code: str = "signal", **fields: Any) -> ev.Failure:
+    """A failure of a class; of rank 0 by SIGKILL, unless told."""
+    rank = fields.get("rank")
+    return ev.Failure(**{"failure_class": failure_class, "cause": cause(code, 0 if rank is None else rank), **fields})
 
 
 def failed(job: Job, *, retry: bool = True, keep_gang: bool = True, **fields: Any) -> ev.AttemptFailed:
@@ -148,9 +172,9 @@ def released(job: Job, *, at: float = T0 + 22) -> ev.GangReleased:
     return ev.GangReleased(job_id=job.id, at=at, gang=job.gang)
 
 
-def lost(job: Job, *, at: float = T0 + 11, not_before: float = 0.0, reason: str = "node a died") -> ev.GangLost:
-    """The current gang lost a node."""
-    return ev.GangLost(job_id=job.id, at=at, gang=job.gang, rank=0, reason=reason, not_before=not_before)
+def lost(job: Job, *, at: float = T0 + 11, not_before: float = 0.0, reason: Fact | str = "node a died") -> ev.GangLost:
+    """The current gang lost a node; a reason may be a sentence, as earlier versions stored it."""
+    return ev.GangLost(job_id=job.id, at=at, gang=job.gang, rank=0, reason=fact_from(reason), not_before=not_before)
 
 
 def checkpoint(job: Job, step: int, *, path: str = "", at: float = T0 + 5) -> ev.CheckpointSaved:
@@ -160,7 +184,9 @@ def checkpoint(job: Job, step: int, *, path: str = "", at: float = T0 + 5) -> ev
 
 def finished(job: Job, state: JobState, *, at: float = T0 + 30, **fields: Any) -> ev.JobFinished:
     """The job ends."""
-    return ev.JobFinished(**{"job_id": job.id, "at": at, "state": state, "reason": "because", **fields})
+    return ev.JobFinished(
+        **{"job_id": job.id, "at": at, "state": state, **fields, "reason": fact_from(fields.get("reason", "because"))}
+    )
 
 
 def in_state(state: JobState) -> Job:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import types
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
+from orchestrator.core.facts.codec import FACTS as FACTS_BY_KIND
+from orchestrator.core.facts.fact import Fact
 from orchestrator.core.fold import fold
 from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
 from tests.unit.core.builders import ID, T0, make_spec, pending, submission
@@ -32,16 +37,41 @@ paths = st.sampled_from(["", "/ckpt/1", "/ckpt/2"])
 seats = st.builds(
     ev.Seat, rank=ranks, node_id=text, node_name=text, gpu_ids=lines, gpu_uuids=lines, actor_pid=st.integers(1, 9999)
 )
+
+
+def _value_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Any value that a field of a fact may have."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return st.one_of(*(st.none() if part is type(None) else _value_of(part) for part in get_args(hint)))
+    if get_origin(hint) is tuple:
+        return st.lists(_value_of(get_args(hint)[0]), max_size=2).map(tuple)
+    if issubclass(hint, Enum):
+        return st.sampled_from(hint)
+    if issubclass(hint, Fact):
+        return known_facts if hint is Fact else fact_of(hint)
+    known = {str: text, int: st.integers(0, 10**6), float: st.floats(0, 1e9, allow_nan=False), bool: st.booleans()}
+    return known[hint]
+
+
+def fact_of(cls: type[Fact]) -> st.SearchStrategy[Fact]:
+    """Any fact of a class."""
+    hints = get_type_hints(cls)
+    return st.builds(cls, **{f.name: _value_of(hints[f.name]) for f in dataclasses.fields(cls)})
+
+
+known_facts: st.SearchStrategy[Fact] = st.deferred(
+    lambda: st.sampled_from(sorted(FACTS_BY_KIND)).flatmap(lambda kind: fact_of(FACTS_BY_KIND[kind]))
+)
 failures = st.builds(
     ev.Failure,
     failure_class=st.sampled_from(FailureClass),
-    code=text,
-    sentence=text,
+    cause=known_facts,
     rank=st.none() | ranks,
     exit_code=codes,
     signal=signals,
     log_tail=lines,
-    advice=text,
+    policy_note=st.none() | known_facts,
+    refusal=st.none() | known_facts,
 )
 common = {"job_id": st.just(ID), "at": times, "cause": text}
 
@@ -62,15 +92,17 @@ FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         error_message=text,
         error_at=maybe_times,
         log_tail=lines,
-        evidence=lines,
+        evidence=st.lists(known_facts, max_size=2).map(tuple),
         policy=st.sampled_from(["", "fail", "restart"]),
-        policy_note=text,
+        policy_note=st.none() | known_facts,
         stop_seen_at=maybe_times,
         stop_scope=st.sampled_from([None, *StopScope]),
         last_step=st.none() | st.integers(0, 10),
         total_steps=st.none() | st.integers(0, 10),
     ),
-    ev.GangLost: st.builds(ev.GangLost, **common, gang=numbers, rank=st.none() | ranks, reason=text, not_before=times),
+    ev.GangLost: st.builds(
+        ev.GangLost, **common, gang=numbers, rank=st.none() | ranks, reason=known_facts, not_before=times
+    ),
     ev.AttemptFailed: st.builds(
         ev.AttemptFailed,
         **common,
@@ -87,18 +119,18 @@ FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.StopRequested: st.builds(
         ev.StopRequested, **common, purpose=st.sampled_from(StopPurpose), by=text, deadline=times
     ),
-    ev.JobRequeued: st.builds(ev.JobRequeued, **common, reason=text, not_before=times),
+    ev.JobRequeued: st.builds(ev.JobRequeued, **common, reason=known_facts, not_before=times),
     ev.JobSuspended: st.builds(ev.JobSuspended, **common, by=text),
     ev.JobResumed: st.builds(ev.JobResumed, **common, by=text),
-    ev.JobFinished: st.builds(ev.JobFinished, **common, state=st.sampled_from(JobState), reason=text, exit_code=codes),
+    ev.JobFinished: st.builds(
+        ev.JobFinished, **common, state=st.sampled_from(JobState), reason=known_facts, exit_code=codes
+    ),
     ev.CheckpointSaved: st.builds(ev.CheckpointSaved, **common, attempt=numbers, step=steps, path=paths),
     ev.FirstStep: st.builds(
         ev.FirstStep, **common, attempt=st.integers(0, 3), step=steps, step_at=times, steps_lost=steps
     ),
     ev.JobUpdated: st.builds(ev.JobUpdated, **common, by=text, priority=st.integers(0, 100)),
-    ev.JobNoted: st.builds(
-        ev.JobNoted, **common, code=text, message=st.sampled_from(["x", "y"]), degraded=st.none() | st.booleans()
-    ),
+    ev.JobNoted: st.builds(ev.JobNoted, **common, note=known_facts, degraded=st.none() | st.booleans()),
 }
 submissions = st.builds(
     submission,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import misfits, repaired
+from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.fold import fold
 from orchestrator.core.job_record import event_body, event_from, job_from_dict, job_to_dict
 from orchestrator.core.states import JobState
@@ -89,7 +90,7 @@ def test_a_stored_job_of_an_earlier_version_is_repaired_and_says_of_what() -> No
 def test_what_an_older_version_pickled_lacks_gets_its_default() -> None:
     """A value of a class that has got a field since has no such attribute."""
     event = object.__new__(ev.JobNoted)
-    for name, value in {"job_id": ID, "at": T0, "cause": "", "code": "c", "message": "m"}.items():
+    for name, value in {"job_id": ID, "at": T0, "cause": "", "note": Legacy(sentence="m")}.items():
         object.__setattr__(event, name, value)
     assert misfits(event) == ("degraded",)
 

@@ -10,6 +10,8 @@ import pytest
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.quarantine import strike_of
 from orchestrator.core.diagnosis.signatures import SIGNATURES
+from orchestrator.core.facts.notes import PoliciesLeftOut
+from orchestrator.core.facts.reasons import LogPolicyFails, NoNewCheckpoint
 from orchestrator.core.failure import (
     KEEP_GANG_SECONDS,
     SETTLE_SECONDS,
@@ -20,6 +22,7 @@ from orchestrator.core.failure import (
     is_collateral,
 )
 from orchestrator.core.scheduler.scheduler import declare_hung
+from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.states import AttemptState, FailureClass, StopScope
 from orchestrator.spec.job import Backoff, ExitCodes, MaxRestarts, RetrySpec
 from tests.unit.core.builders import (
@@ -115,14 +118,19 @@ def verdict(job: Job, now: float = NOW) -> Verdict:
 )
 def test_one_rank_fails(fields: dict[str, Any], failure_class: FailureClass, code: str, sentence: str) -> None:
     found = verdict(job_with({**fields, "at": T0 + 10}))
-    assert (found.failure.failure_class, found.failure.code, found.failure.sentence) == (failure_class, code, sentence)
+    assert (found.failure.failure_class, found.failure.code, failure_sentence(found.failure)) == (
+        failure_class,
+        code,
+        sentence,
+    )
     assert found.failure.rank == 0
     assert found.failed_at == T0 + 10
 
 
 def test_every_signature_has_its_own_code_and_advice() -> None:
-    assert len({s.code for s in SIGNATURES}) == len(SIGNATURES)
-    assert all(s.advice and s.sentence for s in SIGNATURES)
+    facts = [s.build(0, "") for s in SIGNATURES]
+    assert len({fact.code for fact in facts}) == len(SIGNATURES)
+    assert all(advice(fact) and sentence(fact) for fact in facts)
 
 
 def test_a_signal_is_told_as_a_signal_whatever_stood_in_the_log() -> None:
@@ -203,7 +211,7 @@ class TestCollateral:
     def test_it_does_not_hide_a_node_that_died(self) -> None:
         job = job_with({**GLOO, "at": T0 + 10}, {})
         found = verdict(after(job, lost(job, reason="node b died")), T0 + 10.05)
-        assert (found.failure.code, found.failure.sentence) == ("gang_lost", "node b died")
+        assert (found.failure.code, failure_sentence(found.failure)) == ("gang_lost", "node b died")
         assert found.failed_at == T0 + 10
 
     def test_a_root_is_not_hidden_by_the_gang_that_went_after_it(self) -> None:
@@ -234,12 +242,12 @@ def test_each_class_has_its_own_budget(
     others = {c.value: 99 for c in FailureClass if c is not failure_class}
     job = changed(job, restarts={**others, failure_class.value: used})
     found = decide_retry(job, failure(failure_class), NOW)
-    assert (found.retry, found.refusal) == (retry, refusal)
+    assert (found.retry, sentence(found.refusal) if found.refusal else "") == (retry, refusal)
 
 
 def test_a_log_policy_that_says_fail_comes_before_every_budget() -> None:
     found = decide_retry(running(), failure(policy="fail"), NOW)
-    assert (found.retry, found.refusal) == (False, "a log policy says fail")
+    assert (found.retry, found.refusal) == (False, LogPolicyFails())
 
 
 def test_the_policy_is_the_one_of_the_rank_that_failed_first() -> None:
@@ -248,8 +256,8 @@ def test_the_policy_is_the_one_of_the_rank_that_failed_first() -> None:
 
 
 def test_a_pattern_that_took_too_long_is_told_beside_the_failure() -> None:
-    found = verdict(job_with({**BOOM, "policy_note": "the log policy '(a+)+$' took longer than 2 s"}))
-    assert found.failure.advice.endswith("; the log policy '(a+)+$' took longer than 2 s")
+    found = verdict(job_with({**BOOM, "policy_note": PoliciesLeftOut(pattern="(a+)+$", seconds=2.0)}))
+    assert "; the log policy '(a+)+$' took longer than 2 s to search for" in failure_advice(found.failure, "job")
 
 
 def test_a_log_policy_may_restart_beyond_the_budget_but_not_without_progress() -> None:
@@ -265,7 +273,7 @@ class TestProgress:
         job = changed(running(), no_progress=3)
         found = decide_retry(job, failure(), NOW)
         assert not found.retry
-        assert found.refusal == "3 restarts in a row brought no newer checkpoint (retry.max_no_progress)"
+        assert found.refusal == NoNewCheckpoint(restarts=3)
 
     def test_a_newer_checkpoint_begins_anew_and_at_once(self) -> None:
         job = changed(running(), no_progress=3)
@@ -349,7 +357,7 @@ class TestStopFromOutside:
         job = job_with({**fields, **asked, "last_step": 11, "total_steps": 60}, workers=1)
         found = verdict(job)
         assert (found.failure.failure_class, found.failure.code) == (failure_class, "stopped_from_outside")
-        assert found.failure.sentence.startswith("rank 0 ended at step 11 of 60 after ")
+        assert failure_sentence(found.failure).startswith("rank 0 ended at step 11 of 60 after ")
         assert found.failed_at == ASKED_AT
         assert not job.ended_well
 
@@ -362,7 +370,7 @@ class TestStopFromOutside:
 
     def test_without_a_total_nothing_says_that_it_has_finished(self) -> None:
         job = job_with({"exit_code": 0, **ASKED, "last_step": 60}, workers=1)
-        assert verdict(job).failure.sentence.startswith("rank 0 ended at step 60 after a request to stop")
+        assert failure_sentence(verdict(job).failure).startswith("rank 0 ended at step 60 after a request to stop")
 
     def test_a_rank_that_nothing_asked_has_ended_by_itself(self) -> None:
         job = job_with({"exit_code": 0, "last_step": 11, "total_steps": 60}, workers=1)
@@ -397,7 +405,7 @@ class TestStopFromOutside:
     def test_a_shells_exit_code_for_a_signal_is_no_error_of_the_script(self, code: int, name: str) -> None:
         found = verdict(job_with({"exit_code": code}, workers=1)).failure
         assert (found.failure_class, found.exit_code) == (INFRA, code)
-        assert found.sentence == f"rank 0 ended with exit code {code}, as a process killed by {name}"
+        assert failure_sentence(found) == f"rank 0 ended with exit code {code}, as a process killed by {name}"
 
     def test_a_preemption_says_nothing_about_progress(self) -> None:
         job = changed(running(), no_progress=3)

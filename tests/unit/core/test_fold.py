@@ -9,10 +9,12 @@ from hypothesis import given, settings
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
+from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.failure import decide_retry
 from orchestrator.core.fold import STORY_LENGTH, fold
 from orchestrator.core.job_record import job_from_dict, job_to_dict
 from orchestrator.core.phases import Replacing, Restarting
+from orchestrator.core.sentences import failure_sentence, sentence
 from orchestrator.core.states import AttemptState, FailureClass, IllegalTransitionError, JobState, StopPurpose
 from tests.unit.core import strategies
 from tests.unit.core.builders import (
@@ -154,9 +156,9 @@ def test_a_failed_attempt_is_followed_by_one_in_the_same_gang() -> None:
 
 def test_a_fresh_gang_forgets_the_seats_and_the_troubles_of_the_old_one() -> None:
     job = running()
-    noted = fold(job, ev.JobNoted(job_id=ID, at=T0 + 4, code="node_unreachable", message="a is silent", degraded=True))
+    noted = fold(job, ev.JobNoted(job_id=ID, at=T0 + 4, note=fact_from("a is silent"), degraded=True))
     job = after(noted, lost(noted), failed(noted), released(noted))
-    job = fold(job, ev.JobRequeued(job_id=ID, at=T0 + 23, reason="to be placed again"))
+    job = fold(job, ev.JobRequeued(job_id=ID, at=T0 + 23, reason=fact_from("to be placed again")))
     job = fold(job, started(job))
     assert noted.degraded
     assert (job.degraded, job.seats, job.gang, job.gang_lost) == (False, (), 2, False)
@@ -213,7 +215,7 @@ class TestRules:
     @pytest.mark.parametrize(
         "event",
         [
-            ev.JobRequeued(job_id=ID, at=T0 + 40, reason="again"),
+            ev.JobRequeued(job_id=ID, at=T0 + 40, reason=fact_from("again")),
             ev.JobSuspended(job_id=ID, at=T0 + 40, by="ada"),
             finished(pending(), JobState.FAILED),
         ],
@@ -255,7 +257,7 @@ class TestLateFacts:
     def test_facts_of_an_older_gang_change_nothing(self) -> None:
         first = running()
         job = after(first, lost(first), failed(first), released(first))
-        job = fold(job, ev.JobRequeued(job_id=ID, at=T0 + 23, reason="again"))
+        job = fold(job, ev.JobRequeued(job_id=ID, at=T0 + 23, reason=fact_from("again")))
         job = fold(job, started(job))
         placed = ev.GangPlaced(job_id=ID, at=T0, gang=1, seats=seats(first, first.nodes))
         for event in (placed, lost(first), released(first)):
@@ -292,7 +294,7 @@ class TestLateFacts:
     def test_the_reason_of_a_lost_gang_outlives_what_comes_late(self) -> None:
         job = starting()
         job = after(job, lost(job), ev.AttemptRunning(job_id=ID, at=T0 + 12, attempt=1, pids=(1, 2)))
-        assert (job.state, job.reason) == (JobState.RUNNING, "node a died")
+        assert (job.state, sentence(job.reason)) == (JobState.RUNNING, "node a died")
 
 
 class TestStops:
@@ -305,7 +307,7 @@ class TestStops:
         assert job.state is JobState.DRAINING
         assert job.stop is not None
         assert (job.stop.purpose, job.stop.by, job.stop.at) == (StopPurpose.PREEMPT, "scheduler", T0 + 20)
-        assert job.reason == "making room (scheduler); its processes have time to save"
+        assert sentence(job.reason) == "making room (scheduler); its processes have time to save"
 
     def test_a_stronger_stop_takes_over_but_gives_no_more_time(self) -> None:
         job = running()
@@ -348,7 +350,7 @@ class TestStops:
         job = fold(job, ev.JobSuspended(job_id=ID, at=T0 + 23, by="ada"))
         assert (job.state, job.stop, job.exits) == (JobState.SUSPENDED, None, ())
         job = fold(job, ev.JobResumed(job_id=ID, at=T0 + 24, by="ada"))
-        assert (job.state, job.not_before, job.reason) == (JobState.PENDING, 0.0, "resumed by ada")
+        assert (job.state, job.not_before, sentence(job.reason)) == (JobState.PENDING, 0.0, "resumed by ada")
         assert job.restarts == {"infra": 1}, "clean-up never resets a budget"
 
     def test_a_resume_does_not_outrun_the_ranks_of_a_lost_node(self) -> None:
@@ -360,7 +362,7 @@ class TestStops:
     def test_of_two_nodes_that_are_cut_off_the_later_fence_counts_and_the_first_reason(self) -> None:
         job = running()
         job = after(job, lost(job, not_before=T0 + 30), lost(job, not_before=T0 + 90, reason="node b died"))
-        assert (job.fenced_until, job.reason) == (T0 + 90, "node a died")
+        assert (job.fenced_until, sentence(job.reason)) == (T0 + 90, "node a died")
         assert fold(job, lost(job, not_before=T0 + 30)) is job
 
     def test_a_time_limit_is_the_failure_whatever_failed_before(self) -> None:
@@ -370,7 +372,7 @@ class TestStops:
         job = fold(job, stop(job, StopPurpose.TIMEOUT))
         job = after(job, released(job), finished(job, JobState.FAILED, reason="too long"))
         assert job.failure is not None
-        assert (job.failure.failure_class, job.failure.sentence) == (FailureClass.TIMEOUT, "too long")
+        assert (job.failure.failure_class, failure_sentence(job.failure)) == (FailureClass.TIMEOUT, "too long")
 
     def test_a_cancelled_job_has_no_failure(self) -> None:
         job = running()
@@ -405,7 +407,7 @@ class TestCheckpoints:
         job = after(job, lost(job), failed(job), released(job))
         assert (job.checkpoint_step, job.checkpoint_at, job.checkpoint_path) == (10, T0 + 5, "/ckpt/10")
         assert fold(job, checkpoint(job, 20, at=T0 + 6)) is job, "told again, it does not come back"
-        job = fold(job, ev.JobRequeued(job_id=ID, at=T0 + 23, reason="again"))
+        job = fold(job, ev.JobRequeued(job_id=ID, at=T0 + 23, reason=fact_from("again")))
         job = fold(job, started(job))
         assert job.attempts[-1].start_step == 10
         job = fold(job, checkpoint(job, 15, path="/ckpt/15"))
@@ -430,7 +432,7 @@ class TestCheckpoints:
         job = after(job, failed(job), gone(job))
         job = running(job, gang=1)
         job = after(job, checkpoint(job, 5, path="/ckpt/5"), stop(job, StopPurpose.PREEMPT), released(job))
-        job = fold(job, ev.JobRequeued(job_id=ID, at=T0 + 23, reason="made room"))
+        job = fold(job, ev.JobRequeued(job_id=ID, at=T0 + 23, reason=fact_from("made room")))
         assert job.no_progress == 0
 
 
@@ -446,15 +448,15 @@ def test_the_first_new_step_of_an_attempt_is_kept_once() -> None:
 def test_notes_are_kept_ten_at_a_time_and_say_a_thing_once() -> None:
     job = pending()
     for n in range(12):
-        job = fold(job, ev.JobNoted(job_id=ID, at=T0 + n, code="c", message=f"note {n}"))
-    assert job.notes == tuple(f"note {n}" for n in range(2, 12))
-    assert fold(job, ev.JobNoted(job_id=ID, at=T0 + 99, code="c", message="note 11")) is job
+        job = fold(job, ev.JobNoted(job_id=ID, at=T0 + n, note=fact_from(f"note {n}")))
+    assert job.notes == tuple(fact_from(f"note {n}") for n in range(2, 12))
+    assert fold(job, ev.JobNoted(job_id=ID, at=T0 + 99, note=fact_from("note 11"))) is job
 
 
 def test_a_note_about_a_job_that_ended_is_kept() -> None:
     job = in_state(JobState.SUCCEEDED)
-    assert fold(job, ev.JobNoted(job_id=ID, at=T0 + 99, code="c", message="outputs copied")).notes == (
-        "outputs copied",
+    assert fold(job, ev.JobNoted(job_id=ID, at=T0 + 99, note=fact_from("outputs copied"))).notes == (
+        fact_from("outputs copied"),
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
+from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.fold import fold
 from orchestrator.core.goodput import MAX_MARKS, GoodputLedger, Phase
 from orchestrator.core.states import StopPurpose
@@ -143,7 +144,9 @@ def test_a_script_that_reports_nothing_is_productive_when_it_succeeds_and_lost_w
     bad.fail(10, retry=False)
     bad.event(ev.GangReleased(job_id=ID, at=T0 + 11, gang=1))
     assert bad.phases(11) == {"starting": 4, "open": 16, "recovering": 2}
-    bad.event(ev.JobFinished(job_id=ID, at=T0 + 11, state=bad.job.state.FAILED, reason="exit code 1", exit_code=1))
+    bad.event(
+        ev.JobFinished(job_id=ID, at=T0 + 11, state=bad.job.state.FAILED, reason=fact_from("exit code 1"), exit_code=1)
+    )
     assert bad.phases(50) == {"starting": 4, "lost": 16, "recovering": 2}
 
 
@@ -156,7 +159,7 @@ def test_preemption_drains_saves_and_starts_again() -> None:
     life.checkpoint(10, 12)
     life.event(ev.AttemptGone(job_id=ID, at=T0 + 13, attempt=1))
     life.event(ev.GangReleased(job_id=ID, at=T0 + 13, gang=1))
-    life.event(ev.JobRequeued(job_id=ID, at=T0 + 13, reason="preempted"))
+    life.event(ev.JobRequeued(job_id=ID, at=T0 + 13, reason=fact_from("preempted")))
     assert life.phases(60) == {"productive": 20, "draining": 6}
     life.start(60, running_at=61)
     life.step(11, 62)

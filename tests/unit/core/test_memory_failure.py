@@ -10,6 +10,7 @@ import pytest
 from orchestrator.core.events import MemoryUse
 from orchestrator.core.failure import Verdict, classify
 from orchestrator.core.job_record import event_body, event_from, job_from_dict, job_to_dict
+from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass, OutOf
 from tests.unit.core.builders import T0, after, exited, make_spec, pending, running
 
@@ -35,11 +36,11 @@ def test_a_rank_at_its_limit_is_told_to_ask_for_more() -> None:
         0,
         9,
     )
-    assert failure.sentence == (
+    assert failure_sentence(failure) == (
         "rank 0: the kernel killed it because it reached its memory limit of 4.0 GiB (it used 4.0 GiB, it asked for 4.0 GiB)"
     )
-    assert "raise resources_per_worker.memory" in failure.advice
-    assert "smaller batch" in failure.advice
+    assert "raise resources_per_worker.memory" in failure_advice(failure, "job")
+    assert "smaller batch" in failure_advice(failure, "job")
 
 
 @pytest.mark.parametrize(("asked", "said"), [(None, "asked for none"), (300 << 20, "asked for 300.0 MiB")])
@@ -47,10 +48,10 @@ def test_a_machine_without_memory_is_told_apart(asked: int | None, said: str) ->
     failure = told(MemoryUse(used_bytes=20 * GIB, killed=OutOf.MACHINE), asked)
     assert failure.code == "host_oom_kill"
     assert (
-        failure.sentence
+        failure_sentence(failure)
         == f"rank 0: the kernel killed it because the machine's memory ran out (it used 20.0 GiB, it {said})"
     )
-    assert "set resources_per_worker.memory" in failure.advice
+    assert "set resources_per_worker.memory" in failure_advice(failure, "job")
 
 
 def test_a_kill_without_a_memory_kill_is_a_signal() -> None:

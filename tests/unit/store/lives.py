@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
+from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.fold import change_of
+from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState
 from tests.unit.core.builders import T0, checkpoint, exited, finished, make_spec, released, started, submission
 
@@ -64,6 +66,11 @@ async def cancel(store: Store, job: Job, *, at: float = T0 + 30) -> Job:
     return job
 
 
+def notes_of(job: Job) -> tuple[str, ...]:
+    """What is noted on the job, in words."""
+    return tuple(map(sentence, job.notes))
+
+
 def note(job: Job, message: str, *, at: float = T0 + 40) -> ev.JobNoted:
     """Something that changes no state."""
-    return ev.JobNoted(job_id=job.id, at=at, code="note", message=message)
+    return ev.JobNoted(job_id=job.id, at=at, note=fact_from(message))

@@ -39,7 +39,7 @@ from tests.unit.core.builders import (
     stop,
     submission,
 )
-from tests.unit.store.lives import add, cancel, end, note, run_it, write
+from tests.unit.store.lives import add, cancel, end, note, notes_of, run_it, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,7 +164,7 @@ class TestAppend:
     def test_a_batch_answers_with_every_job_it_names_in_order(self, store: Store, run: Run) -> None:
         a, b = run(add(store, "a-1")), run(add(store, "b-2"))
         found = run(write(store, [note(b, "x"), note(a, "y"), note(b, "z")]))
-        assert [(j.id, j.notes) for j in found] == [("b-2", ("x", "z")), ("a-1", ("y",))]
+        assert [(j.id, notes_of(j)) for j in found] == [("b-2", ("x", "z")), ("a-1", ("y",))]
 
     def test_no_change_is_nothing_to_write(self, store: Store, run: Run) -> None:
         job = run(add(store, ID))
@@ -187,7 +187,7 @@ class TestAppend:
         run(store.append(chain(job, note(job, "first"))))
         with pytest.raises(VersionConflictError, match=r"no longer at version 1.*orch doctor"):
             run(store.append(chain(job, note(job, "another"))))
-        assert run(store.job(ID)).notes == ("first",)
+        assert notes_of(run(store.job(ID))) == ("first",)
         assert len(run(store.events(ID))) == 2
         assert run(store.verify()) == []
 
@@ -228,7 +228,7 @@ class TestAppend:
     def test_a_note_about_a_job_that_ended_is_kept(self, store: Store, run: Run) -> None:
         job = run(end(store, run(add(store, ID))))
         (noted,) = run(write(store, [note(job, "outputs copied")]))
-        assert (noted.notes, noted.state, noted.ended_at) == (("outputs copied",), JobState.SUCCEEDED, T0 + 30)
+        assert (notes_of(noted), noted.state, noted.ended_at) == (("outputs copied",), JobState.SUCCEEDED, T0 + 30)
         assert run(store.load_live()) == []
 
     def test_many_at_once_lose_nothing(self, store: Store, run: Run) -> None:
@@ -252,7 +252,7 @@ class TestAppend:
         found = run(all_at_once())
         assert [isinstance(f, VersionConflictError) for f in found] == [False, True, False] * 5
         job = run(store.job(ID))
-        assert sorted(job.notes) == sorted(f"note {n}" for n in range(10))
+        assert sorted(notes_of(job)) == sorted(f"note {n}" for n in range(10))
         assert run(store.verify()) == []
 
 

@@ -15,7 +15,7 @@ from orchestrator.store.errors import DiskFullError
 from orchestrator.store.sqlite import SqliteStore
 from tests.support import disks
 from tests.unit.core.builders import ID, T0, chain, submission
-from tests.unit.store.lives import add, cancel, note, write
+from tests.unit.store.lives import add, cancel, note, notes_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,7 +145,7 @@ def test_when_the_reserve_is_spent_the_refusal_says_so_and_keeps_what_was_told(
         notes(small_store, run, job, 20_000)
     told = run(small_store.job(ID)).version - 1
     assert 300 < told < 20_000
-    assert run(small_store.job(ID)).notes[-1].startswith(f"{told - 1} ")
+    assert notes_of(run(small_store.job(ID)))[-1].startswith(f"{told - 1} ")
     assert run(small_store.verify()) == []
     filler.unlink()
     run(write(small_store, [note(job, "after")]))
@@ -199,6 +199,7 @@ def test_a_store_opens_on_a_full_disk_with_its_reserve(small_disk: Path, run: Ru
 _GENERATION = """
 import asyncio, os, pathlib, sys
 from orchestrator.core import events as ev
+from orchestrator.core.facts.codec import fact_from
 from orchestrator.store.sqlite import SqliteStore
 from tests.support.disks import fill
 from tests.unit.store.lives import write
@@ -211,7 +212,7 @@ async def main() -> None:
     (job,) = await store.load_live()
     for n in range(10):
         message = f"{number}.{n} " + 400 * "x"
-        await write(store, [ev.JobNoted(job_id=job.id, at=1.0, code="c", message=message)])
+        await write(store, [ev.JobNoted(job_id=job.id, at=1.0, note=fact_from(message))])
         if n % 3 == 0:
             fill(disk)
     if end == "kill":
@@ -311,6 +312,7 @@ def test_without_a_reserve_only_the_threshold_counts(tmp_path: Path) -> None:
 _LIMITED = """
 import asyncio, pathlib, resource, sys
 from orchestrator.core import events as ev
+from orchestrator.core.facts.codec import fact_from
 from orchestrator.store.errors import DiskFullError
 from orchestrator.store.sqlite import SqliteStore
 from tests.unit.store.lives import write
@@ -326,7 +328,7 @@ async def main() -> None:
     told = 0
     try:
         for n in range(1000):
-            await write(store, [ev.JobNoted(job_id=job.id, at=1.0, code="c", message=f"{n}" + 2000 * "x")])
+            await write(store, [ev.JobNoted(job_id=job.id, at=1.0, note=fact_from(f"{n}" + 2000 * "x"))])
             told += 1
     except DiskFullError as error:
         assert "orch prune" in str(error), error
@@ -334,7 +336,7 @@ async def main() -> None:
         raise SystemExit("the limit was never met")
     assert (await store.job(job.id)).version == 1 + told
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    await write(store, [ev.JobNoted(job_id=job.id, at=1.0, code="c", message="after")])
+    await write(store, [ev.JobNoted(job_id=job.id, at=1.0, note=fact_from("after"))])
     assert await store.verify() == []
     store.close()
     print(told)

@@ -13,7 +13,7 @@ from orchestrator.core.states import JobState
 from orchestrator.store.errors import JobExistsError, StoreClosedError, StoreError, VersionConflictError
 from orchestrator.store.schema import connect
 from tests.unit.core.builders import ID, chain, finished, submission
-from tests.unit.store.lives import add, note, write
+from tests.unit.store.lives import add, note, notes_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ def test_one_that_fails_takes_nothing_from_the_others(sqlite_store: SqliteStore,
     )
     assert isinstance(answers[1], VersionConflictError)
     assert isinstance(answers[3], JobExistsError)
-    assert run(sqlite_store.job(ID)).notes == ("one", "two")
+    assert notes_of(run(sqlite_store.job(ID))) == ("one", "two")
     assert answers[2][0].sequence == 2
     assert run(sqlite_store.verify()) == []
 
@@ -110,7 +110,7 @@ def test_a_job_may_be_accepted_change_and_end_in_one_group(sqlite_store: SqliteS
     run(live())
     other = run(sqlite_store.job("other-1"))
     assert other.state is JobState.CANCELLED
-    assert other.notes == ("x", "y")
+    assert notes_of(other) == ("x", "y")
     assert [j.id for j in run(sqlite_store.load_live())] == [ID]
     assert run(sqlite_store.verify()) == []
 
@@ -125,7 +125,7 @@ def test_a_group_that_cannot_be_committed_is_refused_and_the_next_is_not(
         run(write(sqlite_store, [note(job, "never")]))
     assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
     held.let_go()
-    assert run(write(sqlite_store, [note(job, "now")]))[0].notes == ("now",)
+    assert notes_of(run(write(sqlite_store, [note(job, "now")]))[0]) == ("now",)
 
 
 def test_a_row_that_somebody_else_changed_is_not_overwritten(sqlite_store: SqliteStore, path: Path, run: Run) -> None:

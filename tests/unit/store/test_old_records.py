@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core.events import JobSubmitted, LeftOut, MemoryUse
+from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.past_attempts import KEPT_ATTEMPTS
 from orchestrator.core.states import JobState, OutOf, StopScope
+from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.views import job_view
 from orchestrator.daemon.nodes.quarantine import NodeTrust
 from orchestrator.spec.model import Backoff, ElasticWorkers, LogPolicy, MaxRestarts, NotifySpec
@@ -141,4 +143,21 @@ def test_a_released_store_s_cordon_is_known(released_store: SqliteStore, run: Ru
     trust.restore(places)
     assert trust.unsaved() == []
     marked = trust.mark({"a": node("a")})["a"]
-    assert (marked.cordoned, marked.avoided) == (True, "r")
+    assert (marked.cordoned, marked.avoided) == (True, Legacy(sentence="r"))
+
+
+def test_its_sentences_are_shown_as_they_are_and_never_looked_into(released_store: SqliteStore, run: Run) -> None:
+    ended = job(released_store, run, "failed")
+    view = job_view(ended, None, None, "/logs")
+    assert view.failure is not None
+    assert view.fact is not None
+    assert view.fact["kind"] == "legacy"
+    assert view.reason == view.fact["sentence"]
+    assert view.failure.fact is not None
+    assert view.failure.fact["sentence"] == view.failure.sentence
+    assert view.failure.fact["legacy_code"] == view.failure.code != ""
+    told = [event_view(stored) for stored in run(released_store.events(ended.id))]
+    (failed_event, *_) = [event for event in told if event.kind == "attempt_failed"]
+    failure = failed_event.body["failure"]
+    assert (failure["code"], failure["sentence"]) == (view.failure.code, view.failure.sentence)
+    assert view.failure.sentence in failed_event.summary

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.facts.memory import OomCount, OomKill
 from orchestrator.runtime.ranks.evidence.kernel_evidence import KernelWatch, MachineWatch, OomWatch
 
 if TYPE_CHECKING:
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.runtime.spawn.client import Exited
 
 _SIGKILL: Final = 9
@@ -39,12 +41,13 @@ class ExitEvidence:
             self._kernel.mark()
         self._machine.mark()
 
-    def lines(self) -> tuple[str, ...]:
+    def facts(self) -> tuple[Fact, ...]:
         """What the kernel has said of the rank's processes since the last mark."""
-        killed = self._oom.killed() if self._oom else ""
-        return (*((killed,) if killed else ()), *(self._kernel.lines(self._pid) if self._kernel and self._pid else ()))
+        killed = self._oom.killed() if self._oom else None
+        told = self._kernel.facts(self._pid) if self._kernel and self._pid else ()
+        return told if killed is None else (killed, *told)
 
-    def killed_by_kernel(self, event: Exited, lines: tuple[str, ...]) -> bool:
+    def killed_by_kernel(self, event: Exited, facts: tuple[Fact, ...]) -> bool:
         """Whether the kernel has killed a process of the rank because the machine had no memory left.
 
         Its log names the process, where it can be read; else the machine's count has risen in the last moments.
@@ -52,7 +55,7 @@ class ExitEvidence:
         if event.cause is not None:
             return False
         if event.signal == _SIGKILL and self._kernel is not None and self._kernel.readable:
-            return bool(lines)
+            return any(isinstance(fact, OomKill | OomCount) for fact in facts)
         return self._machine.killed()
 
     def close(self) -> None:

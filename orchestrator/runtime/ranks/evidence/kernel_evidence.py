@@ -1,6 +1,6 @@
-"""What the kernel says about a rank's death: what memory it used, memory kills, and lines of the kernel's log.
+"""What the kernel says about a rank's death: what memory it used, memory kills, and Xid events of the kernel's log.
 
-Reads files and decides nothing: each piece is one line that ``core.signatures`` looks at. A machine where a file cannot
+Reads files and decides nothing: ``core.diagnosis.evidence`` judges whether a fact explains the end. A machine where a file cannot
 be read (kernel.dmesg_restrict, a container without its control group) gives less evidence, never an error.
 """
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.events import MemoryUse
+from orchestrator.core.facts.gpus import Xid
+from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
 from orchestrator.core.states import OutOf
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ _AT_LIMIT: Final = 0.98  # the kernel charges memory in batches of pages
 _RECORD_BYTES: Final = 8192
 _MOST_RECORDS: Final = 20_000  # a buffer that is written faster than it is read would never end
 RECENT_SECONDS: Final = 15.0
+_XID: Final = re.compile(r"\bXid(?: \((?:PCI:)?(?P<bus>[\w:.]+)\):)? (?P<number>\d{1,5})\b")
+_OOM: Final = re.compile(r"[Oo]ut of memory: Killed process \d+(?: \((?P<process>[^)]*)\))?")
 _OUR_PID: Final = r"(?:Killed process {pid}\b|\bpid='?{pid}\b)"
 
 
@@ -90,12 +94,12 @@ class OomWatch:
             return
         self._older, self._newer = self._newer, self._count()
 
-    def killed(self) -> str:
-        """One line when the group lost a process to a memory kill since the mark before the last; else empty."""
+    def killed(self) -> OomCount | None:
+        """How far the count has risen since the mark before the last, when the group lost a process to a memory kill."""
         count = self._count()
         if count is None or self._older is None or count <= self._older:
-            return ""
-        return f"cgroup: oom_kill rose from {self._older} to {count} in {self._file}"
+            return None
+        return OomCount(path=str(self._file), before=self._older, count=count)
 
     def _count(self) -> int | None:
         if self._file is None:
@@ -150,12 +154,12 @@ class KernelWatch:
             self._places = (newer, older)
             self._moved = now
 
-    def lines(self, pid: int, now: float | None = None) -> tuple[str, ...]:
-        """The lines of the last ``RECENT_SECONDS`` that name the process, once each."""
+    def facts(self, pid: int, now: float | None = None) -> tuple[OomKill | Xid | KernelMessage, ...]:
+        """What the log of the last ``RECENT_SECONDS`` tells of the process."""
         mine = re.compile(_OUR_PID.format(pid=pid))
         since = (_now() if now is None else now) - RECENT_SECONDS
         records = [] if self._places is None else _records(self._places[0])
-        return tuple(f"kernel: {text}" for at, text in records if at >= since and mine.search(text))
+        return tuple(_fact_of(pid, text) for at, text in records if at >= since and mine.search(text))
 
     @property
     def readable(self) -> bool:
@@ -167,6 +171,15 @@ class KernelWatch:
         for handle in self._places or ():
             os.close(handle)
         self._places = None
+
+
+def _fact_of(pid: int, text: str) -> OomKill | Xid | KernelMessage:
+    """What one line of the log says of the process that it names."""
+    if found := _XID.search(text):
+        return Xid(number=int(found["number"]), bus_id=found["bus"] or "", said=text)
+    if found := _OOM.search(text):
+        return OomKill(pid=pid, process=found["process"] or "", said=f"kernel: {text}")
+    return KernelMessage(said=text)
 
 
 def _now() -> float:

@@ -12,6 +12,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.facts.notes import PoliciesLeftOut
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,13 +32,13 @@ for number, pattern in enumerate(patterns):
 
 async def match_policies(
     policies: Sequence[tuple[str, str]], text: str, *, seconds: float = DEADLINE_SECONDS
-) -> tuple[str, str]:
-    """The action of the first of ``policies`` (pattern, action) found in the end of ``text``, and a note for people.
+) -> tuple[str, PoliciesLeftOut | None]:
+    """The action of the first of ``policies`` (pattern, action) found in the end of ``text``; empty when none is.
 
-    Both are empty when none is found; when the deadline came first, the action is empty and the note says so.
+    When the deadline, or an error, came first, the action is empty and the second part says so.
     """
     if not policies:
-        return "", ""
+        return "", None
     question = json.dumps([[pattern for pattern, _ in policies], text[-MOST_CHARACTERS:]])
     try:
         process = await asyncio.create_subprocess_exec(
@@ -46,7 +48,7 @@ async def match_policies(
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError as error:  # no process can be had: the rank's end is told all the same
-        return "", f"the log policies could not be searched for: {error.strerror}"
+        return "", PoliciesLeftOut(said=error.strerror or "")
     assert process.stdin is not None
     assert process.stdout is not None
     last = ["", "0"]
@@ -59,14 +61,11 @@ async def match_policies(
             await process.wait()
     except TimeoutError:
         pattern = policies[int(last[1])][0]
-        return (
-            "",
-            f"the log policy {pattern!r} took longer than {seconds:g} s to search for and was left out: simplify it",
-        )
+        return "", PoliciesLeftOut(pattern=pattern, seconds=seconds)
     except (OSError, ConnectionError):
-        return "", "the log policies could not be searched for"
+        return "", PoliciesLeftOut()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    return (policies[int(last[1])][1], "") if last[0] == "found" else ("", "")
+    return (policies[int(last[1])][1], None) if last[0] == "found" else ("", None)

@@ -11,6 +11,7 @@ from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use
 from orchestrator.runtime.ranks.output.log_policies import match_policies
 
 if TYPE_CHECKING:
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.runtime.ranks.event_log import EventLog
     from orchestrator.runtime.ranks.evidence.exit_evidence import ExitEvidence
     from orchestrator.runtime.ranks.output.output import RankOutput
@@ -50,11 +51,12 @@ class ExitTeller:
         error = self.error if failed else None
         tail = self._output.tail if failed else ()
         said = "\n".join((*tail, f"{error.type}: {error.message}" if error else ""))
-        policy, note = "", ""
-        evidence: tuple[str, ...] = ()
+        policy: str = ""
+        note: Fact | None = None
+        evidence: tuple[Fact, ...] = ()
         try:
-            policy, note = await match_policies(self._policies, said) if failed else ("", "")
-            evidence = self._evidence.lines() if failed else ()
+            policy, note = await match_policies(self._policies, said) if failed else ("", None)
+            evidence = self._evidence.facts() if failed else ()
         except Exception as fault:
             report_fault("what is known of the exit's cause was left out", fault)
         stop = await self._stop_facts(event)

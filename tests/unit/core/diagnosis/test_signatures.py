@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import socket
@@ -15,7 +16,10 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from orchestrator.core.diagnosis.signatures import SIGNATURES
+from orchestrator.core.facts.gpus import Xid
+from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
 from orchestrator.core.failure import Verdict, classify
+from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass
 from tests.unit.core.builders import T0, after, exited, make_spec, pending, running
 
@@ -121,9 +125,9 @@ def test_an_error_of_the_real_library_is_recognised(
     fields = raised(function)
     failure = told(**fields)
     assert (failure.code, failure.failure_class) == (code, failure_class), fields
-    assert failure.sentence.startswith("rank 0: ")
-    assert "\n" not in failure.sentence
-    assert failure.advice
+    assert failure_sentence(failure).startswith("rank 0: ")
+    assert "\n" not in failure_sentence(failure)
+    assert failure_advice(failure, "job")
 
 
 def test_a_broken_file_is_told_from_one_that_does_not_fit(tmp_path: Path) -> None:
@@ -222,11 +226,11 @@ PRINTED: list[tuple[str, FailureClass, dict[str, Any]]] = [
             ),
         },
     ),
-    ("host_oom_kill", INFRA, {"signal": 9, "evidence": ("cgroup: oom_kill rose from 0 to 1 in /x/memory.events",)}),
+    ("host_oom_kill", INFRA, {"signal": 9, "evidence": (OomCount(path="/x/memory.events", before=0, count=1),)}),
     (
         "host_oom_kill",
         INFRA,
-        {"signal": 9, "evidence": ("kernel: Out of memory: Killed process 4242 (python3) total-vm:8123456kB",)},
+        {"signal": 9, "evidence": (OomKill(pid=4242, process="python3"),)},
     ),
     (
         "host_oom_kill",
@@ -238,17 +242,17 @@ PRINTED: list[tuple[str, FailureClass, dict[str, Any]]] = [
         INFRA,
         {
             "signal": 6,
-            "evidence": ("kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus.",),
+            "evidence": (Xid(number=79, bus_id="0000:3b:00"),),
         },
     ),
-    ("gpu_ecc", INFRA, {"signal": 6, "evidence": ("gpu GPU-1: Xid 48, 2 s before",)}),
+    ("gpu_ecc", INFRA, {"signal": 6, "evidence": (Xid(gpu_uuid="GPU-1", number=48, seconds_before=2.0),)}),
     (
         "gpu_xid",
         INFRA,
         {
             "error_type": "RuntimeError",
             "error_message": "CUDA error: an illegal memory access was encountered",
-            "evidence": ("gpu GPU-1: Xid 119, 3 s before",),
+            "evidence": (Xid(gpu_uuid="GPU-1", number=119, seconds_before=3.0),),
         },
     ),
     ("nonfinite_loss", USER, {"log_tail": ("Loss is nan, stopping training",)}),
@@ -274,9 +278,13 @@ def test_an_error_that_was_printed_is_recognised(
     "fields",
     [
         {"error_type": "ValueError", "error_message": "the loss function is information"},
-        {"error_type": "ValueError", "error_message": "boom", "evidence": ("gpu GPU-1: Xid 79, 50 s before",)},
-        {"error_type": "ValueError", "error_message": "boom", "evidence": ("cgroup: oom_kill rose from 0 to 1",)},
-        {"signal": 11, "evidence": ("gpu GPU-1: Xid 31, 1 s before",)},
+        {
+            "error_type": "ValueError",
+            "error_message": "boom",
+            "evidence": (Xid(gpu_uuid="GPU-1", number=79, seconds_before=50.0),),
+        },
+        {"error_type": "ValueError", "error_message": "boom", "evidence": (OomCount(path="/x", before=0, count=1),)},
+        {"signal": 11, "evidence": (Xid(gpu_uuid="GPU-1", number=31, seconds_before=1.0),)},
     ],
     ids=["no loss", "a GPU that was not used", "somebody else's memory", "an Xid that the program caused"],
 )
@@ -285,11 +293,19 @@ def test_what_stands_beside_a_failure_is_not_taken_for_its_cause(fields: dict[st
 
 
 def test_the_sentence_tells_the_evidence() -> None:
-    failure = told(signal=9, evidence=("cgroup: oom_kill rose from 3 to 4 in /sys/fs/cgroup/memory.events",))
-    assert failure.sentence.endswith("(cgroup: oom_kill rose from 3 to 4 in /sys/fs/cgroup/memory.events)")
-    assert "resources_per_worker.memory" in failure.advice
+    failure = told(signal=9, evidence=(OomCount(path="/sys/fs/cgroup/memory.events", before=3, count=4),))
+    assert failure_sentence(failure).endswith("(cgroup: oom_kill rose from 3 to 4 in /sys/fs/cgroup/memory.events)")
+    assert "resources_per_worker.memory" in failure_advice(failure, "job")
 
 
 def test_every_signature_is_shown_here() -> None:
     shown = {code for code, *_ in (*REAL, *PRINTED)} | {"checkpoint_broken", "resume_mismatch"}
-    assert {s.code for s in SIGNATURES} == shown
+    assert {s.build(0, "").code for s in SIGNATURES} | {"gpu_xid"} == shown
+
+
+def test_of_several_facts_the_gravest_that_explains_the_end_is_its_cause() -> None:
+    xid, gone = Xid(gpu_uuid="GPU-1", number=119), Xid(gpu_uuid="GPU-2", number=79)
+    oom = OomCount(path="/x", before=0, count=1)
+    assert told(signal=9, evidence=(oom, xid, gone)).cause == dataclasses.replace(gone, rank=0)
+    assert told(signal=9, evidence=(KernelMessage(said="apparmor"), oom)).cause == dataclasses.replace(oom, rank=0)
+    assert told(signal=9, evidence=(KernelMessage(said="Out of memory: Killed process 7"),)).code == "signal"

@@ -9,9 +9,21 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
+from orchestrator.core.facts.codec import fact_from
+from orchestrator.core.facts.reasons import (
+    BackingOff,
+    Cancelled,
+    DoesNotFit,
+    MadeRoom,
+    NotEnoughFree,
+    PlacedAnew,
+    Queued,
+    RanksSucceeded,
+)
 from orchestrator.core.failure import SETTLE_SECONDS
 from orchestrator.core.job_record import job_from_dict, job_to_dict
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order, request_stop
+from orchestrator.core.sentences import failure_sentence, sentence
 from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
 from orchestrator.spec.job import HealthSpec, RetrySpec
 from tests.unit.core.builders import (
@@ -74,7 +86,7 @@ class TestQueue:
         early, late = waiting_job("early-1", 1, workers=8), waiting_job("late-2", 2, workers=8, priority=60)
         commands = ask(early, late)
         assert [e.job_id for e in commands.events] == ["late-2"]
-        assert commands.waiting == {"early-1": "waiting for 8 GPUs and 8 CPUs; free now: 0 GPUs, 56 CPUs"}
+        assert commands.waiting == {"early-1": NotEnoughFree(gpus=8, cpus=8, free_gpus=0, free_cpus=56)}
 
     def test_a_new_priority_counts_for_a_job_that_waits_already(self) -> None:
         early, late = waiting_job("early-1", 1, workers=8), waiting_job("late-2", 2, workers=8)
@@ -103,9 +115,7 @@ class TestQueue:
         giant, small = waiting_job("giant-1", 1, workers=9), waiting_job("small-2", 2, workers=1)
         commands = ask(giant, small)
         assert [e.job_id for e in commands.events] == ["small-2"]
-        assert commands.waiting["giant-1"] == (
-            "does not fit on the nodes there are, even when they are empty: 9 GPUs and 9 CPUs"
-        )
+        assert commands.waiting["giant-1"] == DoesNotFit(gpus=9, cpus=9)
 
     def test_processors_are_not_held_for_a_job_that_waits_for_gpus(self) -> None:
         holder = running(waiting_job("holder-0", 1, workers=8))
@@ -120,7 +130,7 @@ class TestQueue:
         commands = ask(backing, other)
         assert [e.job_id for e in commands.events] == ["other-2"]
         assert commands.wake_at == NOW + 5
-        assert commands.waiting == {"back-1": "tried again in 5 s (waiting to be placed)"}
+        assert commands.waiting == {"back-1": BackingOff(seconds=5.0, cause=Queued())}
 
     def test_a_back_off_does_not_change_the_place_in_the_queue(self) -> None:
         backing, other = changed(waiting_job("back-1", 1, workers=8), not_before=NOW), waiting_job("other-2", 2)
@@ -134,7 +144,7 @@ class TestQueue:
     def test_a_job_that_comes_back_gets_the_next_attempt_in_the_next_gang(self) -> None:
         job = running()
         job = after(job, lost(job), failed(job), released(job))
-        job = after(job, ev.JobRequeued(job_id=ID, at=T0, reason="again"))
+        job = after(job, ev.JobRequeued(job_id=ID, at=T0, reason=fact_from("again")))
         event = only_event(job)
         assert isinstance(event, ev.AttemptStarted)
         assert (event.attempt, event.gang) == (2, 2)
@@ -180,7 +190,7 @@ class TestLive:
         assert ask(job).effects == [ReleaseGang(ID, 1)]
         event = only_event(after(job, released(job)))
         assert event == ev.JobFinished(
-            job_id=ID, at=NOW, state=JobState.SUCCEEDED, reason="every rank ended with exit code 0", exit_code=0
+            job_id=ID, at=NOW, state=JobState.SUCCEEDED, reason=RanksSucceeded(), exit_code=0
         )
 
     def test_a_failure_is_judged_and_written_before_anything_is_killed(self) -> None:
@@ -196,7 +206,9 @@ class TestLive:
         event = only_event(after(job, exited(job, 1, signal=9)))
         assert isinstance(event, ev.AttemptFailed)
         assert not event.retry
-        assert event.failure.sentence == ("rank 1 was killed by SIGKILL; not tried again: 10 of 10 infra restarts used")
+        assert failure_sentence(event.failure) == (
+            "rank 1 was killed by SIGKILL; not tried again: 10 of 10 infra restarts used"
+        )
         assert event.failure.rank == 1
 
     def test_while_the_root_is_not_known_it_asks_again(self) -> None:
@@ -211,7 +223,7 @@ class TestLive:
     def test_a_lost_gang_fails_the_attempt(self, job: Job) -> None:
         event = only_event(after(job, lost(job)))
         assert isinstance(event, ev.AttemptFailed)
-        assert (event.failure.failure_class, event.failure.sentence) == (FailureClass.INFRA, "node a died")
+        assert (event.failure.failure_class, failure_sentence(event.failure)) == (FailureClass.INFRA, "node a died")
         assert (event.retry, event.keep_gang) == (True, False)
 
     @pytest.mark.parametrize("vanish", [gone, released])
@@ -219,7 +231,7 @@ class TestLive:
     def test_processes_that_are_gone_without_a_word_fail_the_attempt(self, job: Job, vanish: Any) -> None:
         event = only_event(after(job, vanish(job)))
         assert isinstance(event, ev.AttemptFailed)
-        assert event.failure.sentence == "its processes went away without an exit status"
+        assert failure_sentence(event.failure) == "its processes went away without an exit status"
 
     def test_a_start_that_takes_too_long_fails_the_attempt(self) -> None:
         job = starting(pending(make_spec(health=HealthSpec(startup_timeout=timedelta(minutes=1)))))
@@ -271,9 +283,7 @@ class TestRecovering:
         job = after(job, lost(job)) if lose else job
         assert ask(job).effects == [ReleaseGang(ID, 1)]
         event = only_event(after(job, released(job)))
-        assert event == ev.JobRequeued(
-            job_id=ID, at=NOW, reason="to be placed again: rank 0 was killed", not_before=NOW + 3
-        )
+        assert event == ev.JobRequeued(job_id=ID, at=NOW, reason=PlacedAnew(cause=failure().cause), not_before=NOW + 3)
 
     def test_a_gang_that_is_lost_is_released_without_waiting_for_its_processes(self) -> None:
         job = running()
@@ -293,7 +303,11 @@ class TestRecovering:
         assert ask(job).effects == [ReleaseGang(ID, 1)]
         event = only_event(after(job, released(job)))
         assert isinstance(event, ev.JobFinished)
-        assert (event.state, event.reason, event.exit_code) == (JobState.FAILED, "rank 0 was killed", exit_code)
+        assert (event.state, sentence(event.reason), event.exit_code) == (
+            JobState.FAILED,
+            "rank 0 was killed by SIGKILL",
+            exit_code,
+        )
 
 
 class TestDraining:
@@ -316,7 +330,7 @@ class TestDraining:
 
     def test_a_cancelled_job_is_cancelled(self) -> None:
         event = only_event(self.drained(StopPurpose.CANCEL))
-        assert event == ev.JobFinished(job_id=ID, at=NOW, state=JobState.CANCELLED, reason="cancelled by ada")
+        assert event == ev.JobFinished(job_id=ID, at=NOW, state=JobState.CANCELLED, reason=Cancelled(by="ada"))
 
     def test_a_paused_job_is_suspended(self) -> None:
         assert only_event(self.drained(StopPurpose.PAUSE)) == ev.JobSuspended(job_id=ID, at=NOW, by="ada")
@@ -329,7 +343,7 @@ class TestDraining:
     @pytest.mark.parametrize("purpose", [StopPurpose.PREEMPT, StopPurpose.RESIZE])
     def test_a_job_that_made_room_waits_again(self, purpose: StopPurpose) -> None:
         event = only_event(self.drained(purpose))
-        assert event == ev.JobRequeued(job_id=ID, at=NOW, reason="stopped to make room (ada)")
+        assert event == ev.JobRequeued(job_id=ID, at=NOW, reason=MadeRoom(by="ada"))
 
     def test_a_job_that_made_room_on_a_lost_node_waits_until_its_ranks_are_gone_for_sure(self) -> None:
         job = running()

@@ -6,6 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from orchestrator.core.facts.gpus import Xid
+from orchestrator.daemon.gpus.conditions import gpu_conditions
 from orchestrator.daemon.gpus.reserving import GpuReserving
 from tests.unit.core.builders import running
 from tests.unit.daemon.parts import LOG, FakeConnection, FakeRegistry
@@ -39,7 +41,12 @@ def test_bad_gpus_without_a_gang_are_reserved_and_the_loop_sees_it() -> None:
             nodes,
             Holds(),
             jobs=lambda: [job],  # on GPU-0 and GPU-1
-            avoided=lambda: {"GPU-0": "Xid 79", "GPU-9": "Xid 79"},
+            conditions=lambda: gpu_conditions(
+                ["GPU-0", "GPU-7", "GPU-8", "GPU-9"],
+                lost={"GPU-7"},
+                quarantined={"GPU-0": Xid(number=79), "GPU-9": Xid(number=79)},
+                reports={},
+            ),
             refresh=refresh,
             log=LOG,
         )

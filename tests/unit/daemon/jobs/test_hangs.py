@@ -14,6 +14,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, Wait
 from orchestrator.core.fold import fold
 from orchestrator.core.job import Job
+from orchestrator.core.sentences import failure_advice, failure_sentence, sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.hangs import HangWatch
 from orchestrator.spec.job import HealthSpec
@@ -93,7 +94,7 @@ class World:
 
     @property
     def codes(self) -> list[str]:
-        return [e.code if isinstance(e, ev.JobNoted) else e.kind for e in self.events]
+        return [e.note.code if isinstance(e, ev.JobNoted) else e.kind for e in self.events]
 
 
 def test_a_deadlock_ends_the_attempt_out_of_the_hang_budget_with_every_stack_in_the_logs() -> None:
@@ -104,9 +105,9 @@ def test_a_deadlock_ends_the_attempt_out_of_the_hang_budget_with_every_stack_in_
     assert isinstance(failed, ev.AttemptFailed)
     failure = failed.failure
     assert (failure.failure_class, failure.code, failure.rank, failed.retry) == ("hang", "hang", 1, True)
-    assert "pull (/work/data.py:7)" in failure.sentence
-    assert "where 0.1 s is usual" in failure.sentence
-    assert f"orch logs {world.job.id} --rank 1 --attempt 1" in failure.advice
+    assert "pull (/work/data.py:7)" in failure_sentence(failure)
+    assert "where 0.1 s is usual" in failure_sentence(failure)
+    assert f"orch logs {world.job.id} --rank 1 --attempt 1" in failure_advice(failure, world.job.id)
     assert world.job.restarts == {"hang": 1}
     assert set(world.logs) == {0, 1}
     assert any("pull" in line for line in world.logs[1])
@@ -133,7 +134,7 @@ def test_two_hangs_are_forgiven_and_not_a_third() -> None:
     (failed,) = world.events
     assert isinstance(failed, ev.AttemptFailed)
     assert not failed.retry
-    assert "2 of 2 hang restarts used" in failed.failure.sentence
+    assert "2 of 2 hang restarts used" in failure_sentence(failed.failure)
 
 
 def test_a_stopped_rank_is_found_in_any_phase_and_without_reading_stacks_first() -> None:
@@ -155,7 +156,7 @@ def test_a_job_that_reports_nothing_is_told_of_and_left_alone() -> None:
     world.ranks[1]["state"] = "T"
     world.pass_by(30.0)
     assert world.codes == ["hang"]
-    assert "health.on_hang: notify" in world.job.notes[-1]
+    assert "health.on_hang: notify" in sentence(world.job.notes[-1])
     assert world.watch.suspected(world.job.id) is True
     assert world.job.state is JobState.RUNNING
 
@@ -183,7 +184,7 @@ def test_what_is_only_slow_is_told_once_and_looked_at_less_and_less() -> None:
     assert world.watch.suspected(world.job.id) is False
     world.pass_by(240.0)
     assert world.codes == ["slow"]
-    assert "rank 0 is busy" in world.job.notes[-1]
+    assert "rank 0 is busy" in sentence(world.job.notes[-1])
     assert world.watch.suspected(world.job.id) is True
     assert sum(world.looked) <= 2 * 20
     world.report(*[0.1] * 8)
@@ -249,7 +250,7 @@ def test_output_counts_as_a_sign_of_life_of_a_script_that_reports_nothing() -> N
     assert world.events == []
     world.pass_by(40.0)
     assert world.codes == ["attempt_failed"]
-    assert "no sign of life for" in world.job.failure.sentence  # type: ignore[union-attr]
+    assert "no sign of life for" in failure_sentence(world.job.failure)  # type: ignore[arg-type]
 
 
 def test_progress_during_an_examination_ends_it() -> None:

@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
+from orchestrator.core.facts.codec import fact_from
+from orchestrator.core.facts.notes import DroppedFact, LastOfItsKind, RecordRepaired, SaveFailed, UnusableValues
 from orchestrator.core.ids import JobId
 from orchestrator.core.job import Job
 from orchestrator.core.states import JobState
@@ -59,7 +61,7 @@ async def take(loop: Loop, *events: ev.Event) -> None:
 
 
 def noted(job_id: str, message: str) -> ev.JobNoted:
-    return ev.JobNoted(job_id=JobId(job_id), at=T0, code="c", message=message)
+    return ev.JobNoted(job_id=JobId(job_id), at=T0, note=fact_from(message))
 
 
 @pytest.mark.parametrize("value", ODD)
@@ -69,11 +71,11 @@ def test_a_fact_that_cannot_be_folded_is_left_out_and_told_on_its_job_alone(name
         loop, store = await loop_with("one", "two")
         fact = ev.CheckpointSaved(job_id=JobId("one"), at=T0, attempt=0, step=1, path="/c")
         await take(loop, dataclasses.replace(fact, **{name: value}), noted("two", "goes on"))
-        assert loop.jobs[JobId("two")].notes == ("goes on",)
+        assert loop.jobs[JobId("two")].notes == (fact_from("goes on"),)
         if (name, value) in (("path", "x"), ("step", -1)):  # a page's step is checked where the page is read
             return
         (told,) = (await store.job(JobId("one"))).notes
-        assert told == f"a fact was left out: checkpoint_saved (unusable {name})"
+        assert told == DroppedFact(event="checkpoint_saved", fields=(name,))
 
     asyncio.run(run())
 
@@ -93,8 +95,8 @@ def test_a_fact_whose_fold_fails_is_left_out_and_told(monkeypatch: pytest.Monkey
         loop, _ = await loop_with("one", "two")
         bad = ev.FirstStep(job_id=JobId("one"), at=T0, attempt=1, step=1, step_at=T0, steps_lost=0)
         await take(loop, bad, bad, noted("two", "goes on"))
-        assert loop.jobs[JobId("one")].notes == ("a fact was left out: first_step (ZeroDivisionError)",)
-        assert loop.jobs[JobId("two")].notes == ("goes on",)
+        assert loop.jobs[JobId("one")].notes == (DroppedFact(event="first_step", error_type="ZeroDivisionError"),)
+        assert loop.jobs[JobId("two")].notes == (fact_from("goes on"),)
 
     asyncio.run(run())
 
@@ -106,7 +108,7 @@ def test_what_only_counts_cannot_stop_the_loop() -> None:
     async def run() -> None:
         loop, _ = await loop_with("one", on_event=failing)
         await take(loop, noted("one", "goes on"))
-        assert loop.jobs[JobId("one")].notes == ("goes on",)
+        assert loop.jobs[JobId("one")].notes == (fact_from("goes on"),)
 
     asyncio.run(run())
 
@@ -121,7 +123,7 @@ def test_a_record_that_was_repaired_is_told_when_it_is_loaded() -> None:
         await loop.load()
         await take(loop)
         (told,) = (await store.job(JobId("one"))).notes
-        assert "checkpoint_at" in told
+        assert told == RecordRepaired(fields=("checkpoint_at",))
         assert loop.jobs[JobId("one")].unusable == ()
 
     asyncio.run(run())
@@ -135,9 +137,8 @@ def test_what_a_rank_reports_and_cannot_be_used_is_told_once(tmp_path: Path) -> 
     snapshot = ProgressSnapshot(step=1, unusable=("epoch", "checkpoint.saved_at"))
     (told,) = book.take(job, 1, 1, snapshot, tmp_path / "m")
     assert isinstance(told, ev.JobNoted)
-    assert told.code == "unusable_report"
-    assert "rank 1" in told.message
-    assert "epoch, checkpoint.saved_at" in told.message
+    assert told.note == UnusableValues(rank=1, fields=("epoch", "checkpoint.saved_at"))
+    assert told.note.code == "unusable_report"
     assert book.take(job, 1, 1, snapshot, tmp_path / "m") == []
 
 
@@ -148,7 +149,9 @@ def test_a_script_cannot_fill_the_store_with_notes(tmp_path: Path) -> None:
         facts = CheckpointFacts(failure=f"f{number}", quarantined=(f"q{number}",))
         made += book.take(job, 1, 0, ProgressSnapshot(checkpoint=facts), tmp_path / "m")
     assert len(made) == 2 * MOST_NOTES
-    assert "more are left out" in getattr(made[-1], "message", "")
+    last = made[-1]
+    assert isinstance(last, ev.JobNoted)
+    assert last.note == LastOfItsKind(note=SaveFailed(said=f"f{MOST_NOTES - 1}"), most=MOST_NOTES)
 
 
 def test_metrics_of_a_diverged_run_are_json(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 from orchestrator.core.events import JobSubmitted, LeftOut
 from orchestrator.core.failure import Verdict, classify
 from orchestrator.core.job_record import event_body, event_from
+from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass
 from orchestrator.daemon.jobs import workdir_archive as snapshot
-from orchestrator.daemon.jobs.views import left_out_notes, left_out_view
+from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.runtime.gangs.event_mapping import exited
 from orchestrator.runtime.nodes.ignore_rules import left_out_by
 from orchestrator.runtime.ranks.rank_events import RankEvent
@@ -136,9 +137,9 @@ def test_a_script_that_misses_such_a_file_is_told_how_to_bring_it_along(work: Pa
     verdict = classify(fold(job, told), 100.0)
     assert isinstance(verdict, Verdict)
     assert (verdict.failure.failure_class, verdict.failure.code) == (FailureClass.USER, "file_left_out")
-    assert missing in verdict.failure.sentence
-    assert "!train.bin" in verdict.failure.advice
-    assert ".orchignore" in verdict.failure.advice
+    assert missing in failure_sentence(verdict.failure)
+    assert "!train.bin" in failure_advice(verdict.failure, "job")
+    assert ".orchignore" in failure_advice(verdict.failure, "job")
 
 
 def test_the_first_event_keeps_it(work: Path) -> None:

@@ -11,8 +11,9 @@ from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
 from orchestrator.core.events import FirstStep, GangPlaced, RankExited
 from orchestrator.core.job import Job
 from orchestrator.core.states import StopPurpose
+from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.progress import JobProgress
-from orchestrator.daemon.jobs.views import event_view, job_view, rank_stacks
+from orchestrator.daemon.jobs.views import job_view, rank_stacks
 from orchestrator.store.port import StoredEvent
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.unit.core.builders import after, changed, pending, seats, started, stop, up

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from orchestrator.core.facts.nodes import CheckFailed
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.health import NodeHealth, check_node
 from orchestrator.daemon.nodes.quarantine import NodeTrust
@@ -66,8 +67,8 @@ def test_a_check_says_why_it_did_not_end() -> None:
     def agent(answer: Any) -> Any:
         return SimpleNamespace(check=SimpleNamespace(remote=answer))
 
-    assert asyncio.run(check_node(None)) == ("its agent does not answer",)
-    assert asyncio.run(check_node(agent(broken))) == ("its check did not end: the actor died",)
+    assert asyncio.run(check_node(None)) == (CheckFailed(),)
+    assert asyncio.run(check_node(agent(broken))) == (CheckFailed(said="the actor died"),)
     assert asyncio.run(check_node(agent(well))) == ()
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from orchestrator.core.diagnosis.quarantine import CHECK_AFTER_SECONDS
+from orchestrator.core.facts.fact import Fact
+from orchestrator.core.facts.nodes import DeviceWrong, RepeatedFailures
 from orchestrator.core.ids import JobId
+from orchestrator.core.sentences import sentence
 from orchestrator.daemon.nodes.quarantine import NodeTrust
 from orchestrator.daemon.nodes.views import node_view
 from orchestrator.store.memory import MemoryStore
@@ -21,7 +24,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.now = T0
-        self.problems: tuple[str, ...] = ()
+        self.problems: tuple[Fact, ...] = ()
         self.checked: list[str] = []
         self.trust = NodeTrust(lambda: self.now)
 
@@ -34,10 +37,11 @@ class Cluster:
         return newly
 
     def avoided(self) -> str:
-        return self.trust.mark(PLACES)["a"].avoided
+        reason = self.trust.mark(PLACES)["a"].avoided
+        return "" if reason is None else sentence(reason)
 
     def look(self) -> bool:
-        async def check(node_id: str) -> tuple[str, ...]:
+        async def check(node_id: str) -> tuple[Fact, ...]:
             self.checked.append(node_id)
             return self.problems
 
@@ -54,7 +58,9 @@ def test_it_is_avoided_and_shown_with_the_reason() -> None:
     assert marked["b"].schedulable
     view = node_view(marked["a"], node_report(), [], marked)
     assert view.state == "AVOIDED"
-    assert view.reason.startswith("3 failures began here, the last: digits-000000, rank 0 was killed; its health")
+    assert view.reason.startswith(
+        "3 failures began here, the last: digits-000000, rank 0: its GPU went away; its health"
+    )
 
 
 def test_its_health_is_looked_at_in_time_and_a_good_one_is_trusted() -> None:
@@ -72,7 +78,7 @@ def test_a_bad_one_stays_avoided_with_what_the_check_found() -> None:
     cluster = Cluster()
     cluster.strike(3)
     cluster.now += CHECK_AFTER_SECONDS
-    cluster.problems = ("cuda:0 multiplies wrongly",)
+    cluster.problems = (DeviceWrong(device="cuda:0", operation="multiply"),)
     assert cluster.look()
     assert cluster.avoided() == "its health check failed: cuda:0 multiplies wrongly"
     assert not cluster.look(), "not again at once"
@@ -108,7 +114,7 @@ def test_a_restarted_daemon_knows_whom_it_avoids_and_whom_a_person_cordoned() ->
     cluster.trust.cordon("b", "b", "ann")
     trust = restarted(cluster)
     again = trust.mark(nodes(node("a"), node("b"), node("c")))
-    assert again["a"].avoided.startswith("3 failures began here")
+    assert isinstance(again["a"].avoided, RepeatedFailures)
     assert again["b"].cordoned
     assert again["c"].schedulable
     assert trust.unsaved() == []

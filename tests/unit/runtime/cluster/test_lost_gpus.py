@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.daemon.nodes.views import GPU_LOST, node_view
+from orchestrator.core.facts.fact import Legacy
+from orchestrator.daemon.gpus.conditions import gpu_conditions
+from orchestrator.daemon.nodes.views import node_view
 from orchestrator.runtime.cluster.gpu_reservations import still_there
 from tests.support.nodes import node_report
 from tests.unit.core.builders import node, nodes
@@ -21,10 +23,13 @@ def test_the_others_keep_the_places_that_ray_knows_them_by() -> None:
 def test_a_lost_and_a_bad_gpu_are_shown_with_the_reason() -> None:
     left, lost = still_there(node_report("G0", "G2"), node_report("G0", "G1", "G2").gpus)
     place = nodes(node("a"))
-    view = node_view(place["a"], left, [], place, lost=lost, bad={"G2": "2 failures began here"})
-    assert [(g.uuid, g.healthy, g.problem) for g in view.gpus] == [
-        ("G0", True, ""),
-        ("G1", False, GPU_LOST),
-        ("G2", False, "2 failures began here"),
+    held = {"G2": Legacy(sentence="2 failures began here")}
+    conditions = gpu_conditions(["G0", "G1", "G2"], lost={"G1"}, quarantined=held, reports={})
+    view = node_view(place["a"], left, [], place, lost=lost, conditions=conditions)
+    assert [(g.uuid, g.healthy, g.condition, g.problem) for g in view.gpus] == [
+        ("G0", True, "ok", ""),
+        ("G1", False, "lost", "the driver no longer has this GPU; reset it or restart the node"),
+        ("G2", False, "quarantined", "quarantined: 2 failures began here"),
     ]
+    assert [cause["kind"] for gpu in view.gpus for cause in gpu.causes] == ["gpu_lost", "gpu_quarantined"]
     assert view.agent_pid == 7

@@ -6,6 +6,7 @@ import pytest
 from ray import exceptions
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
+from orchestrator.core.facts.gangs import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost
 from orchestrator.runtime.gangs.errors import as_lost, is_away
 
 
@@ -16,20 +17,22 @@ def died(why: str) -> exceptions.ActorDiedError:
 def test_an_actor_that_died_loses_the_gang_and_its_node_is_told() -> None:
     alone = as_lost(3, died("The worker process has exited."))
     assert alone is not None
-    assert (alone.rank, alone.reason, alone.node_lost) == (3, "rank 3: its actor died", False)
+    assert (alone.cause, alone.node_lost) == (ActorLost(rank=3), False)
     with_node = as_lost(0, died("The actor died because its node has died."))
     assert with_node is not None
-    assert (with_node.reason, with_node.node_lost) == ("rank 0: its node died", True)
+    assert (with_node.cause, with_node.node_lost) == (NodeLost(rank=0), True)
 
 
 def test_what_cannot_be_made_loses_the_gang() -> None:
     environment = as_lost(1, exceptions.RuntimeEnvSetupError("pip:\n   no such\n package"))
     assert environment is not None
-    assert environment.reason.startswith("runtime_env could not be installed for rank 1: ")
-    assert environment.reason.endswith("pip: no such package")
+    assert isinstance(environment.cause, EnvironmentFailed)
+    assert environment.cause.rank == 1
+    assert environment.cause.said.endswith("pip: no such package")
     nowhere = as_lost(2, exceptions.ActorUnschedulableError("no node"))
     assert nowhere is not None
-    assert "rank 2 could not be placed" in nowhere.reason
+    assert isinstance(nowhere.cause, ActorNotPlaced)
+    assert nowhere.cause.rank == 2
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ConnectionError("reset"), RuntimeError("?")])

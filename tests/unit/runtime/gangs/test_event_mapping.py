@@ -11,6 +11,7 @@ import pytest
 from orchestrator.checkpoint.format.layout import Version
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core import events as ev
+from orchestrator.core.facts.notes import SaveFailed
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.gangs.event_mapping import exited, in_memory, last_words, saved, seats_of
@@ -98,7 +99,7 @@ def test_a_checkpoint_is_told_by_the_rank_whose_part_completed_it() -> None:
 def test_a_failed_save_is_told() -> None:
     (note,) = saved(JOB, PersisterStatus(failures=1, failure="the disk is full"))
     assert isinstance(note, ev.JobNoted)
-    assert (note.code, note.message) == ("save_failed", "the disk is full")
+    assert note.note == SaveFailed(said="the disk is full")
 
 
 @pytest.mark.parametrize("newest", [None, ProgressSnapshot(step=7)])

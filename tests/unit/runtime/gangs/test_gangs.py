@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestrator.core.effects import Ensure, KillRanks
+from orchestrator.core.facts.gangs import ActorMissing
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.gangs import Gangs
 from orchestrator.runtime.gangs.table import GangTable
@@ -109,7 +110,7 @@ def test_an_effect_is_retried_and_a_newer_one_replaces_it(tmp_path: Path) -> Non
 
 def test_a_lost_gang_is_told_with_what_is_known_of_its_ends(tmp_path: Path) -> None:
     async def run() -> None:
-        world = World(tmp_path, GangLostError(1, "the actor of rank 1 is gone"))
+        world = World(tmp_path, GangLostError(ActorMissing(rank=1)))
         world.gangs.apply(JOB, ENSURE)
         await world.until_done()
         assert world.did == ["ensure", "bring ends"]

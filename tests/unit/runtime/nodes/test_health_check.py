@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.facts.fact import Fact
+from orchestrator.core.facts.nodes import DevicesFailed, DevicesSilent, DeviceWrong, DiskUnwritable
 from orchestrator.runtime.nodes.health_check import check_node
 
 
@@ -18,12 +20,17 @@ def test_this_machine_is_healthy_and_nothing_is_left_behind(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("script", "seconds", "problem"),
     [
-        ("echo Boom >&2; exit 1", 60, "its devices do not compute: Boom"),
-        ("echo cuda:1 multiplies wrongly; echo done", 60, "cuda:1 multiplies wrongly"),
-        ("exec sleep 600", 0.5, "its devices did not compute within 0.5 s"),
+        ("echo Boom >&2; exit 1", 60, DevicesFailed(said="Boom")),
+        (
+            """echo '{"device": "cuda:1", "operation": "multiply", "off": 0.5}'; echo done""",
+            60,
+            DeviceWrong(device="cuda:1", operation="multiply", off=0.5),
+        ),
+        ("echo something else; echo done", 60, DevicesFailed(said="something else")),
+        ("exec sleep 600", 0.5, DevicesSilent(seconds=0.5)),
     ],
 )
-def test_devices_that_do_not_compute_are_told(tmp_path: Path, script: str, seconds: float, problem: str) -> None:
+def test_devices_that_do_not_compute_are_told(tmp_path: Path, script: str, seconds: float, problem: Fact) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
@@ -35,4 +42,4 @@ def test_a_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:
     done.write_text("#!/bin/sh\necho done\n")
     done.chmod(0o755)
     (problem,) = asyncio.run(check_node(tmp_path / "gone", python=str(done), seconds=60))
-    assert problem == f"nothing can be written to {tmp_path / 'gone'}: No such file or directory"
+    assert problem == DiskUnwritable(path=str(tmp_path / "gone"), said="No such file or directory")

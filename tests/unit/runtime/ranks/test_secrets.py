@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
+from orchestrator.core.facts.memory import KernelMessage
+from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.ranks.rank_events import RankEvent
 from orchestrator.runtime.ranks.secrets import masked_event, masked_look, masked_progress, masked_status
@@ -21,9 +23,9 @@ def test_an_event() -> None:
         error_type=TEXT,
         error_message=TEXT,
         log_tail=(TEXT, "line"),
-        evidence=(TEXT,),
+        evidence=(KernelMessage(said=TEXT),),
         policy="fail",
-        policy_note=TEXT,
+        policy_note=PoliciesLeftOut(pattern=TEXT),
     )
     masked = masked_event(event, MASKER)
     assert "hunter2" not in repr(masked)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.events import MemoryUse
+from orchestrator.core.facts.gpus import GpuLost, Xid
+from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
 from orchestrator.core.states import OutOf
 from orchestrator.gpu.exporter.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuInfo, Sample, Vendor, XidCount
@@ -35,13 +37,15 @@ def test_a_real_memory_kill_is_seen() -> None:
             watch = OomWatch(eater.pid)
             (group / "cgroup.procs").write_text(str(eater.pid))
             watch.mark()
-            assert watch.killed() == ""
+            assert watch.killed() is None
             assert eater.stdin is not None
             eater.stdin.write(b"\n")
             eater.stdin.close()
             assert eater.wait(20) == -signal.SIGKILL
-        assert watch.killed().startswith("cgroup: oom_kill rose from 0 to ")
-        assert watch.killed().endswith(f"{group}/memory.oom_control")
+        killed = watch.killed()
+        assert killed is not None
+        assert (killed.path, killed.before) == (f"{group}/memory.oom_control", 0)
+        assert killed.count > 0
     finally:
         wait_until("the group is empty", lambda: not (group / "cgroup.procs").read_text(), 10)
         group.rmdir()
@@ -55,7 +59,7 @@ def test_the_counter_of_the_second_version_is_read(tmp_path: Path) -> None:
     events.write_text("low 0\noom 4\noom_kill 4\n")
     watch = OomWatch(os.getpid(), root=tmp_path)
     events.write_text("low 0\noom 5\noom_kill 5\n")
-    assert watch.killed() == f"cgroup: oom_kill rose from 4 to 5 in {events}"
+    assert watch.killed() == OomCount(path=str(events), before=4, count=5)
     watch.mark()
     assert watch.killed(), "the kill may have come in the moment before the mark"
     watch.mark()
@@ -65,7 +69,7 @@ def test_the_counter_of_the_second_version_is_read(tmp_path: Path) -> None:
 def test_a_process_without_a_group_that_can_be_read_gives_no_evidence(tmp_path: Path) -> None:
     watch = OomWatch(os.getpid(), root=tmp_path)
     watch.mark()
-    assert watch.killed() == ""
+    assert watch.killed() is None
 
 
 KERNEL = (
@@ -83,13 +87,15 @@ def test_the_kernels_log_is_searched_for_the_process_and_the_last_moments(tmp_pa
     watch = KernelWatch(source=log)
     with log.open("a") as file:
         file.write(KERNEL)
-    assert watch.lines(42, now=205.0) == (
-        "kernel: Out of memory: Killed process 42 (python3) total-vm:2kB",
-        "kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=42, name=python, GPU has fallen off the bus.",
+    oom, lost = watch.facts(42, now=205.0)
+    assert oom == OomKill(
+        pid=42, process="python3", said="kernel: Out of memory: Killed process 42 (python3) total-vm:2kB"
     )
+    assert isinstance(lost, Xid)
+    assert (lost.number, lost.bus_id, lost.code) == (79, "0000:3b:00", "gpu_lost")
     watch.close()
     watch.close()
-    assert watch.lines(42, now=205.0) == ()
+    assert watch.facts(42, now=205.0) == ()
 
 
 def test_what_was_logged_before_a_mark_is_still_there_and_what_is_old_is_not_read_again(tmp_path: Path) -> None:
@@ -105,17 +111,15 @@ def test_what_was_logged_before_a_mark_is_still_there_and_what_is_old_is_not_rea
     logged(14)
     watch.mark(began + 15)
     logged(16)
-    assert watch.lines(42, began + 17) == (
-        "kernel: Killed process 42 (python3) at 14",
-        "kernel: Killed process 42 (python3) at 16",
+    assert watch.facts(42, began + 17) == tuple(
+        KernelMessage(said=f"Killed process 42 (python3) at {at}") for at in (14, 16)
     )
     logged(20)
     watch.mark(began + 20)  # too soon: nothing moves
     logged(29)
     watch.mark(began + 31)
-    assert watch.lines(42, began + 32) == (
-        "kernel: Killed process 42 (python3) at 20",
-        "kernel: Killed process 42 (python3) at 29",
+    assert watch.facts(42, began + 32) == tuple(
+        KernelMessage(said=f"Killed process 42 (python3) at {at}") for at in (20, 29)
     ), "what came after the mark before is read, and the last moments of it are told"
     watch.close()
 
@@ -123,7 +127,7 @@ def test_what_was_logged_before_a_mark_is_still_there_and_what_is_old_is_not_rea
 def test_a_log_that_cannot_be_read_gives_no_evidence(tmp_path: Path) -> None:
     watch = KernelWatch(source=tmp_path / "none")
     watch.mark(1e9)
-    assert watch.lines(42) == ()
+    assert watch.facts(42) == ()
     watch.close()
 
 
@@ -131,7 +135,7 @@ def test_a_log_that_cannot_be_read_gives_no_evidence(tmp_path: Path) -> None:
 def test_the_real_log_tells_what_was_written_since() -> None:
     watch = KernelWatch()
     Path("/dev/kmsg").write_text(f"orch test: Killed process {os.getpid()} (not really)\n")
-    assert watch.lines(os.getpid()) == (f"kernel: orch test: Killed process {os.getpid()} (not really)",)
+    assert watch.facts(os.getpid()) == (KernelMessage(said=f"orch test: Killed process {os.getpid()} (not really)"),)
     watch.close()
 
 
@@ -153,8 +157,10 @@ def _status(health: Health, *xids: XidCount) -> GpuStatus:
 def test_the_driver_tells_of_a_lost_gpu_and_of_xids_of_the_last_minute() -> None:
     now = time.time()
     old, new = (XidCount(code=c, count=1, last_timestamp=now - a) for c, a in ((48, 100.0), (119, 2.0)))
-    assert evidence_of("GPU-1", _status(Health.OK, old, new), now) == ["gpu GPU-1: Xid 119, 2 s before"]
-    assert evidence_of("GPU-1", _status(Health.LOST), now) == ["gpu GPU-1: the driver no longer has this GPU"]
+    assert evidence_of("GPU-1", _status(Health.OK, old, new), now) == [
+        Xid(gpu_uuid="GPU-1", number=119, at=now - 2.0, seconds_before=now - (now - 2.0))
+    ]
+    assert evidence_of("GPU-1", _status(Health.LOST), now) == [GpuLost(gpu_uuid="GPU-1")]
 
 
 def test_memory_kills_of_the_machine_are_counted(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""Which piece of the runtime's evidence explains a rank's end: what the kernel and the GPU's driver reported. Pure.
+
+Evidence stands beside a death; it must also explain it: the kernel kills with SIGKILL, and a GPU makes calls fail or hang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeGuard
+
+from orchestrator.core.diagnosis.signatures import abort_words
+from orchestrator.core.facts.gpus import PROGRAM_XIDS, GpuEcc, GpuLost, Xid
+from orchestrator.core.facts.memory import OomCount, OomKill
+
+if TYPE_CHECKING:
+    from orchestrator.core.attempt import Exit
+    from orchestrator.core.facts.rank_ends import RankEnd
+
+_SIGKILL: Final = 9
+_CHILD_KILLED: Final = "killed by signal"
+"""What torch's DataLoader raises in the rank when one of its own processes was killed."""
+_GRAVEST: Final = (GpuLost.kind, GpuEcc.kind, "gpu_xid", OomKill.failure_code)
+
+
+def explaining(ended: Exit) -> RankEnd | None:
+    """The gravest fact of the evidence that explains the end, tied to the rank; None where none does."""
+    found = [fact for fact in ended.evidence if _explains(fact, ended)]
+    grave = min(found, key=lambda fact: _GRAVEST.index(fact.code), default=None)
+    return None if grave is None else replace(grave, rank=ended.rank)
+
+
+def _explains(fact: object, ended: Exit) -> TypeGuard[RankEnd]:
+    match fact:
+        case OomKill() | OomCount():
+            return ended.signal == _SIGKILL or _CHILD_KILLED in abort_words(ended)
+        case Xid(number=number) if number in PROGRAM_XIDS:
+            return False
+        case Xid() | GpuLost() | GpuEcc():
+            return ended.signal is not None or _speaks_of_gpu(ended)
+        case _:
+            return False
+
+
+def _speaks_of_gpu(ended: Exit) -> bool:
+    said = abort_words(ended)
+    return "CUDA" in said or "NCCL" in said or "cu" in ended.error_type.lower()

@@ -1,0 +1,106 @@
+"""Facts as JSON-ready values and back: an object with the fact's ``kind`` and those fields that are not at their default.
+
+What cannot be read (a sentence of an earlier version, a kind of a later one) becomes a ``Legacy``, so that a record of any
+version opens.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
+
+from orchestrator.core.codec import use_form
+from orchestrator.core.conformance import misfits
+from orchestrator.core.facts import gangs, gpus, hangs, memory, nodes, notes, rank_ends, reasons
+from orchestrator.core.facts.fact import Fact, Legacy
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_MODULES: Final[tuple[ModuleType, ...]] = (gangs, gpus, hangs, memory, nodes, notes, rank_ends, reasons)
+
+
+def _defined(module: ModuleType) -> Iterator[type[Fact]]:
+    for value in vars(module).values():
+        if inspect.isclass(value) and issubclass(value, Fact) and value.__module__ == module.__name__ and value.kind:
+            yield value
+
+
+FACTS: Final[Mapping[str, type[Fact]]] = {Legacy.kind: Legacy} | {
+    cls.kind: cls for module in _MODULES for cls in _defined(module)
+}
+"""Every fact that there is, by its kind. Bases, which have no kind, are none."""
+
+
+def fact_to_dict(fact: Fact) -> dict[str, Any]:
+    """The fact as JSON-ready values."""
+    plain: dict[str, Any] = {"kind": fact.kind}
+    for f in fields(fact):
+        value = getattr(fact, f.name)
+        if f.default is MISSING or value != f.default:
+            plain[f.name] = _plain(value)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Fact):
+        return fact_to_dict(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def fact_from(value: Any, *, code: str = "", advice: str = "") -> Fact:
+    """The inverse of ``fact_to_dict``; with ``code`` and ``advice``, what an earlier version stored beside a sentence."""
+    if isinstance(value, Fact):
+        return value
+    if isinstance(value, str):
+        return Legacy(sentence=value, legacy_code=code, advice=advice)
+    if not isinstance(value, Mapping):
+        return Legacy(sentence="", legacy_code=code)
+    cls = FACTS.get(str(value.get("kind")))
+    try:
+        known = {f.name for f in fields(cls)} if cls is not None else set()
+        fact = None if cls is None else cls(**{k: _read(cls, k, v) for k, v in value.items() if k in known})
+    except (TypeError, ValueError):
+        fact = None
+    if fact is None or misfits(fact):
+        told = ", ".join(f"{name} {item}" for name, item in value.items() if isinstance(item, str | int | float))
+        return Legacy(sentence=told, legacy_code=code or str(value.get("kind", "")))
+    return fact
+
+
+def facts_from(values: Any) -> tuple[Fact, ...]:
+    """A list of facts, from its JSON form."""
+    return tuple(fact_from(value) for value in values)
+
+
+def _read(cls: type[Fact], name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_read(cls, name, item) for item in value)
+    if isinstance(value, Mapping):
+        return fact_from(value)
+    enum = _enums(cls).get(name)
+    return value if enum is None else enum(value)
+
+
+def _enums(cls: type[Fact]) -> Mapping[str, type[Enum]]:
+    found = _ENUMS.get(cls.kind)
+    if found is None:
+        hints = get_type_hints(cls)
+        found = {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, Enum)}
+        _ENUMS[cls.kind] = found
+    return found
+
+
+_ENUMS: dict[str, Mapping[str, type[Enum]]] = {}
+
+
+def _stored_fact(value: Any) -> Fact:
+    """A stored fact; what is neither a sentence nor an object stays, for ``conformance`` to replace."""
+    kept: Fact = fact_from(value) if isinstance(value, str | Mapping) else value
+    return kept
+
+
+use_form(Fact, fact_to_dict, _stored_fact)

@@ -1,0 +1,100 @@
+"""Why a gang, its node or all of its ranks are of no use any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from orchestrator.core.facts.fact import Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangFault(Fact):
+    """Base of what takes a gang away; ``rank`` is the first that was hit, where that is known."""
+
+    failure_code: ClassVar[str] = "gang_lost"
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorLost(GangFault):
+    """The actor of a rank died."""
+
+    kind: ClassVar[str] = "actor_lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorMissing(GangFault):
+    """There is no actor of a rank any more, and it is not known why."""
+
+    kind: ClassVar[str] = "actor_missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourcesTaken(GangFault):
+    """Other users of the Ray cluster hold what the gang was to get."""
+
+    kind: ClassVar[str] = "resources_taken"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost(GangFault):
+    """The node of a rank died, or is not there; ``node`` is its id where that is known."""
+
+    kind: ClassVar[str] = "node_lost"
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadLost(GangFault):
+    """Ray's head died."""
+
+    kind: ClassVar[str] = "head_lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentFailed(GangFault):
+    """Ray could not install the job's runtime_env; ``said`` are its installer's last words."""
+
+    kind: ClassVar[str] = "environment_failed"
+    said: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorNotPlaced(GangFault):
+    """Ray could not place the actor of a rank; ``said`` is its error."""
+
+    kind: ClassVar[str] = "actor_not_placed"
+    said: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageUnseen(GangFault):
+    """A node does not see the directory that the job saves to."""
+
+    kind: ClassVar[str] = "storage_unseen"
+    node: str
+    storage_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedUnplaced(GangFault):
+    """The job was stopped before its gang was placed."""
+
+    kind: ClassVar[str] = "stopped_unplaced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupTimeout(Fact):
+    """The ranks did not come up within health.startup_timeout."""
+
+    kind: ClassVar[str] = "startup_timeout"
+    limit_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaxDuration(Fact):
+    """The job ran for longer than its max_duration."""
+
+    kind: ClassVar[str] = "max_duration"
+    limit_seconds: float

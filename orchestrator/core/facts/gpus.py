@@ -1,0 +1,143 @@
+"""What is wrong with a GPU. ``GpuCondition`` is the only answer to whether a GPU is in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Final
+
+from orchestrator.core.facts.fact import Fact  # noqa: TC001  # conformance.py reads the annotations when it runs
+from orchestrator.core.facts.rank_ends import RankEnd
+
+BUS_XID: Final = 79
+ECC_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95})
+PROGRAM_XIDS: Final = frozenset({13, 31, 43, 45, 68, 69})
+"""These follow from what the program did: its own error tells more than they do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFault(RankEnd):
+    """Base of what the hardware reports of one GPU; ``gpu_uuid`` is empty where that is not known.
+
+    ``rank`` is the rank that it ended, where it did.
+    """
+
+    gpu_uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xid(GpuFault):
+    """The driver reported an Xid event, at ``at`` (seconds since the epoch), ``seconds_before`` it was asked about.
+
+    ``bus_id`` is the PCI address that the kernel's log names instead of a UUID; ``said`` is that log's line.
+    """
+
+    kind: ClassVar[str] = "xid"
+    number: int
+    at: float | None = None
+    seconds_before: float | None = None
+    bus_id: str = ""
+    said: str = ""
+
+    @property
+    def code(self) -> str:
+        """By what the number says of the GPU."""
+        if self.number == BUS_XID:
+            return GpuLost.kind
+        return GpuEcc.kind if self.number in ECC_XIDS else "gpu_xid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLost(GpuFault):
+    """The driver no longer has the GPU. ``said``: a rank's own words tell so, not the driver."""
+
+    kind: ClassVar[str] = "gpu_lost"
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEcc(GpuFault):
+    """The GPU's memory has an error that it cannot correct."""
+
+    kind: ClassVar[str] = "gpu_ecc"
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSilent(GpuFault):
+    """The GPU's exporter does not answer."""
+
+    kind: ClassVar[str] = "gpu_silent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFailing(GpuFault):
+    """The GPU's driver answers with an error; ``said`` is what the driver says."""
+
+    kind: ClassVar[str] = "gpu_failing"
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined(GpuFault):
+    """The GPU takes no ranks until it was checked, for ``cause``."""
+
+    kind: ClassVar[str] = "gpu_quarantined"
+    cause: Fact
+
+
+class GpuState(StrEnum):
+    """Whether a GPU may be used, the best first."""
+
+    OK = "ok"
+    FAILING = "failing"
+    QUARANTINED = "quarantined"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCondition:
+    """Whether one GPU is in order, from all that is known of it. ``causes`` are the facts, the gravest first."""
+
+    gpu_uuid: str
+    causes: tuple[GpuFault, ...] = ()
+
+    @property
+    def state(self) -> GpuState:
+        """Of the gravest cause."""
+        return max((_state_of(cause) for cause in self.causes), key=list(GpuState).index, default=GpuState.OK)
+
+    @property
+    def healthy(self) -> bool:
+        """Nothing is known against it."""
+        return self.state is GpuState.OK
+
+    @property
+    def placeable(self) -> bool:
+        """New ranks may have it: a silent exporter alone is no reason to leave it idle."""
+        return self.state in (GpuState.OK, GpuState.FAILING)
+
+    @property
+    def cause(self) -> GpuFault | None:
+        """The gravest; None for one that is in order."""
+        return self.causes[0] if self.causes else None
+
+
+def condition_of(gpu_uuid: str, causes: tuple[GpuFault, ...]) -> GpuCondition:
+    """The condition of one GPU, with ``causes`` put in order."""
+    order = list(GpuState)
+    return GpuCondition(gpu_uuid=gpu_uuid, causes=tuple(sorted(causes, key=lambda c: -order.index(_state_of(c)))))
+
+
+def _state_of(cause: GpuFault) -> GpuState:
+    match cause:
+        case GpuLost():
+            return GpuState.LOST
+        case Xid(number=number) if number == BUS_XID:
+            return GpuState.LOST
+        case Quarantined():
+            return GpuState.QUARANTINED
+        case Xid(number=number) if number in PROGRAM_XIDS:
+            return GpuState.OK
+        case _:
+            return GpuState.FAILING

@@ -1,0 +1,86 @@
+"""What is held against a node: failures that began there, and what its health check found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from orchestrator.core.facts.fact import Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedFailures(Fact):
+    """So many failures began at one node or GPU within a few hours; ``cause`` is that of the last, in job ``job_id``."""
+
+    kind: ClassVar[str] = "repeated_failures"
+    failures: int
+    job_id: str
+    cause: Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheckFailed(Fact):
+    """A node's health check found problems."""
+
+    kind: ClassVar[str] = "health_check_failed"
+    problems: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskDamaged(Fact):
+    """The disk under ``path`` gave back other bytes than were written."""
+
+    kind: ClassVar[str] = "disk_damaged"
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskUnwritable(Fact):
+    """Nothing can be written under ``path``; ``said`` is the system's error."""
+
+    kind: ClassVar[str] = "disk_unwritable"
+    path: str
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWrong(Fact):
+    """A device computes a wrong result: ``operation`` is multiply or reduce, ``off`` by how much it is wrong."""
+
+    kind: ClassVar[str] = "device_wrong"
+    device: str
+    operation: str
+    off: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesSilent(Fact):
+    """The devices did not compute within ``seconds``."""
+
+    kind: ClassVar[str] = "devices_silent"
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesFailed(Fact):
+    """The computation on the devices failed; ``said`` is the last line of its error."""
+
+    kind: ClassVar[str] = "devices_failed"
+    said: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverProblem(Fact):
+    """A GPU's driver answers with an error, which ``said`` is."""
+
+    kind: ClassVar[str] = "driver_problem"
+    said: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckFailed(Fact):
+    """The node could not be checked: its agent does not answer within ``seconds``, or at all; ``said`` is its error."""
+
+    kind: ClassVar[str] = "check_failed"
+    seconds: float | None = None
+    said: str = ""

@@ -1,0 +1,167 @@
+"""Why a job is in its state, why it waits, and why a failed one is not tried again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from orchestrator.core.facts.fact import Fact
+from orchestrator.core.states import FailureClass, StopPurpose  # noqa: TC001  # conformance.py reads them when it runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued(Fact):
+    """It was submitted and has not been looked at."""
+
+    kind: ClassVar[str] = "queued"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacingGang(Fact):
+    """Its actors are being started."""
+
+    kind: ClassVar[str] = "placing_gang"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingRanks(Fact):
+    """Its ranks are being started, ``again`` in a gang that had ranks before."""
+
+    kind: ClassVar[str] = "starting_ranks"
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksUp(Fact):
+    """Every rank is up."""
+
+    kind: ClassVar[str] = "ranks_up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksSucceeded(Fact):
+    """Every rank ended with exit code 0; with ``releasing``, its GPUs are not given back yet."""
+
+    kind: ClassVar[str] = "ranks_succeeded"
+    releasing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopOrdered(Fact):
+    """Its ranks were asked to stop and have time to save."""
+
+    kind: ClassVar[str] = "stop_ordered"
+    purpose: StopPurpose
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled(Fact):
+    """A person cancelled it."""
+
+    kind: ClassVar[str] = "cancelled"
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused(Fact):
+    """A person paused it."""
+
+    kind: ClassVar[str] = "paused"
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Fact):
+    """A person resumed it."""
+
+    kind: ClassVar[str] = "resumed"
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeRoom(Fact):
+    """It was stopped so that others, or itself on more ranks, can be placed."""
+
+    kind: ClassVar[str] = "made_room"
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedAnew(Fact):
+    """It waits for a new gang because of ``cause``; None where that is not known."""
+
+    kind: ClassVar[str] = "placed_anew"
+    cause: Fact | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoRoom(Fact):
+    """It was to go on at once, and there is no room for ``ranks`` ranks any more; ``cause`` is why it had stopped."""
+
+    kind: ClassVar[str] = "no_room"
+    ranks: int
+    cause: Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackingOff(Fact):
+    """It is tried again in ``seconds``, because of ``cause``."""
+
+    kind: ClassVar[str] = "backing_off"
+    seconds: float
+    cause: Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoesNotFit(Fact):
+    """Not even the empty nodes have the GPUs and CPUs that it needs."""
+
+    kind: ClassVar[str] = "does_not_fit"
+    gpus: float
+    cpus: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotEnoughFree(Fact):
+    """It waits until the GPUs and CPUs that it needs are free."""
+
+    kind: ClassVar[str] = "not_enough_free"
+    gpus: float
+    cpus: float
+    free_gpus: float
+    free_cpus: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPolicyFails(Fact):
+    """A log policy of the job says that this end is final."""
+
+    kind: ClassVar[str] = "log_policy_fails"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetSpent(Fact):
+    """All restarts of the failure's class are used."""
+
+    kind: ClassVar[str] = "budget_spent"
+    failure_class: FailureClass
+    used: int
+    budget: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoNewCheckpoint(Fact):
+    """So many restarts in a row brought no newer checkpoint."""
+
+    kind: ClassVar[str] = "no_new_checkpoint"
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotRetried(Fact):
+    """It failed for ``cause`` and is not tried again because of ``refusal``."""
+
+    kind: ClassVar[str] = "not_retried"
+    cause: Fact
+    refusal: Fact

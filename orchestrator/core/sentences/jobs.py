@@ -1,0 +1,297 @@
+"""Sentences about why a job is in its state, about hangs, and about what is noted on a job."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.core.facts import hangs, notes, reasons
+from orchestrator.core.facts.hangs import Sign
+from orchestrator.core.sentences.base import advice, plural, sentence
+from orchestrator.core.states import StopPurpose
+
+RAYLET_SILENT: Final = "its raylet does not answer; Ray has not declared it dead yet"
+
+
+@sentence.register
+def _(fact: reasons.Queued) -> str:  # noqa: ARG001
+    return "waiting to be placed"
+
+
+@sentence.register
+def _(fact: reasons.PlacingGang) -> str:  # noqa: ARG001
+    return "placing the gang"
+
+
+@sentence.register
+def _(fact: reasons.StartingRanks) -> str:
+    return "starting the ranks again" if fact.again else "starting the ranks"
+
+
+@sentence.register
+def _(fact: reasons.RanksUp) -> str:  # noqa: ARG001
+    return "every rank is up"
+
+
+@sentence.register
+def _(fact: reasons.RanksSucceeded) -> str:
+    return "every rank ended with 0; releasing the GPUs" if fact.releasing else "every rank ended with exit code 0"
+
+
+_STOPS: Final = {
+    StopPurpose.CANCEL: "cancelled by {by}",
+    StopPurpose.PAUSE: "paused by {by}",
+    StopPurpose.PREEMPT: "making room ({by})",
+    StopPurpose.TIMEOUT: "exceeded max_duration",
+    StopPurpose.RESIZE: "stopped by {by}",
+}
+
+
+@sentence.register
+def _(fact: reasons.StopOrdered) -> str:
+    return f"{_STOPS[fact.purpose].format(by=fact.by)}; its processes have time to save"
+
+
+@sentence.register
+def _(fact: reasons.Cancelled) -> str:
+    return f"cancelled by {fact.by}"
+
+
+@sentence.register
+def _(fact: reasons.Paused) -> str:
+    return f"paused by {fact.by}"
+
+
+@sentence.register
+def _(fact: reasons.Resumed) -> str:
+    return f"resumed by {fact.by}"
+
+
+@sentence.register
+def _(fact: reasons.MadeRoom) -> str:
+    return f"stopped to make room ({fact.by})"
+
+
+@sentence.register
+def _(fact: reasons.PlacedAnew) -> str:
+    return f"to be placed again: {'lost its gang' if fact.cause is None else sentence(fact.cause)}"
+
+
+@sentence.register
+def _(fact: reasons.NoRoom) -> str:
+    return f"no room for {plural(fact.ranks, 'rank')} any more: {sentence(fact.cause)}"
+
+
+@sentence.register
+def _(fact: reasons.BackingOff) -> str:
+    return f"tried again in {fact.seconds:.0f} s ({sentence(fact.cause)})"
+
+
+def _demand(gpus: float, cpus: float) -> str:
+    return " and ".join([*([plural(gpus, "GPU")] if gpus else []), plural(cpus, "CPU")])
+
+
+@sentence.register
+def _(fact: reasons.DoesNotFit) -> str:
+    return f"does not fit on the nodes there are, even when they are empty: {_demand(fact.gpus, fact.cpus)}"
+
+
+@sentence.register
+def _(fact: reasons.NotEnoughFree) -> str:
+    free = f"{plural(fact.free_gpus, 'GPU')}, {plural(fact.free_cpus, 'CPU')}"
+    return f"waiting for {_demand(fact.gpus, fact.cpus)}; free now: {free}"
+
+
+@sentence.register
+def _(fact: reasons.LogPolicyFails) -> str:  # noqa: ARG001
+    return "a log policy says fail"
+
+
+@sentence.register
+def _(fact: reasons.BudgetSpent) -> str:
+    return f"{fact.used} of {fact.budget} {fact.failure_class} restarts used"
+
+
+@sentence.register
+def _(fact: reasons.NoNewCheckpoint) -> str:
+    return f"{plural(fact.restarts, 'restart')} in a row brought no newer checkpoint (retry.max_no_progress)"
+
+
+@sentence.register
+def _(fact: reasons.NotRetried) -> str:
+    return f"{sentence(fact.cause)}; not tried again: {sentence(fact.refusal)}"
+
+
+# -- hangs
+
+
+@sentence.register
+def _(fact: hangs.Stillness) -> str:
+    return f"{'every rank' if fact.rank is None else f'rank {fact.rank}'} {_seen(fact)}"
+
+
+def _seen(fact: hangs.Stillness) -> str:
+    match fact.sign:
+        case Sign.STOPPED:
+            return f"is stopped: its process {fact.pid} got a SIGSTOP and no SIGCONT"
+        case Sign.TRACED:
+            return f"is held by a debugger{_in(fact.place)}"
+        case Sign.WORKS:
+            return f"computes, or reads{_in(fact.place)}"
+        case Sign.OUTSIDE:
+            return f"waits for a file, the network or a sleep{_in(fact.place)}"
+        case Sign.UNKNOWN:
+            return f"makes no step, and {fact.said or 'nothing shows what it waits for'}"
+        case Sign.UNSEEN:
+            return "could not be looked at"
+        case Sign.LOCK:
+            waiting = f" while others wait for it in {', '.join(fact.others)}" if fact.others else ""
+            return f"waits in a lock that nothing releases, in {fact.place}{waiting}"
+        case Sign.SPINS:
+            return f"is busy and gets nowhere{_in(fact.place)}"
+        case Sign.MISMATCH:
+            other = ", ".join(fact.others) or "a lock"
+            return f"stands in {fact.collective or 'a lock'} while others stand in {other}: they wait for each other"
+        case Sign.COLLECTIVE:
+            return f"waits in {fact.collective or fact.place}, and nothing is exchanged"
+
+
+def _in(place: str) -> str:
+    return f", in {place}" if place else ""
+
+
+@sentence.register
+def _(fact: hangs.Lateness) -> str:
+    if not fact.by_steps:
+        return f"no sign of life for {fact.still_seconds:.0f} s"
+    usual = f", where {fact.usual_seconds:.2g} s is usual" if fact.usual_seconds is not None else ""
+    return f"no step for {fact.still_seconds:.0f} s{usual}"
+
+
+@sentence.register
+def _(fact: hangs.Hang) -> str:
+    ignored = "; nothing is done about it (health.on_hang: notify)" if fact.ignored else ""
+    return f"{sentence(fact.seen)}; {sentence(fact.late)}{ignored}"
+
+
+@advice.register
+def _(fact: hangs.Hang, job_id: str = "JOB") -> str:
+    if fact.ignored:
+        return f"see `orch stacks {job_id}`"
+    where = f" --rank {fact.seen.rank}" if fact.seen.rank is not None else ""
+    return f"every rank's stacks are at the end of its log: orch logs {job_id}{where} --attempt {fact.attempt}"
+
+
+@sentence.register
+def _(fact: hangs.Slow) -> str:
+    return f"{sentence(fact.late)}: {sentence(fact.seen)}"
+
+
+@advice.register
+def _(fact: hangs.Slow, job_id: str = "JOB") -> str:  # noqa: ARG001
+    return f"see `orch stacks {job_id}`"
+
+
+# -- notes
+
+
+@sentence.register
+def _(fact: notes.RankUnreachable) -> str:
+    return f"rank {fact.rank} is out of reach: {fact.said}"
+
+
+@sentence.register
+def _(fact: notes.NodeUnreachable) -> str:
+    return f"the node of rank {fact.rank}: {RAYLET_SILENT}"
+
+
+@sentence.register
+def _(fact: notes.Reachable) -> str:
+    return "every rank's node answers again" if fact.rank is None else f"rank {fact.rank} is within reach again"
+
+
+@sentence.register
+def _(fact: notes.ActorEnded) -> str:
+    return f"the actor of rank {fact.rank} did not answer and was ended"
+
+
+@sentence.register(notes.OutputsIncomplete)
+@sentence.register(notes.SaveFailed)
+@sentence.register(notes.CheckpointQuarantined)
+@sentence.register(notes.CheckpointFileNote)
+@sentence.register(notes.SnapshotsOff)
+def _(fact: notes.SaveFailed) -> str:
+    return fact.said
+
+
+@sentence.register
+def _(fact: notes.UnusableRecord) -> str:
+    return f"the exit record of rank {fact.rank} is left out: {fact.said}"
+
+
+@sentence.register
+def _(fact: notes.UnusableValues) -> str:
+    fields = ", ".join(fact.fields)
+    return f"rank {fact.rank} reports values that cannot be used (wrong type, not finite, out of range): {fields}"
+
+
+@sentence.register
+def _(fact: notes.UnusableStatus) -> str:
+    return f"what became of a snapshot is left out: unusable {', '.join(fact.fields)}"
+
+
+@sentence.register
+def _(fact: notes.ReportLeftOut) -> str:
+    return f"rank {fact.rank}: {fact.part} is left out: {fact.error_type}"
+
+
+@sentence.register
+def _(fact: notes.SaveInterval) -> str:
+    return f"checkpoint.interval auto: saves {fact.said}"
+
+
+@sentence.register
+def _(fact: notes.SnapshotMemory) -> str:
+    return (
+        f"the snapshots of a rank take {fact.snapshot_bytes / 1e9:.1f} GB of memory beside the script, and the job asks for"
+        f" {fact.asked_bytes / 1e9:.1f} GB in all; ask for more with resources_per_worker.memory"
+    )
+
+
+@sentence.register
+def _(fact: notes.StorageBacklog) -> str:
+    return (
+        f"training has waited {fact.waited_seconds:.1f} s for storage, in {plural(fact.saves, 'save')}: each checkpoint that"
+        " the job asks for is written before a third one is begun; a longer checkpoint.interval, or interval: auto, waits less"
+    )
+
+
+@sentence.register
+def _(fact: notes.CheckpointsLeftOut) -> str:
+    count = f"{fact.checkpoints} checkpoint{' is' if fact.checkpoints == 1 else 's are'}"
+    return (
+        f"{count} not on storage, which failed while the job trained on; the newest of them is that of step {fact.step}"
+    )
+
+
+@sentence.register
+def _(fact: notes.RecordRepaired) -> str:
+    return f"its stored record held unusable values, which are left out: {', '.join(fact.fields)}"
+
+
+@sentence.register
+def _(fact: notes.DroppedFact) -> str:
+    why = f"unusable {', '.join(fact.fields)}" if fact.fields else fact.error_type
+    return f"a fact was left out: {fact.event} ({why})"
+
+
+@sentence.register
+def _(fact: notes.LastOfItsKind) -> str:
+    return f"{sentence(fact.note)} (the last of {fact.most} notes of this kind; more are left out)"
+
+
+@sentence.register
+def _(fact: notes.PoliciesLeftOut) -> str:
+    if fact.seconds is not None:
+        took = f"took longer than {fact.seconds:g} s to search for and was left out: simplify it"
+        return f"the log policy {fact.pattern!r} {took}"
+    return "the log policies could not be searched for" + (f": {fact.said}" if fact.said else "")

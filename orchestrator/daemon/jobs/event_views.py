@@ -1,0 +1,133 @@
+"""From a stored event to a line of a job's history: its fields for programs, and a sentence for people. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.api import views as v
+from orchestrator.core import events as ev
+from orchestrator.core.events import FirstStep
+from orchestrator.core.facts.codec import fact_to_dict
+from orchestrator.core.job_record import event_body
+from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.core.events import LeftOut
+    from orchestrator.store.port import StoredEvent
+
+# Where in a library's source an error was raised, on its builder's machine. It is cut from what the library said.
+_SOURCE_PLACE: Final = re.compile(r"\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
+
+
+def event_view(stored: StoredEvent) -> v.EventView:
+    """One line of a job's history."""
+    event = stored.event
+    body = event_body(event) | _told(event)
+    if event.kind == "job_submitted":
+        body = {k: body[k] for k in ("name", "user", "python", "work_dir", "resume_from", "rerun_of", "left_out")}
+    return v.EventView(
+        sequence=stored.number,
+        at=event.step_at if isinstance(event, FirstStep) else event.at,  # when it was done, not when that was heard
+        kind=event.kind,
+        attempt=body.get("attempt"),
+        summary=_summary(event.kind, body),
+        cause=event.cause,
+        body=body,
+    )
+
+
+def _told(event: ev.Event) -> dict[str, Any]:
+    """Facts of an event in words, beside the facts."""
+    match event:
+        case ev.GangLost(reason=fact) | ev.JobRequeued(reason=fact) | ev.JobFinished(reason=fact):
+            return {"reason": sentence(fact), "fact": fact_to_dict(fact)}
+        case ev.JobNoted(note=note):
+            todo = advice(note, event.job_id)
+            message = sentence(note) + (f"; {todo}" if todo else "")
+            return {"code": note.code, "message": message, "note": fact_to_dict(note)}
+        case ev.AttemptFailed(failure=failure):
+            told = {
+                "code": failure.code,
+                "sentence": failure_sentence(failure),
+                "advice": failure_advice(failure, event.job_id),
+            }
+            return {"failure": event_body(event)["failure"] | told}
+        case _:
+            return {}
+
+
+def left_out_view(left_out: LeftOut | None) -> v.LeftOutView | None:
+    """What ignore files kept out of a job's copy of its working directory."""
+    if left_out is None:
+        return None
+    return v.LeftOutView(
+        files=left_out.files,
+        size_bytes=left_out.size_bytes,
+        by=left_out.by,
+        largest=left_out.largest,
+        more=left_out.more,
+    )
+
+
+def left_out_notes(left_out: v.LeftOutView | None) -> tuple[str, ...]:
+    """A sentence for the submitter; none where nothing was left out."""
+    if left_out is None:
+        return ()
+    return (f"{_left_out_text(left_out.to_json())}: {', '.join(left_out.largest)}",)
+
+
+def _left_out_text(left_out: Mapping[str, Any]) -> str:
+    """As in ``3 files, 2.2 MB left out by .gitignore``."""
+    files, by = left_out["files"], " and ".join(left_out["by"])
+    count = f"{'more than ' if left_out['more'] else ''}{files} file{'' if files == 1 else 's'}"
+    return f"{count}, {_megabytes(left_out['size_bytes'])} left out by {by}"
+
+
+def _megabytes(size_bytes: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.1f} {unit}"
+    return f"{size_bytes} bytes"
+
+
+def _summary(kind: str, body: dict[str, Any]) -> str:
+    match kind:
+        case "job_submitted":
+            left_out = body["left_out"]
+            return f"submitted by {body['user']}" + (f"; {_left_out_text(left_out)}" if left_out else "")
+        case "attempt_started":
+            return f"attempt {body['attempt']}: {len(body['nodes'])} ranks on {len(set(body['nodes']))} node(s)"
+        case "gang_placed":
+            gpus = [u for seat in body["seats"] for u in seat["gpu_uuids"]]
+            return f"gang {body['gang']} placed" + (f" on {', '.join(gpus)}" if gpus else "")
+        case "attempt_running":
+            return "every rank is up: pids " + ", ".join(map(str, body["pids"]))
+        case "rank_exited":
+            how = f"signal {body['signal']}" if body["signal"] else f"exit code {body['exit_code']}"
+            said = _SOURCE_PLACE.sub("", body["error_message"])[:120]
+            error = f" ({body['error_type']}: {said})" if body["error_type"] else ""
+            return f"rank {body['rank']} ended with {how}{error}"
+        case "attempt_failed":
+            then = "tried again" if body["retry"] else "not tried again"
+            return f"attempt {body['attempt']} failed ({body['failure']['failure_class']}): {body['failure']['sentence']}; {then}"
+        case "checkpoint_saved":
+            return f"checkpoint of step {body['step']} is complete"
+        case "first_step":
+            n = body["steps_lost"]
+            lost = f", {n} step{'s' if n > 1 else ''} done again" if n else ""
+            return f"first new step {body['step']}{lost}"
+        case "stop_requested":
+            return f"{body['purpose']} asked for by {body['by']}"
+        case "job_finished":
+            return f"{body['state']}: {body['reason']}"
+        case "gang_lost" | "job_requeued":
+            return str(body["reason"])
+        case "job_noted":
+            return str(body["message"])
+        case "job_suspended" | "job_resumed" | "job_updated":
+            return f"{kind.removeprefix('job_')} by {body['by']}"
+        case _:
+            return kind.replace("_", " ")

@@ -1,0 +1,64 @@
+"""Facts survive their JSON form, and what no version of today wrote becomes a fact that shows as it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from orchestrator.core.conformance import misfits, unchecked
+from orchestrator.core.facts.codec import FACTS, fact_from, fact_to_dict
+from orchestrator.core.facts.fact import Fact, Legacy
+from orchestrator.core.facts.gpus import Xid
+from orchestrator.core.facts.rank_ends import LeftEarly, ProcessSignal
+from orchestrator.core.sentences import sentence
+from orchestrator.core.states import StopScope
+from tests.unit.core import strategies
+
+
+@settings(max_examples=300, deadline=None)
+@given(strategies.known_facts)
+def test_every_fact_survives_its_json_form(fact: Fact) -> None:
+    assert misfits(fact) == ()
+    assert fact_from(json.loads(json.dumps(fact_to_dict(fact)))) == fact
+
+
+def test_what_is_at_its_default_is_left_out() -> None:
+    assert fact_to_dict(ProcessSignal(rank=1, signal=9)) == {"kind": "signal", "rank": 1, "signal": 9}
+    assert fact_to_dict(LeftEarly(rank=0, scope=StopScope.MACHINE)) == {
+        "kind": "left_early",
+        "rank": 0,
+        "scope": "machine",
+    }
+
+
+def test_every_class_has_a_kind_of_its_own_and_fields_that_are_checked() -> None:
+    assert all(kind == cls.kind for kind, cls in FACTS.items())
+    assert [cls for cls in FACTS.values() if unchecked(cls)] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "code"),
+    [
+        ("rank 0 was killed by SIGKILL", "rank 0 was killed by SIGKILL", ""),
+        (
+            {"kind": "of_a_later_version", "rank": 3, "said": "boom"},
+            "kind of_a_later_version, rank 3, said boom",
+            "of_a_later_version",
+        ),
+        ({"kind": "xid"}, "kind xid", "xid"),
+        ({"kind": "xid", "number": "many"}, "kind xid, number many", "xid"),
+        ({"kind": "left_early", "scope": "planet"}, "kind left_early, scope planet", "left_early"),
+        (None, "", ""),
+    ],
+)
+def test_what_cannot_be_read_is_shown_as_it_is(value: Any, shown: str, code: str) -> None:
+    found = fact_from(value)
+    assert isinstance(found, Legacy)
+    assert (sentence(found), found.code) == (shown, code)
+
+
+def test_a_field_that_a_later_version_added_is_no_reason_to_refuse() -> None:
+    assert fact_from({"kind": "xid", "number": 79, "colour": "red"}) == Xid(number=79)

@@ -1,0 +1,85 @@
+"""Every fact has words, and no fact needs to be read back from them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from orchestrator.core.events import Failure
+from orchestrator.core.facts.codec import FACTS
+from orchestrator.core.facts.fact import Fact
+from orchestrator.core.facts.gangs import MaxDuration, StorageUnseen
+from orchestrator.core.facts.gpus import GpuLost, Quarantined, Xid
+from orchestrator.core.facts.notes import PoliciesLeftOut
+from orchestrator.core.facts.rank_ends import Problem, PythonException, ScriptProblem
+from orchestrator.core.facts.reasons import BudgetSpent, DoesNotFit, NoNewCheckpoint, StopOrdered
+from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
+from orchestrator.core.states import FailureClass, StopPurpose
+from tests.unit.core import strategies
+
+
+@pytest.mark.parametrize("kind", sorted(FACTS))
+def test_every_fact_has_words(kind: str) -> None:
+    assert sentence.dispatch(FACTS[kind]) is not sentence.dispatch(object)
+
+
+@settings(max_examples=200, deadline=None)
+@given(strategies.known_facts)
+def test_whatever_a_fact_holds_can_be_said(fact: Fact) -> None:
+    assert isinstance(sentence(fact), str)
+    assert isinstance(advice(fact, "job-1"), str)
+
+
+@pytest.mark.parametrize("problem", Problem)
+def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> None:
+    fact = ScriptProblem(rank=2, problem=problem)
+    assert sentence(fact).startswith("rank 2: ")
+    assert advice(fact, "job-1")
+    assert "JOB" not in advice(fact, "job-1")
+
+
+@pytest.mark.parametrize(
+    ("fact", "words"),
+    [
+        (MaxDuration(limit_seconds=20.0), "exceeded max_duration (20s)"),
+        (DoesNotFit(gpus=1, cpus=2), "does not fit on the nodes there are, even when they are empty: 1 GPU and 2 CPUs"),
+        (NoNewCheckpoint(restarts=1), "1 restart in a row brought no newer checkpoint (retry.max_no_progress)"),
+        (
+            StopOrdered(purpose=StopPurpose.TIMEOUT, by="max_duration"),
+            "exceeded max_duration; its processes have time to save",
+        ),
+        (
+            Quarantined(gpu_uuid="GPU-1", cause=GpuLost(gpu_uuid="GPU-1", rank=2)),
+            "quarantined: rank 2: its GPU went away (gpu GPU-1: the driver no longer has this GPU)",
+        ),
+        (
+            StorageUnseen(rank=1, node="abcdef0123456789", storage_path="/ckpt"),
+            (
+                "rank 1: node abcdef012345 does not see checkpoint.storage_path (/ckpt), so what is saved there would be lost with"
+                " it; mount the directory there, or drain the node"
+            ),
+        ),
+    ],
+)
+def test_the_words_of_a_fact(fact: Fact, words: str) -> None:
+    assert sentence(fact) == words
+
+
+def test_a_gpu_keeps_its_id_however_long_the_words_of_a_program_are() -> None:
+    fact = Xid(rank=0, gpu_uuid="GPU-1234", number=79, seconds_before=2.0)
+    assert sentence(fact) == "rank 0: its GPU went away (gpu GPU-1234: Xid 79, 2 s before)"
+    long = PythonException(rank=0, error_type="ValueError", said="x" * 5000)
+    assert len(sentence(long)) < 300
+    assert len(long.said) == 5000
+
+
+def test_a_failure_says_why_it_is_not_tried_again_and_what_became_of_the_log_policies() -> None:
+    failure = Failure(
+        failure_class=FailureClass.USER,
+        cause=PythonException(rank=0, error_type="ValueError", said="boom"),
+        policy_note=PoliciesLeftOut(pattern="(a+)+", seconds=2.0),
+        refusal=BudgetSpent(failure_class=FailureClass.USER, used=1, budget=1),
+    )
+    assert failure_sentence(failure) == "rank 0 raised ValueError: boom; not tried again: 1 of 1 user restarts used"
+    told = failure_advice(failure, "job-1")
+    assert told.startswith("read the traceback: orch logs job-1 --rank 0; the log policy ")
