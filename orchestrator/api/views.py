@@ -7,60 +7,14 @@ missing one. Only the standard library is imported: the command line loads this 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from math import isfinite
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from orchestrator.api.errors import ProtocolMismatchError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from orchestrator.api.view import NESTED
+from orchestrator.api.view import View as View  # noqa: PLC0414  # readers of views import it from here
 
 TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
-
-
-class View:
-    """Base of all views: to JSON-ready values and back."""
-
-    __slots__ = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The view as JSON-ready values, nested views included."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]  # every subclass is a dataclass
-
-    @classmethod
-    def from_json(cls, data: Any) -> Self:
-        """The view that ``data`` describes. Raises ProtocolMismatchError where a required key is missing."""
-        if not isinstance(data, dict):
-            raise ProtocolMismatchError(f"the daemon's answer is not a {cls.__name__}")
-        nested = _NESTED.get(cls, {})
-        values = {
-            f.name: _nest(nested.get(f.name), data[f.name])
-            for f in fields(cls)  # type: ignore[arg-type]  # every subclass is a dataclass
-            if f.name in data
-        }
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise ProtocolMismatchError(f"the daemon's answer is not a {cls.__name__}: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, View):
-        return value.to_json()
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, float) and not isfinite(value):
-        return None  # JSON has no NaN, and a diverged loss is exactly when people look
-    return value
-
-
-def _nest(cls: type[View] | None, value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(value if cls is None else (cls.from_json(item) for item in value))
-    return value if cls is None or value is None else cls.from_json(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -533,23 +487,25 @@ class TargetGroup(View):
     labels: dict[str, str] = field(default_factory=dict)
 
 
-_NESTED: Mapping[type[View], Mapping[str, type[View]]] = {
-    JobView: {
-        "attempts": AttemptView,
-        "gpus": RankView,
-        "progress": ProgressView,
-        "checkpoint": CheckpointRef,
-        "failure": FailureView,
-        "timings": TimingsView,
-        "straggler": StragglerView,
-    },
-    StacksView: {"ranks": RankStacksView},
-    RankStacksView: {"threads": ThreadView},
-    JobList: {"jobs": JobView},
-    EventList: {"events": EventView},
-    CheckpointList: {"checkpoints": CheckpointView},
-    NodeList: {"nodes": NodeView},
-    NodeView: {"gpus": GpuView},
-    PlanReply: {"seats": SeatPlan, "left_out": LeftOutView},
-    SubmitReply: {"left_out": LeftOutView},
-}
+NESTED.update(
+    {
+        JobView: {
+            "attempts": AttemptView,
+            "gpus": RankView,
+            "progress": ProgressView,
+            "checkpoint": CheckpointRef,
+            "failure": FailureView,
+            "timings": TimingsView,
+            "straggler": StragglerView,
+        },
+        StacksView: {"ranks": RankStacksView},
+        RankStacksView: {"threads": ThreadView},
+        JobList: {"jobs": JobView},
+        EventList: {"events": EventView},
+        CheckpointList: {"checkpoints": CheckpointView},
+        NodeList: {"nodes": NodeView},
+        NodeView: {"gpus": GpuView},
+        PlanReply: {"seats": SeatPlan, "left_out": LeftOutView},
+        SubmitReply: {"left_out": LeftOutView},
+    }
+)

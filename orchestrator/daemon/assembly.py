@@ -281,16 +281,8 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
 
 def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jobs) -> Parts:
     shutdown = Shutdown(ground.stop, loop, ground.changes, lambda: ground.background.failure is not None, ground.log)
-    queries = NodeQueries(
-        runtime.cluster.nodes,
-        loop,
-        ground.trust,
-        blind=runtime.files.blind,
-        rows=nodes.gpus.rows,
-        conditions=lambda: known_conditions(
-            runtime.cluster.nodes, runtime.exporters, ground.trust.avoided_gpus, driver=True
-        ),
-    )
+    known, blind = runtime.cluster.nodes, runtime.files.blind
+    queries = NodeQueries(known, loop, ground.trust, runtime.exporters, blind=blind, rows=nodes.gpus.rows)
     health = DaemonHealth(
         loop,
         ground.store,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.daemon.gpus.conditions import known_conditions
 from orchestrator.daemon.nodes.views import node_view
 
 if TYPE_CHECKING:
@@ -11,17 +12,17 @@ if TYPE_CHECKING:
 
     from orchestrator.api import views as v
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.facts.gpus import GpuCondition
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.nodes.quarantine import NodeTrust
     from orchestrator.gpu.balance.view import GpuRow
     from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.exporters.exporters import Exporters
 
 
 class NodeQueries:
     """``blind`` says which of some nodes do not see a directory of this machine.
 
-    ``rows`` gives every GPU, with why some are quarantined by UUID; ``conditions`` those of every GPU.
+    ``rows`` gives every GPU, with why some are quarantined by UUID.
     """
 
     def __init__(
@@ -29,12 +30,12 @@ class NodeQueries:
         nodes: NodeRegistry,
         loop: Loop,
         trust: NodeTrust,
+        exporters: Exporters,
         *,
         blind: Callable[[str, Collection[str]], Awaitable[list[str]]],
         rows: Callable[[Mapping[str, Fact]], Awaitable[Sequence[GpuRow]]],
-        conditions: Callable[[], Mapping[str, GpuCondition]],
     ) -> None:
-        self._conditions = conditions
+        self._exporters = exporters
         self._nodes = nodes
         self._loop = loop
         self._trust = trust
@@ -43,7 +44,7 @@ class NodeQueries:
 
     def views(self) -> list[v.NodeView]:
         """Every node, by name."""
-        conditions = self._conditions()
+        conditions = known_conditions(self._nodes, self._exporters, self._trust.avoided_gpus, driver=True)
         views = [
             node_view(
                 node,
