@@ -156,7 +156,7 @@ def _last_failure(job: JobView) -> str:
     """For a job that goes on after it: one line; a job that failed shows all of it."""
     if job.failure is None or job.state == "FAILED":
         return ""
-    return f"{_sentence(job.failure)} ({job.failure.failure_class})"
+    return f"{clean(job.failure.sentence)} ({job.failure.failure_class})"
 
 
 def _checkpoint(job: JobView) -> str:
@@ -182,18 +182,11 @@ def _timings(job: JobView) -> str:
 
 
 def _failure(console: Console, failure: FailureView) -> list[str]:
-    lines = [console.style(_sentence(failure), "red") + f" ({failure.failure_class})"]
+    lines = [console.style(clean(failure.sentence), "red") + f" ({failure.failure_class})"]
     lines += [f"  {console.style('|', 'dim')} {clean(text)}" for text in failure.log_tail]
     if failure.advice:
         lines.append(f"  {clean(failure.advice)}")
     return lines
-
-
-def _sentence(failure: FailureView) -> str:
-    """What happened, and where; most sentences begin with the rank."""
-    sentence = clean(failure.sentence)
-    known = failure.rank is None or sentence.startswith(f"rank {failure.rank}")
-    return sentence if known else f"rank {failure.rank}: {sentence}"
 
 
 def _ranks(console: Console, job: JobView) -> list[str]:

@@ -161,5 +161,5 @@ def test_a_stored_stop_and_its_state_belong_together() -> None:
         changed(running(), succeeded=True, attempt_live=False)
     recovering = after(running(), failed(running()))
     assert changed(recovering, failure=None).failure == ev.Failure(
-        failure_class=failure().failure_class, code="gang_lost", sentence=recovering.reason
+        failure_class=failure().failure_class, cause=recovering.reason
     )

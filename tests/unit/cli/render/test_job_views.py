@@ -198,11 +198,10 @@ def facts(lines: list[str]) -> dict[str, str]:
     return {line[2:16].strip(): line[16:] for line in lines[1:] if line.startswith("  ") and len(line) > 16}
 
 
-def test_a_failure_names_its_rank_once() -> None:
-    for sentence in ("rank 1: a file is missing", "a file is missing"):
-        failure = FailureView(failure_class="user", sentence=sentence, rank=1, log_tail=(), advice="")
-        lines = detail_lines(console(), full_job(state="FAILED", failure=failure), NOW)
-        assert "rank 1: a file is missing (user)" in lines
+def test_a_failure_is_shown_in_the_daemon_s_words() -> None:
+    failure = FailureView(failure_class="user", sentence="rank 1: a file is missing", rank=1)
+    lines = detail_lines(console(), full_job(state="FAILED", failure=failure), NOW)
+    assert "rank 1: a file is missing (user)" in lines
 
 
 def test_a_job_in_full() -> None:

@@ -27,7 +27,7 @@ from orchestrator.core.facts.rank_ends import PythonException
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.placement import free_on
 from orchestrator.core.states import FailureClass
-from tests.unit.core.builders import T0, after, cause, exited, failed, failure, node, nodes, running
+from tests.unit.core.builders import T0, after, cause, changed, exited, failed, failure, node, nodes, running
 
 BAD = fact_from("bad")
 
@@ -104,7 +104,7 @@ def blamed_gpu(fact: GpuFault, **seat: tuple[str, ...]) -> str:
     """The GPU that a failure of rank 1 with this cause strikes."""
     job = running(nodes=("a", "a"))
     seats = (job.seats[0], dataclasses.replace(job.seats[1], **seat))
-    job = dataclasses.replace(job, seats=seats)
+    job = changed(job, seats=seats)
     event = failed(job, failure=dataclasses.replace(failure(rank=1), cause=fact))
     found = strike_of(after(job, event), event)
     assert found is not None

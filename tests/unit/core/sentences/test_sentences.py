@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from orchestrator.core.events import Failure
 from orchestrator.core.facts.codec import FACTS
 from orchestrator.core.facts.fact import Fact
 from orchestrator.core.facts.gangs import MaxDuration, StorageUnseen
-from orchestrator.core.facts.gpus import GpuLost, Quarantined, Xid
+from orchestrator.core.facts.gpus import GpuFailing, GpuLost, GpuSilent, Quarantined, Xid
 from orchestrator.core.facts.notes import PoliciesLeftOut
-from orchestrator.core.facts.rank_ends import Problem, PythonException, ScriptProblem
+from orchestrator.core.facts.rank_ends import Problem, PythonException, RankEnd, ScriptProblem
 from orchestrator.core.facts.reasons import BudgetSpent, DoesNotFit, NoNewCheckpoint, StopOrdered
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.states import FailureClass, StopPurpose
@@ -28,6 +31,18 @@ def test_every_fact_has_words(kind: str) -> None:
 def test_whatever_a_fact_holds_can_be_said(fact: Fact) -> None:
     assert isinstance(sentence(fact), str)
     assert isinstance(advice(fact, "job-1"), str)
+
+
+ENDS = sorted((cls for cls in FACTS.values() if issubclass(cls, RankEnd)), key=lambda cls: cls.kind)
+ABOUT_THE_GPU = {GpuSilent, GpuFailing, Quarantined}
+
+
+@pytest.mark.parametrize("cls", [cls for cls in ENDS if cls not in ABOUT_THE_GPU], ids=lambda cls: cls.kind)
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_the_end_of_a_rank_names_it(cls: type[RankEnd], data: st.DataObject) -> None:
+    fact = dataclasses.replace(data.draw(strategies.fact_of(cls)), rank=37)
+    assert sentence(fact).startswith("rank 37")
 
 
 @pytest.mark.parametrize("problem", Problem)

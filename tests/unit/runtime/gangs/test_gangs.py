@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestrator.core.effects import Ensure, KillRanks
-from orchestrator.core.facts.gangs import ActorMissing
+from orchestrator.core.facts.gangs import ActorMissing, HeadLost
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.gangs import Gangs
 from orchestrator.runtime.gangs.table import GangTable
@@ -125,7 +125,7 @@ def test_every_gang_is_lost_with_the_head(tmp_path: Path) -> None:
         world = World(tmp_path)
         await world.table.attach(JOB)
         world.gangs.forget_all()
-        assert [(event.kind, event.reason) for event in world.posted] == [("gang_lost", "Ray's head died")]
+        assert [(event.kind, event.reason) for event in world.posted] == [("gang_lost", HeadLost())]
         assert world.table.known(JOB.id) is None
 
     asyncio.run(run())
@@ -135,10 +135,10 @@ def test_ranks_on_silent_nodes_make_a_job_degraded_until_they_answer(tmp_path: P
     world = World(tmp_path)
     world.silent = {"a": "its raylet does not answer"}
     world.gangs.note_reach([JOB])
-    assert [(event.code, event.degraded) for event in world.posted] == [("unreachable", True)]
+    assert [(event.note.code, event.degraded) for event in world.posted] == [("unreachable", True)]
     world.silent = {}
     world.gangs.note_reach([changed(JOB, degraded=True)])
-    assert [(event.code, event.degraded) for event in world.posted[1:]] == [("reachable", False)]
+    assert [(event.note.code, event.degraded) for event in world.posted[1:]] == [("reachable", False)]
 
 
 def test_a_gang_is_attached_once_and_calls_about_it_keep_their_order(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""What is known travels as facts: no record of the core holds a sentence of ours, and patterns are for sensors."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core import attempt, events, phases
+from orchestrator.core.diagnosis import health, quarantine
+from orchestrator.core.facts.codec import FACTS
+from orchestrator.core.facts.fact import Legacy
+from orchestrator.core.job import Job
+
+CORE = Path(__file__).parents[2] / "orchestrator" / "core"
+SENTENCES = {"advice", "detail", "message", "reason", "sentence", "text", "why"}
+SENSORS = {"diagnosis/signatures.py", "failure.py", "memory_failure.py"}
+"""These look at what scripts and their libraries wrote."""
+RECORDS = {
+    *FACTS.values(),
+    Job,
+    *(
+        value
+        for module in (attempt, events, phases, health, quarantine)
+        for value in vars(module).values()
+        if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == module.__name__
+    ),
+}
+
+
+@pytest.mark.parametrize("record", sorted(RECORDS - {Legacy}, key=lambda cls: cls.__qualname__))
+def test_no_record_holds_a_sentence(record: type) -> None:
+    held = [f.name for f in dataclasses.fields(record) if f.name in SENTENCES and f.type in ("str", "str | None")]
+    assert held == [], "store a fact; core/sentences puts it into words"
+
+
+def test_only_sensors_search_in_texts() -> None:
+    found = {
+        str(path.relative_to(CORE))
+        for path in CORE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import) and any(name.name == "re" for name in node.names)
+    }
+    assert found <= SENSORS
