@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class CoreError(Exception):
-    """The core was asked for something that its rules forbid; please report it with the story it prints."""
+    """The core was asked for something that its rules forbid; please report it with the events that it prints."""
 
 
 class BrokenRuleError(CoreError):

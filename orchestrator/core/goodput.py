@@ -8,7 +8,7 @@ of a phase again, so phases can be exported as counters.
 - `starting`: from the order for a gang to the first step; `recovering`: the same after a failure, with the decision.
 - `checkpoint_stall`: the training loop stood still to save. `draining`: stopping, saving for the last time, releasing.
 
-Before the first report of an attempt nobody knows whether its script reports steps at all. That time is open too, and
+Before the first report of an attempt it is not known whether its script reports steps at all. That time is open too, and
 is told apart when the first report comes, or when the attempt ends without one.
 
 This module is fed with records and times and reads no clock. It must not decide anything about a job.

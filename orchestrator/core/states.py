@@ -1,7 +1,7 @@
 """The states of jobs and attempts, and the one table of legal transitions.
 
 Everything that decides which state may follow which lives in this file. What the table lacks is an error that
-carries the job's recent story. Whether a state is terminal, or holds GPUs, is a property of the state, not an
+carries the job's recent events. Whether a state is terminal, or holds GPUs, is a property of the state, not an
 ``if`` somewhere else. The diagram in docs/architecture.md is generated from the table.
 """
 
@@ -141,7 +141,7 @@ class IllegalTransitionError(CoreError):
 
 
 def check_transition(current: JobState, target: JobState, story: Sequence[str]) -> None:
-    """Raise IllegalTransitionError, with the job's recent ``story``, unless ``current -> target`` is in the table."""
+    """Raise IllegalTransitionError, with the job's recent events (``story``), unless ``current -> target`` is in the table."""
     if target not in TRANSITIONS[current]:
         raise IllegalTransitionError(current, target, tuple(story))
 

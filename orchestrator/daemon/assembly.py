@@ -214,7 +214,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
 
     async def after_refresh() -> None:
         runtime.gangs.note_reach(loop.jobs.values())
-        if not cluster.site.embedded:  # one slow node of many holds nobody up
+        if not cluster.site.embedded:  # one slow node of many delays no other
             spawn(fork_servers.warm())
         if ground.ready.is_set():
             await exporters.refresh()

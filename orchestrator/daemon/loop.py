@@ -3,7 +3,7 @@
 One task owns the live jobs. It is woken by facts, commands and deadlines, never by polling. In one round it folds what
 came in, asks ``core.scheduler.decide`` until nothing more follows, writes all of it in one transaction (the store takes the
 records as they were folded here), and only then
-shows it to anybody and hands the effects to the runtime: what a user was told is still so after a power cut.
+publishes it and hands the effects to the runtime: what a user was told is still so after a power cut.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ FACTS_AT_ONCE: Final = 64
 
 
 def _ignore(_job: Job, _event: Event) -> None:
-    """Nobody counts."""
+    """No-op default."""
 
 
 def _ignore_seconds(_seconds: float) -> None:
-    """Nobody counts."""
+    """No-op default."""
 
 
 def _ignore_failure() -> None:
-    """Nobody counts."""
+    """No-op default."""
 
 
 class Loop:
     """See the module. ``on_change`` is told each job whose record changed; ``on_end`` those that became terminal.
 
-    ``jobs`` are the live jobs as they are written, for whoever is to be told of them. ``decided`` are the same with what
+    ``jobs`` are the live jobs as they are written, for readers. ``decided`` are the same with what
     the round under way has decided: what a command's new facts must follow from.
     """
 

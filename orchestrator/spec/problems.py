@@ -41,7 +41,7 @@ class Problem:
 
 
 class SpecError(ValueError):
-    """A job file was refused. `problems` holds everything wrong with it; mend those lines and submit again."""
+    """A job file was refused. `problems` holds everything wrong with it; fix those lines and submit again."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)

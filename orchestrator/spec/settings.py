@@ -113,7 +113,7 @@ class Settings:
         digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:16]
         if self.runtime_dir is not None and _fits(self.runtime_dir / f"orch-{digest}.sock"):
             return self.runtime_dir / f"orch-{digest}.sock"
-        # Its directory must be made with mode 0700 and its owner checked: anybody can write to /tmp.
+        # Its directory must be made with mode 0700 and its owner checked: every user can write to /tmp.
         return Path("/tmp") / f"orch-{self.uid}-{digest}" / "orch.sock"  # noqa: S108 - its owner is checked
 
     @property

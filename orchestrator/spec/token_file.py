@@ -1,4 +1,4 @@
-"""Reads a token from a file, if the file keeps it: whoever has a token acts as the daemon's owner.
+"""Reads a token from a file, if the file keeps it secret: a holder of the token acts as the daemon's owner.
 
 Standard library only.
 """

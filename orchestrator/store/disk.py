@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RESERVE_BYTES = 4 * 1024 * 1024  # some hundred transitions, or thousands when they are committed in groups
 _PAGE_BYTES = 4096
-_PIECE_BYTES = 64 * 1024  # of the reserve is free at a time while it is handed over: all that somebody else may take
+_PIECE_BYTES = 64 * 1024  # of the reserve is free at a time while it is handed over: all that another process may take
 _OPENING_BYTES = 256 * 1024  # given up at a time until a store can be opened: its index of the log, and some pages
 _LOG_BYTES = 4 * 1024 * 1024  # as long as a log gets before its content is moved into the file
 MIN_FREE_BYTES = 64 * 1024 * 1024  # below this new work is refused: a job needs room for logs and checkpoints as well
@@ -89,7 +89,7 @@ class Disk:
     def keep_blocks(self, path: Path, log: Path, used_bytes: int) -> None:
         """Before the store is closed: make the next daemon's reserve of all that is held, where there is no whole one.
 
-        Closing cuts the file to the ``used_bytes`` and removes the log; what was free in between could be anybody's. So the
+        Closing cuts the file to the ``used_bytes`` and removes the log; what was free in between could be taken. So the
         log takes over all blocks, and gets a second name.
         """
         if not self._spent or self._reserve is None or _size(log) < 0:
@@ -153,7 +153,7 @@ class Disk:
         size = min(size_bytes, self.free_bytes()) // _PAGE_BYTES * _PAGE_BYTES
         if size <= 0:
             return
-        with contextlib.suppress(OSError):  # somebody else was faster; the next write tells
+        with contextlib.suppress(OSError):  # another process was faster; the next write tells
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.posix_fallocate(fd, os.fstat(fd).st_size, size)

@@ -92,7 +92,7 @@ class IdempotencyConflictError(StoreError):
 
 
 class VersionConflictError(StoreError):
-    """A row is not at the version that was read; somebody else wrote the file. Stop every daemon, run `orch doctor`."""
+    """A row is not at the version that was read; another process wrote the file. Stop every daemon, run `orch doctor`."""
 
     def __init__(self, job_id: str, version: int) -> None:
         self.job_id, self.version = job_id, version

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 APPLICATION_ID = 0x6F726368  # "orch", in the file's header
-BUSY_TIMEOUT_MS = 5000  # the lock keeps other daemons away; somebody's sqlite3 shell may still hold the file a moment
+BUSY_TIMEOUT_MS = 5000  # the lock keeps other daemons away; a user's sqlite3 shell may still hold the file a moment
 CHECKED_WHOLE_BYTES = (
     64 * 1024 * 1024
 )  # up to here the whole file is checked at opening (0.1 s); beyond, orch doctor does
@@ -54,7 +54,7 @@ def known_migrations() -> tuple[Migration, ...]:
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     """A connection as the store wants it: full durability, foreign keys, no transactions but our own.
 
-    ``read_only`` is for a file that nobody writes meanwhile; it is not changed by a byte.
+    ``read_only`` is for a file that is not written meanwhile; it is not changed by a byte.
     """
     mode = "rw"
     if read_only:  # without a log nothing needs replaying, and nothing is left lying beside the file

@@ -184,7 +184,7 @@ class Writer:
             request.result = request.work(self._connection)
         except Exception as error:
             if is_disk_full(error) or not self._connection.in_transaction:
-                raise  # SQLite may have taken back the whole transaction: nobody's part of it stands
+                raise  # SQLite may have taken back the whole transaction: no part of it stands
             self._connection.execute("ROLLBACK TO request")
             request.error = self._translated(error)
         self._connection.execute("RELEASE request")
@@ -207,7 +207,7 @@ def _answer(group: list[_Request]) -> None:
     for request in group:
         by_loop[request.loop].append(request)
     for loop, requests in by_loop.items():
-        # One wake-up for all that a loop asked; a loop that was closed has nobody left to answer.
+        # One wake-up for all that a loop asked; a loop that was closed has no caller left.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_settle, requests)
 

@@ -1,7 +1,7 @@
 """Is a job hung, or only slow? Judged from two looks at the processes of its ranks, a moment apart.
 
 Time alone cannot tell a hang from a pause. So nothing here counts as hung because it is late: it must be shown that no
-rank can go on. A stopped process cannot. Neither can ranks of which each one either waits in a lock that nobody is there to
+rank can go on. A stopped process cannot. Neither can ranks of which each one either waits in a lock that no thread is there to
 release, or in a collective for the others. Whatever computes, reads, sleeps or waits for the world outside may go on, and is
 at most slow. Pure; the looks are taken by runtime.looking, and when to take them is in core.pulse.
 """

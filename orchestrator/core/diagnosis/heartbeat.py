@@ -14,9 +14,9 @@ from typing import Final
 
 TICK_SECONDS: Final = 0.5
 LONGEST_TICK_SECONDS: Final = 1.0
-"""Of a longer gap between two ticks nobody was there to see anything."""
+"""In a longer gap between two ticks nothing was observed."""
 FLOOR_SECONDS: Final = 3.0
-"""Nobody is looked at sooner, however short the steps are: reports come once a second."""
+"""No rank is inspected sooner, however short the steps are: reports come once a second."""
 PATIENCE: Final = 3.0
 """A rank may be still for so many usual steps."""
 PAUSE_SECONDS: Final = 30.0
@@ -92,7 +92,7 @@ class Pulse:
         self._reporting.discard(rank)
 
     def sign(self) -> None:
-        """The whole job gave a sign of life, nobody knows which rank: a script that reports nothing has printed a line."""
+        """The whole job gave a sign of life, of an unknown rank: a script that reports nothing has printed a line."""
         for rank in self._ranks.values():
             rank.seen_at = self._clock
 

@@ -1,6 +1,6 @@
 """Which rank holds the others up, and by what factor: judged by each rank's own time for a step, waiting left out.
 
-Ranks that meet in a collective at every step all take as long as the slowest one, so the length of a step names nobody.
+Ranks that meet in a collective at every step all take as long as the slowest one, so the length of a step identifies no rank.
 What names the slow one is the time that a rank spends on its own work in a step: getting the batch and going forward as
 the training system measures it, else the processor time of its training thread. Pure; knows no clock and no process.
 """
@@ -19,7 +19,7 @@ LEAST_FACTOR: Final = 1.15
 APART_FACTOR: Final = 1.5
 """The same for whole steps, which differ a little between ranks that wait for each other: saves are no part of them."""
 LEAST_SHARE: Final = 0.1
-"""What a rank takes longer than the others has to be this share of a step: less costs nobody anything."""
+"""What a rank takes longer than the others has to be this share of a step: less has no effect."""
 APART: Final = ("data_seconds", "forward_seconds")
 """The parts of a step in which no rank waits for another; backward passes exchange gradients."""
 

@@ -1,11 +1,11 @@
 """How many ranks an elastic job gets, and when that changes. Pure.
 
-An elastic job (``num_workers: {min: 2, max: 8}``) starts on what the queue leaves: everybody who waits is given what he
+An elastic job (``num_workers: {min: 2, max: 8}``) starts on what the queue leaves: every waiting job is given what it
 needs first, elastic jobs their ``min``; what is still free then goes to the elastic ones, in the queue's order, up to
 ``max``. After a loss it goes on with what there is, again at least ``min``. It grows at a checkpoint:
 
 - only into what is left when every job that waits, also one in its back-off, has claimed what it needs: growing makes
-  nobody wait longer;
+  no job wait longer;
 - not before its attempt has run for ``grow_after`` (five minutes unless the job says else), however often GPUs come and
   go: a stop and a start cost seconds, so less than a hundredth of the time goes into resizing;
 - only when the attempt has saved a checkpoint, and within FRESH_SECONDS of one, so that also a script that does not save
@@ -45,7 +45,7 @@ def is_resizing(job: Job) -> bool:
 
 
 def first_place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...] | None:
-    """Where the job goes before anybody gets more than he needs; one that is resized has what it had, if it can."""
+    """Where the job goes before any job gets more than it needs; one that is resized has what it had, if it can."""
     if is_resizing(job):
         found = place(job, free, nodes, ranks=job.num_workers)
         if found is not None:

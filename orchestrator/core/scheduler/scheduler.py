@@ -3,7 +3,7 @@
 Commands are events to be written, and effects to be carried out once the events are. Effects are derived from the
 record alone, so a restarted daemon that has read the store orders exactly what was under way. The first scheduler is
 priority, then order of arrival; a gang that does not fit claims what is free, so nothing behind it can starve it. What
-nobody needs goes to elastic jobs (core/scheduler/elastic.py).
+no job needs goes to elastic jobs (core/scheduler/elastic.py).
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def _grow(state: State, free: Mapping[str, Free], now: float, commands: Commands
     due = [j for j in state.jobs.values() if j.id not in busy and elastic.growth_due(j, now)]
     if not due:
         return
-    for job in state.jobs.values():  # those in their back-off hold nobody up, but nobody grows into what they need
+    for job in state.jobs.values():  # those in their back-off delay no job, but no job grows into what they need
         backs_off = job.state is JobState.PENDING and job.not_before > now
         if backs_off and could_ever_fit(job, state.nodes):
             claim(job, free, state.nodes)

@@ -1,7 +1,7 @@
 """What the daemon knows of GPUs: their loads, each job's balance and why it is poor, and job telemetry on disk.
 
-Asks the exporters of GPUs that jobs hold every two seconds and when a gang starts or ends, and of others only when somebody
-wants to see them. With no GPU held and nobody looking it does nothing.
+Asks the exporters of GPUs that jobs hold every two seconds and when a gang starts or ends, and of others only when a
+reader asks. With no GPU held and no reader it does nothing.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _rank(job: Job, rank: int, paces: Mapping[int, Pace]) -> v.RankView:
 
 
 def _straggler(job: Job, paces: Mapping[int, Pace]) -> v.StragglerView | None:
-    """The rank that the others wait for; nobody is named before every rank has reported its steps."""
+    """The rank that the others wait for; none before every rank has reported its steps."""
     found = find_straggler(tuple(paces.values())) if len(paces) == job.num_workers else None
     if found is None:
         return None

@@ -100,7 +100,7 @@ def _same(pid: int, created: float) -> psutil.Process | None:
 
 
 def _free(port: int) -> str:
-    """The usual address, or, where somebody has it, a free one."""
+    """The usual address, or, where it is taken, a free one."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

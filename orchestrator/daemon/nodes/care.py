@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster.cluster import Cluster
 
 REFRESH_SECONDS: Final = 10.0
-SHARED_REFRESH_SECONDS: Final = 2.0  # on somebody's cluster nodes come and go, and others take what was free
+SHARED_REFRESH_SECONDS: Final = 2.0  # on an existing cluster nodes come and go, and others take what was free
 TIDY_SECONDS: Final = 60.0
 
 

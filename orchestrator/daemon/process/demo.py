@@ -1,4 +1,4 @@
-"""``orch demo``: a whole story in a minute, on a daemon of its own: train, lose a rank, recover, finish, clean up."""
+"""``orch demo``: the main job in a minute, on a daemon of its own: train, lose a rank, recover, finish, clean up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STOP_SECONDS: Final = 30.0
 
 @dataclass(slots=True)
 class _Teller:
-    """Tells the story, unless only its end is wanted."""
+    """Prints each step, unless only the result is wanted."""
 
     quiet: bool
     began: float

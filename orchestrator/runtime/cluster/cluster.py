@@ -1,4 +1,4 @@
-"""The Ray cluster under the daemon: an embedded head that outlives it, or somebody's cluster.
+"""The Ray cluster under the daemon: an embedded head that outlives it, or an existing cluster.
 
 Starts and stops what the other modules of this package own: the connection, the head, the node agents.
 """
@@ -163,7 +163,7 @@ class Cluster:
             await self._head.take_back()
 
     async def stop(self, *, stop_head: bool) -> None:
-        """Disconnect; with ``stop_head`` the embedded head ends too, or, on somebody's cluster, whatever orch has there."""
+        """Disconnect; with ``stop_head`` the embedded head ends too, or, on an existing cluster, whatever orch has there."""
         if self._head is not None:
             self._head.unwatch()
         await self.nodes.end_meetings()

@@ -1,4 +1,4 @@
-"""Keeps Ray from handing out certain GPUs: an actor of ours sits on each. Decides nothing.
+"""Keeps Ray from handing out certain GPUs: a placeholder actor reserves each. Decides nothing.
 
 Ray picks the GPU ids, and offers no way to exclude one. So actors are made, one GPU each, until one of them has been given
 the GPU in question; it stays, the others end at once. They belong to this daemon's connection: Ray ends them with it, and the
@@ -33,7 +33,7 @@ def still_there(report: NodeReport, first: Sequence[NodeGpu]) -> tuple[NodeRepor
 
 
 class _Sitter:
-    """Sits on the GPU that Ray gave it."""
+    """Placeholder actor that reserves a GPU."""
 
     def gpu_ids(self) -> list[str]:
         """Ray's ids of its GPUs."""
@@ -71,7 +71,7 @@ class GpuHolds:
     async def keep(self, wanted: Mapping[str, tuple[str, NodeGpu, int]]) -> bool:
         """Hold these GPUs (by UUID: node, GPU, GPUs of the node) and no others; True when anything changed.
 
-        One that somebody uses cannot be had: ask again later.
+        One that is in use cannot be reserved: ask again later.
         """
         async with self._serial:
             changed = False

@@ -61,7 +61,7 @@ def ray_environment(token: Path) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # How long a connection waits for a raylet that is not there: one that died while the daemon connected. Ray's own
-        # minute would be a minute in which nothing is mended.
+        # minute would be a minute without a repair.
         "RAY_gcs_server_request_timeout_seconds": "15",
     }
 
@@ -85,7 +85,7 @@ def end_fork_server(pid: int) -> None:
 
 
 def clear_sessions(temp_dir: Path) -> None:
-    """End heads that nobody knows of, because their daemon died before it could note them; keep the newest one's logs."""
+    """End heads that are recorded nowhere, because their daemon died before it could note them; keep the newest one's logs."""
     starter, member = json.dumps(str(temp_dir)), f"{temp_dir}/session_"
     while strays := _mentioning(starter, member):  # a starter may have gone one step further
         _kill(strays)

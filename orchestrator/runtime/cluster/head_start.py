@@ -43,7 +43,7 @@ SYSTEM_CONFIG: Final = {
     # monitor, which sees how much is used but not by which process that a worker did not start.
     "worker_oom_score_adjustment": 0,
     "memory_monitor_refresh_ms": 0,
-    # Nobody reads Ray's own metrics here; collecting them costs every process a little, all the time.
+    # Ray's own metrics are not read here; collecting them costs every process a little, all the time.
     "enable_metrics_collection": False,
     "event_stats": False,
     "task_events_report_interval_ms": 0,

@@ -14,7 +14,7 @@ import psutil
 from orchestrator.runtime.nodes.ray_nodes import list_nodes
 
 KEEP_ALIVE_SECONDS = 24 * 3600
-GUEST_KEEP_ALIVE_SECONDS = 600  # somebody else's cluster gets its memory back
+GUEST_KEEP_ALIVE_SECONDS = 600  # an existing cluster gets its memory back
 _DEADLINE_SECONDS = 5.0
 
 

@@ -47,7 +47,7 @@ class NodeRegistry:
     async def update(self, raw: Mapping[str, RayNode]) -> None:
         """One round. Raises what went wrong with the one node of an embedded head.
 
-        On somebody's cluster a node whose agent does not answer holds no other up.
+        On an existing cluster a node whose agent does not answer delays no other.
         """
         alive = {node_id for node_id, node in raw.items() if node.alive}
         self._bury(set(raw) - alive)

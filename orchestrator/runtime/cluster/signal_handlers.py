@@ -8,7 +8,10 @@ SIGABRT, in the middle of what it does. Ray has no option to leave it out.
 from __future__ import annotations
 
 import signal
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 TAKEN_BY_RAY: Final = (signal.SIGTERM,)
 
@@ -22,6 +25,9 @@ def restore_handlers() -> None:
             signal.siginterrupt(number, False)
 
 
-def disarm_abort() -> None:
-    """Cancel the alarm of Ray's handler: for a signal that came before ``restore_handlers``."""
+def disarm_abort(_number: int = 0, _frame: FrameType | None = None) -> None:
+    """Cancel the alarm of Ray's handler: for a signal that came before ``restore_handlers``.
+
+    As a handler of Python it runs between any two instructions of the main thread, whatever the event loop does.
+    """
     signal.alarm(0)

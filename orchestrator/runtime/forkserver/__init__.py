@@ -17,14 +17,14 @@ F forks because importing torch takes a second or two and forking takes millisec
 thread, so F must be single-threaded when it forks: it checks /proc/self/task after warming and does not serve
 otherwise. It never touches a GPU, because a CUDA context does not survive a fork.
 
-K exists so that nothing is lost and nothing is left behind, whoever dies:
+K exists so that nothing is lost and nothing is left behind, whichever process dies:
 
 * T dies: K is its parent, so it is told by the kernel at once. It writes the exit record (fsync) before it tells
   anyone, so that the exit status survives the death of every reader. Then it kills what T left behind.
 * The owner dies, or closes its end of the lifeline (a socket): K kills everything below itself. Processes that called
   setsid or forked twice are not lost: K is a subreaper, so the kernel hands them to K when their parent dies.
 * K dies: T has asked for SIGKILL at its parent's death; what else K kept falls to F, a subreaper too, which kills it.
-* F dies: nothing happens but the end of its spares. Keepers and jobs run on; somebody starts another F.
+* F dies: nothing happens but the end of its spares. Keepers and jobs run on; the next rank actor starts another F.
 
 A second of quiet after a request, F forks ahead: for each process that runs, one K with its T that wait for a request
 (spares.py). A gang that has failed starts again on them: the forks, and most first writes to shared pages, are done.

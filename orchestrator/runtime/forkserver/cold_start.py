@@ -3,7 +3,7 @@
 Owns the decision between a warm start (run the script in the fork) and a cold one (replace the fork by a fresh
 interpreter, a second or two slower and exact). Pure but for one listing of the script's directory.
 
-A variable matters when its value differs from the one the fork server started with *and* somebody has read it already:
+A variable matters when its value differs from the one the fork server started with *and* it has been read already:
 Python code (recorded while warming, see warm.py) or code in C, which is listed here by name.
 """
 

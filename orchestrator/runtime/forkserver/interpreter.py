@@ -55,7 +55,7 @@ def restore(spawn: Spawn, baseline: Baseline) -> None:
 
 
 def rehearse() -> None:
-    """Writes to what every training process writes to, while nobody waits: each such page is copied at its first write."""
+    """Writes to what every training process writes to, while no request waits: each such page is copied at its first write."""
     os.environ.update(dict(os.environ))
     _restore_random_state()
     torch: Any = sys.modules.get("torch")

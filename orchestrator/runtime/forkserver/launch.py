@@ -83,7 +83,7 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int, 
     reports.attach_writer()
     reports.masker = Masker(spawn.secrets)
     if not linux.die_with_parent(keeper_pid):
-        os._exit(1)  # the keeper died before we could ask; nobody is left to tell
+        os._exit(1)  # the keeper died before we could ask; there is no process left to tell
     os.setsid()
     linux.allow_looks()
     linux.set_process_name(baseline.process_name)

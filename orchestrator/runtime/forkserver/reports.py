@@ -63,7 +63,7 @@ class Reports:
         """The child's: text is masked before it is cut, or half a secret would be left."""
 
     def attach_writer(self) -> None:
-        """Called in the child. Its own children inherit this object; their reports are nobody's and are dropped."""
+        """Called in the child. Its own children inherit this object; their reports belong to no rank and are dropped."""
         self._writer = os.getpid()
 
     def send(self, message: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ class Reports:
             return  # the keeper reads again when this process ends
 
     def note_sigterm(self) -> None:
-        """Called in the child when SIGTERM has reached it: the first time is kept. Wakes nobody, so a handler may call it."""
+        """Called in the child when SIGTERM has reached it: the first time is kept. Wakes no thread, so a handler may call it."""
         if os.getpid() == self._writer and self.terminated_at is None:
             _TERMINATED_AT.pack_into(self._memory, _LENGTH.size, time.time())
 

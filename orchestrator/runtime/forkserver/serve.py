@@ -1,7 +1,7 @@
 """F's life: warm, then serve.
 
 Owns the listening socket and the list of keepers. One thread, one poll loop; every peer has a
-deadline for its request, so a slow one delays nobody. Ends when told, or when its socket's file is gone or replaced;
+deadline for its request, so a slow one delays no other. Ends when told, or when its socket's file is gone or replaced;
 keepers and their jobs run on either way.
 """
 
@@ -155,7 +155,7 @@ class Server:
         poll = select.poll()
         for descriptor in (self._listener.fileno(), self._wake.fileno(), *self._connections):
             poll.register(descriptor, select.POLLIN)
-        # Making forks quicker takes half a second in all, in pieces of milliseconds when nobody asks for one.
+        # Making forks quicker takes half a second in all, in pieces of milliseconds when there is no request.
         while self._to_collapse and not poll.poll(0):
             linux.collapse_into_huge_page(self._to_collapse.pop())
         seconds = min(startup.TICK_SECONDS, self._spares.look_again_seconds(needed))
@@ -189,7 +189,7 @@ class Server:
                 self._drop(connection)
 
     def _reap(self) -> None:
-        """Buries keepers; kills what a dead one left to us.
+        """Reaps exited keepers; kills what a dead one left to us.
 
         A keeper ends by itself only when nothing is left below it. One that died otherwise left its tree, and each
         orphan that dies leaves its own children: every such death reaches us, and is the time to look again.

@@ -63,7 +63,7 @@ class Spares:
         self._asked_at = time.monotonic()
 
     def adjust(self, needed: int) -> bool:
-        """Let go of the spares that nobody has needed for a while; whether it is time to fork one more."""
+        """Let go of the spares that have not been needed for a while; whether it is time to fork one more."""
         now = time.monotonic()
         needed = min(needed, MOST)
         if needed >= len(self):
@@ -194,7 +194,7 @@ def _as_child(channel: socket.socket, baseline: Baseline, reports: Reports, keep
 
 
 def _received_by_keeper(channel: int, child_pid: int) -> tuple[dict[str, Any], list[int]] | None:
-    """The request; None when there will be none, or nobody to carry it out."""
+    """The request; None when there will be none, or no process to carry it out."""
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     child = None

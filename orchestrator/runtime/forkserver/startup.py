@@ -1,4 +1,4 @@
-"""How F comes to be: nobody's child, the only one for its socket, reachable.
+"""How F comes to be: a child of init, the only one for its socket, reachable.
 
 Owns the daemon's two forks, the lock beside the socket, and the socket's file. What goes wrong here is told to the
 starter, who waits for one line; after that line the log is all there is.
@@ -97,7 +97,7 @@ def _inherit(listener: int, lock: int) -> Claim:
 def _daemonize(log_path: str) -> int | None:
     """Leaves the starter's session and parentage. In the daemon: the pipe to announce on; in the starter: None.
 
-    The starter's process relays the announcement to its stdout and ends; the daemon is nobody's child.
+    The starter's process relays the announcement to its stdout and ends; the daemon is a child of init.
     """
     reader, writer = os.pipe()
     if os.fork() != 0:

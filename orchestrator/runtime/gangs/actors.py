@@ -67,7 +67,7 @@ class RayRankActors:
             remove_placement_group(get_placement_group(placement_group_name(job.id, job.gang)))
 
     def _find(self, job: Job, *, everywhere: bool) -> list[Any]:
-        """The actors that there are, None for others; Ray is not asked for those that nobody can have made yet."""
+        """The actors that there are, None for others; Ray is not asked for those that cannot exist yet."""
         import ray
 
         if not (everywhere or job.seats or job.attempt_number > 1 or _may_exist(job)):
@@ -127,7 +127,7 @@ class RayRankActors:
         return actors
 
     def _refuse_on_shared(self) -> None:
-        """On somebody's cluster what was free may be taken meanwhile: the job goes back to the queue, where it can go elsewhere."""
+        """On an existing cluster what was free may be taken meanwhile: the job goes back to the queue, where it can go elsewhere."""
         if not self._site.embedded:
             raise GangLostError(ResourcesTaken())
 

@@ -37,7 +37,7 @@ MOST_CHARACTERS: Final = 1000  # of a message that comes from elsewhere
 
 
 def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport]) -> tuple[ev.Seat, ...]:
-    """Where each rank sits, by what its actor and its node's agent say."""
+    """Where each rank runs, by what its actor and its node's agent say."""
     seats = []
     for rank, greeting in enumerate(greetings):
         report = reports.get(greeting.node_id)

@@ -98,14 +98,14 @@ class EventRelay:
                 await self._follow(job, gang, attempt, rank)
             except Exception:  # a fault of orch's, or in what was told: a rank that nothing follows would never end
                 self._log.exception("gang.watcher_failed", job=job.id, attempt=attempt, rank=rank)
-                gang.gone.discard(rank)  # it may have been set before what failed: the story is told anew
+                gang.gone.discard(rank)  # it may have been set before what failed: its events are reported again
                 gang.cursors.pop(rank, None)
                 await asyncio.sleep(self._patience.retry_seconds)
             else:
                 return
 
     async def _follow(self, job: Job, gang: Gang, attempt: int, rank: int) -> None:
-        """One rank's story, from its first event to its last; an actor that dies loses the gang."""
+        """One rank's events, from its first to its last; an actor that dies loses the gang."""
         late, patience = 0, self._patience
         while rank not in gang.gone:
             try:
@@ -164,7 +164,7 @@ class EventRelay:
                 self._post(facts)
 
     async def _with_gpu_evidence(self, gang: Gang, rank: int, story: Sequence[RankEvent]) -> Sequence[RankEvent]:
-        """The story, with what the driver says of the rank's GPUs beside a failure."""
+        """The events, with what the driver says of the rank's GPUs beside a failure."""
         if all(event.kind != "exited" or event.exit_code == 0 for event in story) or len(gang.greetings) <= rank:
             return story
         try:

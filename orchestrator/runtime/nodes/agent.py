@@ -86,7 +86,7 @@ class NodeAgent:
         self._home_token = home_token
         self._files = NodeFiles(_own_home(self._node_dir))
         self._watched: dict[Path, asyncio.Task[None]] = {}
-        # Ray restarts an agent by making it anew: nobody would tell this one what the one before was keeping alive.
+        # Ray restarts an agent by making it anew: this one would not know what the one before was keeping alive.
         self._adopting = asyncio.get_running_loop().create_task(self._adopt())
 
     async def report(self) -> NodeReport:

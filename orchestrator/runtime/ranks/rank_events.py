@@ -1,4 +1,4 @@
-"""A rank's story as its host tells it: numbered events, and the newest of what is not an event. Values only."""
+"""What a rank's supervisor reports: numbered events, and the newest of what is not an event. Values only."""
 
 from __future__ import annotations
 

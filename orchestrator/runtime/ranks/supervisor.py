@@ -5,7 +5,7 @@ does. Whatever happens to the process is a numbered event that can be asked for 
 nothing.
 
 Fencing: every call names its attempt; an older one is refused. A process tree holds an advisory lock per job and rank on
-its node (through its keeper), so a second tree cannot start before the first is gone, whoever asks.
+its node (through its keeper), so a second tree cannot start before the first is gone.
 """
 
 from __future__ import annotations

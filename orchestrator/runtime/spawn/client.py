@@ -114,7 +114,7 @@ class SpawnRequest:
     page: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     umask: int | None = None
-    """None: the server's, which lets nobody else read what is written."""
+    """None: the server's, which lets no other user read what is written."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Replaced by `***` in the exit record and in what the lifeline tells of an exception."""
 
@@ -350,7 +350,7 @@ def start_fork_server(
     env: Mapping[str, str] | None = None,
     deadline: timedelta = _START_DEADLINE,
 ) -> StartedServer:
-    """Starts a server that outlives its starter and is nobody's child; does nothing when one is running.
+    """Starts a server that outlives its starter, as a child of init; does nothing when one is running.
 
     Returns when the server listens; it is warm a second or two later, and `hello` waits for that. `env` (default: this
     process's) should be what jobs inherit: a variable that matters to an interpreter's start and that a job sets

@@ -38,7 +38,7 @@ class ForkServerError(Exception):
 
 
 class ForkServerMissingError(ForkServerError):
-    """Nobody listens on the socket: start the server with start_fork_server, then ask again."""
+    """Nothing listens on the socket: start the server with start_fork_server, then ask again."""
 
 
 class ForkServerForeignError(ForkServerError):
@@ -46,7 +46,7 @@ class ForkServerForeignError(ForkServerError):
 
 
 class ForkServerRefusedError(ForkServerError):
-    """The server understood and said no; the message is its own. Mend the request and ask again."""
+    """The server understood and said no; the message is its own. Fix the request and ask again."""
 
 
 class ForkServerVersionError(ForkServerError):

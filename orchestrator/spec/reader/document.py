@@ -36,7 +36,7 @@ _KINDS: dict[str, ScalarKind] = {
     "tag:yaml.org,2002:null": "null",
     "tag:yaml.org,2002:timestamp": "date",
 }
-# YAML 1.1 reads 1e-3 as text, YAML 1.2 and everybody's eyes as a number.
+# YAML 1.1 reads 1e-3 as text, YAML 1.2 and people as a number.
 _EXPONENT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SURROGATE = re.compile("[\ud800-\udfff\x00]")

@@ -144,7 +144,7 @@ def unknown_key(path: Path, key: str, siblings: Sequence[str], everywhere: Itera
         return BadValueError(message, _NO_SUCH_IDEA[word])
     if len(at_home) == 1:
         return BadValueError(message, f"it belongs elsewhere: {at_home[0]}")
-    # A slip of the pen in one of our words, unless it is nearer to somebody else's.
+    # A slip of the pen in one of our words, unless it is nearer to another system's.
     alike = nearest(key, [*siblings, *_OURS, *_NO_SUCH_IDEA])
     if alike is not None and alike not in siblings and not ours:
         ours, alike = _OURS.get(alike, ""), nearest(key, siblings)

@@ -25,7 +25,7 @@ def apply_overrides(root: MapNode, overrides: Sequence[str], problems: list[Prob
     r"""Set each `path=value` in turn; what cannot be set is added to `problems`.
 
     The value is read as YAML: a scalar, or a list or mapping in brackets. Where the key wants text, or it is neither,
-    it counts as typed: nobody quotes twice on a command line. Lists take positions (`notify.0.url=...`); `\.` is a dot inside a key.
+    it counts as typed: quoting twice on a command line is rare. Lists take positions (`notify.0.url=...`); `\.` is a dot inside a key.
     """
     tree: Node = root
     for override in overrides:

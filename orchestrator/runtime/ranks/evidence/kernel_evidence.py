@@ -137,7 +137,7 @@ class KernelWatch:
 
     The log of a machine that has run for long holds thousands of records; a look at all of them would hold up a recovery.
     So two places in it are kept, the older one at most twice ``RECENT_SECONDS`` back; ``mark`` now and then moves them on.
-    Made before the process is started: one that dies at once is in the log by the time that anybody hears of it.
+    Made before the process is started: one that dies at once is in the log by the time that its start is known.
     """
 
     def __init__(self, *, source: Path = _KMSG) -> None:

@@ -26,9 +26,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 # The number of the system call in which a lock waits. Everything else that sleeps waits for the world outside.
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 _NO_PY_SPY: Final = "py-spy is not installed on its node (pip install 'orch[stacks]'), so there are no stacks"
-_REFUSED: Final = (
-    "the kernel lets nobody read its stacks (sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE for the daemon)"
-)
+_REFUSED: Final = "the kernel does not permit reading its stacks (sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE for the daemon)"
 
 
 def look_at(rank: int, root_pid: int, *, training_pid: int | None = None, stacks: bool) -> RankLook:

@@ -2,7 +2,7 @@
 
 A record's room is a file of real blocks beside it, ``rank-0.json.room``; the keeper writes it in place and renames it.
 Directories take room too, so an attempt does not make its own where it can have another: the one that was made ahead, or
-that of an attempt which nobody asks for any more, whose records become the room for new ones. So on a disk that stays
+that of an attempt which is not needed any more, whose records become the room for new ones. So on a disk that stays
 full the same blocks are used again and again, and a job that restarts thousands of times keeps the records of its last
 two attempts.
 """
@@ -101,7 +101,7 @@ def _old(exits: Path, below: int) -> list[Path]:
 def _move(source: Path, folder: Path) -> bool:
     """Make ``folder`` of another directory, its records room for new ones; False when it is not there any more.
 
-    It has a name that nobody reads until no old record is left in it.
+    It has a name that is not read until no old record is left in it.
     """
     draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     if source.is_symlink():

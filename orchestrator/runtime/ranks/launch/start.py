@@ -1,7 +1,7 @@
 """Starts a rank's process, or its attempt's rendezvous store, through the node's fork server.
 
 A process tree holds an advisory lock per job and rank on its node (through its keeper), so a second tree cannot start
-before the first is gone, whoever asks. Where the keeper was killed or is stopped, what it kept is ended first, and its memory
+before the first is gone. Where the keeper was killed or is stopped, what it kept is ended first, and its memory
 is free again before the next process starts. A fork server that is not there is started; an attempt that is called off
 meanwhile is not.
 """

@@ -47,7 +47,7 @@ def trainer_findings(spec: JobSpec) -> Iterator[Finding]:
 
 
 def _ranks(spec: JobSpec) -> tuple[int | None, int | None]:
-    """How many there will be, or at least, None when nobody knows yet; and the most of an elastic job."""
+    """How many there will be, or at least, None when that is not known yet; and the most of an elastic job."""
     workers = spec.resources.num_workers
     if workers == "auto":
         return None, None

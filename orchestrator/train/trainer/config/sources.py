@@ -84,7 +84,7 @@ def read_mapping(config: type[TrainingSettings], settings: Mapping[str, Any]) ->
 
 
 def settings_of(config: type[TrainingSettings]) -> list[dataclasses.Field[Any]]:
-    """The fields that somebody can set."""
+    """The fields that can be set."""
     return [field for field in dataclasses.fields(config) if field.init]
 
 

@@ -126,7 +126,7 @@ class ProgressBar:
             TextColumn("{task.fields[values]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
-            auto_refresh=False,  # it is drawn when there is something new, by nobody's thread
+            auto_refresh=False,  # it is drawn when there is something new, by no background thread
         )
         self._progress.start()
         self._task = self._progress.add_task("train", total=total_steps, epoch=0, values="")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime.forkserver import cgroups
-from orchestrator.runtime.forkserver.cgroups import Group, Place, Usage, find_place
+from orchestrator.runtime.forkserver.cgroups import CgroupParent, Group, Usage, find_place
 
 
 def membership(directory: Path, *lines: str) -> str:
@@ -30,12 +30,12 @@ def test_the_first_version_is_found_below_the_processs_own_group(tmp_path: Path)
     own.mkdir(parents=True)
     (own / "cgroup.procs").touch()
     lines = ("9:name=systemd:/", "4:memory:/system.slice/orch", "0::/")
-    assert find_place(str(tmp_path), membership(tmp_path, *lines)) == Place(str(own), 1, has_memory=True)
+    assert find_place(str(tmp_path), membership(tmp_path, *lines)) == CgroupParent(str(own), 1, has_memory=True)
 
 
 def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
     root = group(tmp_path, "cpu memory", "memory")
-    assert find_place(str(root), membership(tmp_path, "0::/docker/4711")) == Place(str(root), 2, has_memory=True)
+    assert find_place(str(root), membership(tmp_path, "0::/docker/4711")) == CgroupParent(str(root), 2, has_memory=True)
 
 
 def test_the_parent_that_was_delegated_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_the_parent_that_was_delegated_is_preferred(tmp_path: Path, monkeypatch:
     group(unit / "service", "cpu memory")
     lines = membership(tmp_path, "0::/system.slice/orch.service/service")
     monkeypatch.setattr(cgroups, "_is_delegated", lambda directory: directory == str(unit))
-    assert find_place(str(tmp_path), lines) == Place(str(unit), 2, has_memory=True)
+    assert find_place(str(tmp_path), lines) == CgroupParent(str(unit), 2, has_memory=True)
     monkeypatch.setattr(cgroups, "_is_delegated", lambda _directory: False)
     place = find_place(str(tmp_path), lines)
     assert place is not None
@@ -53,7 +53,7 @@ def test_the_parent_that_was_delegated_is_preferred(tmp_path: Path, monkeypatch:
 
 def test_a_group_that_cannot_pass_memory_on_still_holds_processes_together(tmp_path: Path) -> None:
     group(tmp_path, "cpu")
-    assert find_place(str(tmp_path), membership(tmp_path, "0::/")) == Place(str(tmp_path), 2, has_memory=False)
+    assert find_place(str(tmp_path), membership(tmp_path, "0::/")) == CgroupParent(str(tmp_path), 2, has_memory=False)
 
 
 @pytest.mark.parametrize("lines", [(), ("nonsense",), ("4:cpu:/",)])
@@ -69,7 +69,7 @@ def test_no_place_is_found_where_nothing_may_be_written(tmp_path: Path, monkeypa
 
 
 def make(tmp_path: Path, version: int) -> Group:
-    made = Group.create(Place(str(tmp_path), version, has_memory=True))
+    made = Group.create(CgroupParent(str(tmp_path), version, has_memory=True))
     assert made is not None
     return made
 
@@ -102,7 +102,7 @@ def test_what_the_first_version_counts(tmp_path: Path) -> None:
 
 
 def test_a_group_without_memory_limits_nothing_and_counts_nothing(tmp_path: Path) -> None:
-    made = Group.create(Place(str(tmp_path), 2, has_memory=False))
+    made = Group.create(CgroupParent(str(tmp_path), 2, has_memory=False))
     assert made is not None
     assert not made.limit_memory(4096)
     assert made.usage() is None
@@ -110,7 +110,7 @@ def test_a_group_without_memory_limits_nothing_and_counts_nothing(tmp_path: Path
 
 def test_no_group_is_made_where_there_is_no_place(tmp_path: Path) -> None:
     assert Group.create(None) is None
-    assert Group.create(Place(str(tmp_path / "absent"), 2, has_memory=True)) is None
+    assert Group.create(CgroupParent(str(tmp_path / "absent"), 2, has_memory=True)) is None
 
 
 def test_only_a_group_of_orchs_is_opened_by_a_path_that_was_read(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_an_empty_group_is_removed_and_one_in_use_is_not(tmp_path: Path) -> None
 
 
 def test_groups_of_killed_keepers_are_removed(tmp_path: Path) -> None:
-    place = Place(str(tmp_path), 2, has_memory=True)
+    place = CgroupParent(str(tmp_path), 2, has_memory=True)
     empty, used = make(tmp_path, 2), make(tmp_path, 2)
     Path(used.path, "in-use").touch()
     (tmp_path / "other").mkdir()
