@@ -300,7 +300,7 @@ def _try(job: Job, state: State, free: Mapping[str, Free], now: float, commands:
         return None
     nodes = elastic.first_place(job, free, state.nodes)
     if nodes is None and not could_ever_fit(job, state.nodes):
-        # It claims nothing: what will never be enough for it would be kept from everybody behind it.
+        # It claims nothing: what will never be enough for it would be kept from all jobs behind it.
         gpus, cpus = _demand(job)
         commands.waiting[job.id] = DoesNotFit(gpus=gpus, cpus=cpus)
     elif nodes is None:

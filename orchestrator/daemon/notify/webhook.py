@@ -1,7 +1,7 @@
 """One signed HTTP POST to a web hook. No redirects, no proxies, nothing of the answer but its status.
 
 The address is looked up once and that very address is spoken to. Link-local addresses and those of metadata services are
-refused (hook_addresses): that is where clouds hand out a machine's credentials. Loopback and private ones are allowed, for relays on the same network; whoever
+refused (hook_addresses): that is where clouds hand out a machine's credentials. Loopback and private ones are allowed, for relays on the same network; a user who
 may submit a job runs code on this machine as the daemon's user anyway.
 """
 

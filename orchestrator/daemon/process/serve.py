@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from orchestrator.api.launch import ServeOptions
     from orchestrator.api.server.listeners import ControlSocket
     from orchestrator.daemon.assembly import Parts
-    from orchestrator.daemon.daemon import Daemon
     from orchestrator.daemon.service import Service
     from orchestrator.spec.settings import Settings
 
@@ -100,7 +99,9 @@ async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, s
         raise
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, parts.daemon)
+        loop.add_signal_handler(number, parts.daemon.stop)
+    signal.signal(signal.SIGTERM, disarm_abort)  # runs at once; the event loop hears of the signal as well
+    signal.siginterrupt(signal.SIGTERM, False)
     try:
         await _serve_on(parts, control, settings, options)
     finally:
@@ -112,11 +113,6 @@ async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, s
                 traceback.print_exception(failed)
             sys.stderr.flush()
             os._exit(1 if failed else 0)
-
-
-def _stop(daemon: Daemon) -> None:
-    disarm_abort()
-    daemon.stop()
 
 
 async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, options: ServeOptions) -> None:

@@ -1,6 +1,6 @@
 """A small real check of a node's health: every device multiplies and reduces, the disk keeps what it is given.
 
-Runs in a process of its own with a deadline: a driver that hangs holds nobody up. Gives a fact for each thing that is wrong.
+Runs in a process of its own with a deadline: a driver that hangs delays nothing else. Gives a fact for each thing that is wrong.
 """
 
 from __future__ import annotations
