@@ -49,13 +49,11 @@ class MemoryStore:
     async def submit(self, event: ev.JobSubmitted) -> tuple[Job, bool]:
         """Accept a job; see ``port.Store.submit``."""
         self._check_open()
-        key = (event.uid, event.idempotency_key)
-        if event.idempotency_key:
-            known = next((j for j in self._jobs.values() if (j.uid, j.idempotency_key) == key), None)
-            if known is not None:
-                if not same_submission(known, event):
-                    raise IdempotencyConflictError(event.idempotency_key, known.id)
-                return known, False
+        known = self._known(event.uid, event.idempotency_key)
+        if known is not None:
+            if not same_submission(known, event):
+                raise IdempotencyConflictError(event.idempotency_key, known.id)
+            return known, False
         if event.job_id in self._jobs:
             raise JobExistsError(event.job_id)
         job = submitted(event, self._sequence + 1)
@@ -114,6 +112,14 @@ class MemoryStore:
         self._check_open()
         self._get(job_id)
         return [e for e in self._events[job_id] if e.number > after][:limit]
+
+    async def accepted(self, uid: int, idempotency_key: str) -> Job | None:
+        """The job that this user submitted with this key; None when there is none, or the key is empty."""
+        self._check_open()
+        return self._known(uid, idempotency_key)
+
+    def _known(self, uid: int, key: str) -> Job | None:
+        return next((j for j in self._jobs.values() if key and (j.uid, j.idempotency_key) == (uid, key)), None)
 
     async def find(self, reference: str) -> Found:
         """The job that a reference means; see ``port.Store.find``."""

@@ -130,6 +130,10 @@ class Store(Protocol):
         """Events of a job with numbers above ``after``, oldest first. Raises JobNotFoundError."""
         ...
 
+    async def accepted(self, uid: int, idempotency_key: str) -> Job | None:
+        """The job that this user submitted with this key; None when there is none, or the key is empty."""
+        ...
+
     async def find(self, reference: str) -> Found:
         """The job with this id, else the newest with this name, else the only one whose id begins so.
 

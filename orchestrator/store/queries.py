@@ -72,6 +72,11 @@ class Reader:
             raise JobNotFoundError(job_id)
         return [event_of(job_id, r) for r in self._connection.execute(STATEMENTS["events_of"], (row[0], after, limit))]
 
+    def accepted(self, uid: int, idempotency_key: str) -> Job | None:
+        """The job that this user submitted with this key, if there is one."""
+        row = self._connection.execute(STATEMENTS["job_by_key"], (uid, idempotency_key)).fetchone()
+        return None if row is None else job_of(row[0])
+
     def find(self, reference: str) -> Found:
         """The job that a reference means; see ``port.Store.find``."""
         row = self._connection.execute(STATEMENTS["job_by_id"], (reference,)).fetchone()

@@ -127,6 +127,10 @@ class SqliteStore:
         """Events of a job with numbers above ``after``, oldest first. Raises JobNotFoundError."""
         return await self._read(lambda: self._reader.events(job_id, after, limit))
 
+    async def accepted(self, uid: int, idempotency_key: str) -> Job | None:
+        """The job that this user submitted with this key; None when there is none, or the key is empty."""
+        return await self._read(lambda: self._reader.accepted(uid, idempotency_key))
+
     async def find(self, reference: str) -> Found:
         """The job that a reference means; see ``port.Store.find``."""
         return await self._read(lambda: self._reader.find(reference))

@@ -100,7 +100,6 @@ class DaemonMachine(RuleBasedStateMachine):
         self.store = FaultyStore(self.open_store(), self.cluster)
         self.accepted: dict[str, JobId] = {}
         self.submitted = 0
-        self.unsure: list[JobId] = []  # written, though the client was told no when it asked again
         self.ended: dict[JobId, Job] = {}
         self.past: list[ev.Event] = []
         self.begin_daemon()
@@ -186,7 +185,7 @@ class DaemonMachine(RuleBasedStateMachine):
             assert self.cluster.disk_full
         except RefusedError:  # it does not fit on the nodes that there are
             assert not all(found.alive for found in self.daemon.loop.nodes.values())
-        self.unsure += [job.id for job in self.jobs.values() if job.idempotency_key == key]
+        assert all(job.idempotency_key != key for job in self.jobs.values()), "a job that was refused is not stored"
         return None
 
     @precondition(lambda self: self.jobs)
@@ -347,7 +346,7 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_acknowledged_is_lost_and_terminal_is_final(self) -> None:
-        for job_id in (*self.accepted.values(), *self.unsure):
+        for job_id in self.accepted.values():
             if job_id in self.jobs:
                 assert job_id not in self.ended
                 continue

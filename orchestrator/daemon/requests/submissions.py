@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from orchestrator.api import views as v
-from orchestrator.api.errors import DiskFullError, RefusedError
+from orchestrator.api.errors import DiskFullError, OrchError, RefusedError
 from orchestrator.daemon.jobs import submission
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.service import Caller, SubmitRequest
     from orchestrator.core import events as ev
+    from orchestrator.core.job import Job
     from orchestrator.daemon.loop import Loop
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
@@ -86,11 +87,14 @@ class Submissions:
         missing = tuple(name for name in checked.spec.secrets if name not in request.secrets)
         if missing:
             return v.SubmitReply(job_id=None, created=False, state=None, needs_secrets=missing)
-        self.refuse_when_full()
-        await self._nodes.wait(READY_SECONDS)
-        submission.check_fits(checked, self._loop.nodes)
-        await self._check_storage(checked)
-        resume_from = await self._resume_path(request.resume_from) if request.resume_from else None
+        try:
+            resume_from = await self._admit(checked, request)
+        except OrchError:
+            # A client that repeats its request has not heard that the first was accepted; what has changed since is no answer.
+            known = await self._store.accepted(caller.uid, request.idempotency_key)
+            if known is None or known.spec != checked.spec:
+                raise
+            return _reply(known, left_out_view(None), created=False)
         try:
             event = await submission.prepare(checked, request, caller, self._settings, resume_from, at=self._loop.now())
         except OSError as error:
@@ -98,6 +102,14 @@ class Submissions:
         reply = await self.accept(event)
         self._counter.submitted(time.perf_counter() - began)
         return reply
+
+    async def _admit(self, checked: submission.Checked, request: SubmitRequest) -> str | None:
+        """Raise what keeps a new job from being accepted now; the checkpoint that it begins from."""
+        self.refuse_when_full()
+        await self._nodes.wait(READY_SECONDS)
+        submission.check_fits(checked, self._loop.nodes)
+        await self._check_storage(checked)
+        return await self._resume_path(request.resume_from) if request.resume_from else None
 
     async def accept(self, event: ev.JobSubmitted) -> v.SubmitReply:
         """Write a submission whose files are laid out, and hand it to the loop; of one that is not taken nothing is left."""
@@ -114,14 +126,7 @@ class Submissions:
             self._loop.add(job)
         else:
             submission.discard(self._settings, event.job_id)
-        left_out = left_out_view(event.left_out)
-        return v.SubmitReply(
-            job_id=job.id,
-            created=created,
-            state=job.state.value,
-            notes=left_out_notes(left_out),
-            left_out=left_out,
-        )
+        return _reply(job, left_out_view(event.left_out), created=created)
 
     def refuse_when_full(self) -> None:
         """Raise DiskFullError where the disk has no room for another job."""
@@ -172,3 +177,9 @@ class Submissions:
                 f"checkpoint.storage_path {storage} is not shared with {', '.join(blind)}",
                 hint="mount it there too, name a directory that every node shares, or `orch nodes cordon` those nodes",
             )
+
+
+def _reply(job: Job, left_out: v.LeftOutView | None, *, created: bool) -> v.SubmitReply:
+    return v.SubmitReply(
+        job_id=job.id, created=created, state=job.state.value, notes=left_out_notes(left_out), left_out=left_out
+    )

@@ -112,6 +112,14 @@ class TestSubmit:
         jobs = [run(store.submit(submission(idempotency_key="", job_id=f"job-{n}"))) for n in range(2)]
         assert [new for _, new in jobs] == [True, True]
 
+    def test_an_accepted_job_is_found_by_its_key(self, store: Store, run: Run) -> None:
+        job, _ = run(store.submit(submission(idempotency_key="k")))
+        run(store.submit(submission(idempotency_key="", job_id="digits-nokey2")))
+        assert run(store.accepted(job.uid, "k")) == job
+        assert [run(store.accepted(*asked)) for asked in ((job.uid + 1, "k"), (job.uid, "l"), (job.uid, ""))] == [
+            None
+        ] * 3
+
     def test_an_id_that_is_taken_is_refused(self, store: Store, run: Run) -> None:
         run(store.submit(submission()))
         with pytest.raises(JobExistsError, match="draw another"):

@@ -154,6 +154,20 @@ def test_a_submission_is_refused_for_what_it_lacks(tmp_path: Path) -> None:
     on_a_desk(tmp_path, story)
 
 
+def test_a_repeated_submission_is_answered_whatever_has_changed_since(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        reply = await desk.submissions.submit(desk.request(), ADA)
+        desk.rounds.store.disk = lambda: DiskStatus(free_bytes=1, reserve_present=True, accepts_submissions=False)  # type: ignore[method-assign]
+        again = await desk.submissions.submit(desk.request(), ADA)
+        assert (again.job_id, again.created) == (reply.job_id, False)
+        with pytest.raises(DiskFullError):
+            await desk.submissions.submit(desk.request(YAML.replace("tiny", "other")), ADA)
+        with pytest.raises(DiskFullError):
+            await desk.submissions.submit(desk.request(idempotency_key="another"), ADA)
+
+    on_a_desk(tmp_path, story)
+
+
 def test_a_plan_says_where_when_and_whether_a_job_starts(tmp_path: Path) -> None:
     async def story(desk: Desk) -> None:
         now = await desk.submissions.plan(desk.request())
