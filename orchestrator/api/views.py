@@ -321,8 +321,8 @@ class GpuView(View):
 class NodeView(View):
     """A node.
 
-    ``state``: READY, CORDONED (takes nothing new), AVOIDED (ranks kept failing there), DRAINING (moves its jobs away) or
-    UNREACHABLE. ``fact`` is why it is AVOIDED. ``agent_pid`` is a process of that node.
+    ``state``: READY, CORDONED (takes nothing new), QUARANTINED (ranks kept failing there), DRAINING (moves its jobs away) or
+    UNREACHABLE. ``fact`` is why it is QUARANTINED. ``agent_pid`` is a process of that node.
     """
 
     id: str

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Node:
     """One node. Totals are what it has; ``other_*`` is what users outside orch hold of it. Memory in bytes.
 
-    ``avoided`` says why nothing new goes there for now: ranks kept failing first on it.
+    ``quarantined`` says why nothing new goes there for now: ranks kept failing first on it.
     A node that is alive but not ``reachable`` may still run what it ran: nothing new goes there. One that does not share
     the daemon's home takes only jobs whose checkpoints go to a place of their own, which outlives it.
     """
@@ -23,7 +23,7 @@ class Node:
     alive: bool = True
     cordoned: bool = False
     reachable: bool = True
-    avoided: Fact | None = None
+    quarantined: Fact | None = None
     shares_home: bool = True
     cpus: float = 0.0
     gpus: float = 0.0
@@ -38,7 +38,7 @@ class Node:
     @property
     def schedulable(self) -> bool:
         """New ranks may be placed here."""
-        return self.alive and self.reachable and not self.cordoned and self.avoided is None
+        return self.alive and self.reachable and not self.cordoned and self.quarantined is None
 
 
 @dataclass(slots=True)

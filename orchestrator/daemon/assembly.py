@@ -28,7 +28,7 @@ from orchestrator.daemon.nodes.fork_servers import ForkServers
 from orchestrator.daemon.nodes.head_care import HeadCare
 from orchestrator.daemon.nodes.health import NodeHealth
 from orchestrator.daemon.nodes.idle_workers import IdleWorkers
-from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.nodes.queries import NodeQueries
 from orchestrator.daemon.notify.notifier import Notifier
 from orchestrator.daemon.observers import JobObservers
@@ -93,7 +93,7 @@ class Ground:
     stop: StopRequest
     changes: Changes
     book: ProgressBook = field(default_factory=ProgressBook)
-    trust: NodeTrust = field(default_factory=NodeTrust)
+    trust: NodeQuarantine = field(default_factory=NodeQuarantine)
     pools: Pools = field(default_factory=Pools)
     problems: dict[str, str] = field(default_factory=dict)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -232,7 +232,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
         cluster.nodes,
         cluster.holds,
         jobs=_decided(loop),
-        conditions=lambda: known_conditions(cluster.nodes, exporters, ground.trust.avoided_gpus, driver=False),
+        conditions=lambda: known_conditions(cluster.nodes, exporters, ground.trust.quarantined_gpus, driver=False),
         refresh=care.refresh,
         log=log,
     )

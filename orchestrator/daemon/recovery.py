@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.jobs.progress_intake import ProgressIntake
     from orchestrator.daemon.jobs.tidying import Tidying
     from orchestrator.daemon.loop import Loop
-    from orchestrator.daemon.nodes.quarantine import NodeTrust
+    from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.store.port import Store
 
 
@@ -30,7 +30,7 @@ class Recovery:
         *,
         tidying: Tidying,
         intake: ProgressIntake,
-        trust: NodeTrust,
+        trust: NodeQuarantine,
         history: Sequence[Callable[[Job, Event], object]],
         log: FilteringBoundLogger,
     ) -> None:

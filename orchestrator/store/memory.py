@@ -49,7 +49,7 @@ class MemoryStore:
     async def submit(self, event: ev.JobSubmitted) -> tuple[Job, bool]:
         """Accept a job; see ``port.Store.submit``."""
         self._check_open()
-        known = self._known(event.uid, event.idempotency_key)
+        known = await self.accepted(event.uid, event.idempotency_key)
         if known is not None:
             if not same_submission(known, event):
                 raise IdempotencyConflictError(event.idempotency_key, known.id)
@@ -116,10 +116,8 @@ class MemoryStore:
     async def accepted(self, uid: int, idempotency_key: str) -> Job | None:
         """The job that this user submitted with this key; None when there is none, or the key is empty."""
         self._check_open()
-        return self._known(uid, idempotency_key)
-
-    def _known(self, uid: int, key: str) -> Job | None:
-        return next((j for j in self._jobs.values() if key and (j.uid, j.idempotency_key) == (uid, key)), None)
+        key = (uid, idempotency_key)
+        return next((j for j in self._jobs.values() if idempotency_key and (j.uid, j.idempotency_key) == key), None)
 
     async def find(self, reference: str) -> Found:
         """The job that a reference means; see ``port.Store.find``."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 nodes = typer.Typer(add_completion=False, rich_markup_mode=None, invoke_without_command=True)
 Node = Annotated[str, typer.Argument(metavar="NODE", help="A node's name or id.")]
 
-STATE_STYLES = {"READY": ("green",), "CORDONED": ("yellow",), "DRAINING": ("magenta",), "AVOIDED": ("yellow",)}
+STATE_STYLES = {"READY": ("green",), "CORDONED": ("yellow",), "DRAINING": ("magenta",), "QUARANTINED": ("yellow",)}
 COLUMNS = (
     Column("NODE", weight=1000),
     Column("STATE", weight=900),

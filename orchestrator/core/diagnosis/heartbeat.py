@@ -2,7 +2,7 @@
 
 Time is witnessed, not read: a gap between two ticks longer than a tick means that the observer itself did not run (the
 machine slept, was frozen, or was overloaded), and then the ranks did not either; it counts as one tick. Pure: the caller
-brings the clock. One ``Pulse`` lives for one attempt, so nothing learned of a dead attempt is held against the next.
+brings the clock. One ``Heartbeat`` lives for one attempt, so nothing learned of a dead attempt is held against the next.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Rank:
     longest: float = 0.0
 
 
-class Pulse:
+class Heartbeat:
     """See the module. ``ranks`` is how many there are; ranks that never report are as still as the attempt is old."""
 
     def __init__(self, ranks: int, now: float) -> None:

@@ -1,10 +1,10 @@
-"""Which nodes and GPUs are avoided because ranks keep failing first there. Pure.
+"""Which nodes and GPUs are quarantined because ranks keep failing first there. Pure.
 
 A strike is an infrastructure failure whose first failing rank ran on the node, of a kind that speaks of the place. Strikes
 decay. What the hardware itself reports counts each time; what a job may have brought upon itself (a signal, a memory kill)
-counts once per job, so that one crashing job condemns no node. A node that is the last one left is never avoided.
+counts once per job, so that one crashing job condemns no node. A node that is the last one left is never quarantined.
 
-What the hardware reports of one GPU strikes that GPU as well, and fewer strikes are enough there: it is avoided before its
+What the hardware reports of one GPU strikes that GPU as well, and fewer strikes are enough there: it is quarantined before its
 node is.
 """
 
@@ -135,7 +135,7 @@ def _reason(known: list[Strike], now: float, enough: float) -> RepeatedFailures 
     return RepeatedFailures(failures=len(known), job_id=newest.job_id, cause=newest.cause)
 
 
-def avoid(nodes: Mapping[str, Node], reasons: Mapping[str, Fact]) -> dict[str, Fact]:
+def quarantined(nodes: Mapping[str, Node], reasons: Mapping[str, Fact]) -> dict[str, Fact]:
     """The reasons that hold: none for the nodes that are left, when avoiding all would leave no place at all."""
     open_nodes = {n.id for n in nodes.values() if n.alive and n.reachable and not n.cordoned}
     if open_nodes and open_nodes <= reasons.keys():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.gpus import GpuCondition
     from orchestrator.core.job import Job
     from orchestrator.runtime.cluster.connection import RayConnection
-    from orchestrator.runtime.cluster.gpu_reservations import GpuHolds
+    from orchestrator.runtime.cluster.gpu_reservations import GpuReservations
     from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.nodes.agent import NodeGpu
 
@@ -24,7 +24,7 @@ class GpuReserving:
         self,
         ray: RayConnection,
         nodes: NodeRegistry,
-        holds: GpuHolds,
+        holds: GpuReservations,
         *,
         jobs: Callable[[], Iterable[Job]],
         conditions: Callable[[], Mapping[str, GpuCondition]],

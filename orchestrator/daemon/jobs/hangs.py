@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Call, Circumstances, judge
-from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Pulse
+from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Heartbeat
 from orchestrator.core.facts.hangs import Hang, Lateness, Slow
 from orchestrator.core.scheduler.scheduler import declare_hung
 from orchestrator.core.states import FailureClass, JobState
@@ -45,7 +45,7 @@ class _Watched:
     """One attempt. What is below ``again_at`` belongs to one stillness and is forgotten when it ends."""
 
     attempt: int
-    pulse: Pulse
+    pulse: Heartbeat
     task: asyncio.Task[None] | None = None
     printed: dict[int, int] = field(default_factory=dict)
     again_at: float = 0.0
@@ -142,7 +142,7 @@ class HangWatch:
         watched = self._watched.get(job.id)
         if watched is None or watched.attempt != job.attempt_number:
             self._forget(job.id)
-            pulse = Pulse(job.num_workers, self._clock())
+            pulse = Heartbeat(job.num_workers, self._clock())
             watched = self._watched[job.id] = _Watched(job.attempt_number, pulse)
         return watched
 
@@ -269,5 +269,5 @@ def _limit(job: Job, watched: _Watched) -> float | None:
     return max(seconds, job.spec.health.startup_timeout.total_seconds())
 
 
-def _lateness(pulse: Pulse) -> Lateness:
+def _lateness(pulse: Heartbeat) -> Lateness:
     return Lateness(still_seconds=pulse.still_seconds, usual_seconds=pulse.usual_seconds, by_steps=pulse.reports)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.jobs.progress import ProgressBook
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.metrics.metering import Metering
-    from orchestrator.daemon.nodes.quarantine import NodeTrust
+    from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.store.port import Store
@@ -34,7 +34,7 @@ class MetricsPicture:
         hangs: HangWatch,
         known: NodeRegistry,
         exporters: Exporters,
-        trust: NodeTrust,
+        trust: NodeQuarantine,
     ) -> None:
         self._metering = metering
         self._loop = loop
@@ -49,7 +49,7 @@ class MetricsPicture:
     async def take(self) -> Snapshot:
         """What is so now."""
         jobs = self._loop.jobs.values()
-        conditions = known_conditions(self._known, self._exporters, self._trust.avoided_gpus, driver=True)
+        conditions = known_conditions(self._known, self._exporters, self._trust.quarantined_gpus, driver=True)
         return self._metering.picture(
             live=list(jobs),
             nodes=list(self._loop.nodes.values()),

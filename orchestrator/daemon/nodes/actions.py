@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.nodes.care import LoopNodes
-    from orchestrator.daemon.nodes.quarantine import NodeTrust
+    from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.store.port import Store
 
 STATES = {NodeVerb.CORDON: "CORDONED", NodeVerb.DRAIN: "DRAINING", NodeVerb.UNCORDON: "READY"}
@@ -31,7 +31,7 @@ class NodeActions:
     def __init__(
         self,
         loop: Loop,
-        trust: NodeTrust,
+        trust: NodeQuarantine,
         store: Store,
         nodes: LoopNodes,
         *,

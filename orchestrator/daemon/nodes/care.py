@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.daemon.loop import Loop
-    from orchestrator.daemon.nodes.quarantine import NodeTrust
+    from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.daemon.stopping import StopRequest
     from orchestrator.runtime.cluster.cluster import Cluster
 
@@ -23,9 +23,9 @@ TIDY_SECONDS: Final = 60.0
 
 
 class LoopNodes:
-    """Hands the nodes to the loop, those that are cordoned or avoided so marked."""
+    """Hands the nodes to the loop, those that are cordoned or quarantined so marked."""
 
-    def __init__(self, loop: Loop, trust: NodeTrust, stop: StopRequest) -> None:
+    def __init__(self, loop: Loop, trust: NodeQuarantine, stop: StopRequest) -> None:
         self._loop = loop
         self._trust = trust
         self._stop = stop

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job import Job
     from orchestrator.daemon.nodes.care import LoopNodes
-    from orchestrator.daemon.nodes.quarantine import NodeTrust
+    from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.store.port import Store
@@ -47,7 +47,7 @@ class NodeHealth:
 
     def __init__(
         self,
-        trust: NodeTrust,
+        trust: NodeQuarantine,
         store: Store,
         ray: RayConnection,
         registry: NodeRegistry,
@@ -71,10 +71,10 @@ class NodeHealth:
     def observe(self, job: Job, event: Event) -> None:
         """Take an event that was written."""
         if self._trust.observe(job, event):
-            self._log.warning("node.avoided", job=job.id)
+            self._log.warning("node.quarantined", job=job.id)
             self._nodes.mark_again()
         self._spawn(self._save())
-        if isinstance(event, GangReleased) and self._trust.avoided_gpus:
+        if isinstance(event, GangReleased) and self._trust.quarantined_gpus:
             self._spawn(self._reserve())
 
     async def _save(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.codec import from_plain, to_plain
-from orchestrator.core.diagnosis.quarantine import Strike, avoid, check_after, condemned, condemned_gpu, strike_of
+from orchestrator.core.diagnosis.quarantine import Strike, check_after, condemned, condemned_gpu, quarantined, strike_of
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.fact import Fact  # codec.py reads the annotations when it runs
 from orchestrator.core.facts.nodes import HealthCheckFailed
@@ -36,8 +36,8 @@ FORGOTTEN_SECONDS: Final = 12 * 3600.0  # a strike that old weighs nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Avoided:
-    """A place that is avoided: why, and when its health is looked at (seconds since the epoch)."""
+class _Quarantined:
+    """A node or GPU in quarantine: why, and when its health is looked at (seconds since the epoch)."""
 
     reason: Fact
     check_at: float
@@ -52,7 +52,7 @@ class _Held:
     host: str = ""
     cordoned_by: str = ""
     forgiven_at: float = 0.0
-    avoided: _Avoided | None = None
+    avoided: _Quarantined | None = None
     strikes: list[Strike] = field(default_factory=list)
 
     def body(self, now: float) -> dict[str, Any] | None:
@@ -63,7 +63,7 @@ class _Held:
         return to_plain(replace(self, strikes=recent))
 
 
-class NodeTrust:
+class NodeQuarantine:
     """See the module."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -99,7 +99,7 @@ class NodeTrust:
     # -- strikes
 
     def observe(self, job: Job, event: Event) -> bool:
-        """Take an event and the record after it; True when a node or a GPU is avoided from now on.
+        """Take an event and the record after it; True when a node or a GPU is quarantined from now on.
 
         The same event may come again: a restarted daemon reads those of its live jobs.
         """
@@ -121,7 +121,7 @@ class NodeTrust:
         reason = None if held.avoided else judge(held.strikes, self._clock())
         if reason is None:
             return False
-        held.avoided = _Avoided(reason=reason, check_at=self._clock() + check_after(0))
+        held.avoided = _Quarantined(reason=reason, check_at=self._clock() + check_after(0))
         return True
 
     # -- what follows
@@ -132,18 +132,18 @@ class NodeTrust:
         return frozenset(name for (kind, name), held in self._held.items() if kind == NODE and held.cordoned_by)
 
     @property
-    def avoided_gpus(self) -> dict[str, Fact]:
-        """Why each GPU that is avoided is, by UUID."""
+    def quarantined_gpus(self) -> dict[str, Fact]:
+        """Why each GPU that is quarantined is, by UUID."""
         return {n: held.avoided.reason for (kind, n), held in self._held.items() if kind == GPU and held.avoided}
 
     def mark(self, nodes: Mapping[str, Node]) -> dict[str, Node]:
-        """The nodes, those that are cordoned or avoided so marked."""
+        """The nodes, those that are cordoned or quarantined so marked."""
         self._follow(nodes)
         cordoned = self.cordoned
         open_nodes = {i: replace(n, cordoned=i in cordoned) for i, n in nodes.items()}
         reasons = {n: held.avoided.reason for (kind, n), held in self._held.items() if kind == NODE and held.avoided}
-        holding = avoid(open_nodes, reasons)
-        return {i: replace(n, avoided=holding.get(i)) for i, n in open_nodes.items()}
+        holding = quarantined(open_nodes, reasons)
+        return {i: replace(n, quarantined=holding.get(i)) for i, n in open_nodes.items()}
 
     def _follow(self, nodes: Mapping[str, Node]) -> None:
         """Note the names of nodes, and find again those that have another id now."""
@@ -200,7 +200,7 @@ class NodeTrust:
                 held.cordoned_by = by
                 continue
             failed = found.failed_checks + 1
-            held.avoided = _Avoided(
+            held.avoided = _Quarantined(
                 reason=HealthCheckFailed(problems=tuple(map(fact_from, problems))),
                 check_at=self._clock() + check_after(failed),
                 failed_checks=failed,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from orchestrator.api import views as v
     from orchestrator.core.facts.fact import Fact
     from orchestrator.daemon.loop import Loop
-    from orchestrator.daemon.nodes.quarantine import NodeTrust
+    from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.gpu.balance.view import GpuRow
     from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.exporters.exporters import Exporters
@@ -29,7 +29,7 @@ class NodeQueries:
         self,
         nodes: NodeRegistry,
         loop: Loop,
-        trust: NodeTrust,
+        trust: NodeQuarantine,
         exporters: Exporters,
         *,
         blind: Callable[[str, Collection[str]], Awaitable[list[str]]],
@@ -44,7 +44,7 @@ class NodeQueries:
 
     def views(self) -> list[v.NodeView]:
         """Every node, by name."""
-        conditions = known_conditions(self._nodes, self._exporters, self._trust.avoided_gpus, driver=True)
+        conditions = known_conditions(self._nodes, self._exporters, self._trust.quarantined_gpus, driver=True)
         views = [
             node_view(
                 node,
@@ -60,7 +60,7 @@ class NodeQueries:
 
     async def gpu_rows(self) -> Sequence[GpuRow]:
         """Every GPU of every node, with its newest values and holders."""
-        return await self._rows(self._trust.avoided_gpus)
+        return await self._rows(self._trust.quarantined_gpus)
 
     def simulated_gpus(self) -> int:
         """How many of the cluster's GPUs are simulated."""

@@ -57,7 +57,7 @@ def node_view(
         name=node.name,
         state=state,
         reason=_reason(node, report),
-        fact=fact_to_dict(node.avoided) if node.avoided else None,
+        fact=fact_to_dict(node.quarantined) if node.quarantined else None,
         cpus_total=node.cpus,
         cpus_free=max(0.0, free.cpus) if free else 0.0,
         gpus_total=node.gpus,
@@ -85,7 +85,7 @@ def _health(condition: GpuCondition | None) -> dict[str, Any]:
 def _usable(node: Node) -> str:
     if node.cordoned:
         return "CORDONED"
-    return "AVOIDED" if node.avoided else "READY"
+    return "QUARANTINED" if node.quarantined else "READY"
 
 
 def _reason(node: Node, report: NodeReport | None) -> str:
@@ -93,8 +93,8 @@ def _reason(node: Node, report: NodeReport | None) -> str:
         return "its agent does not answer"
     if not node.reachable:
         return RAYLET_SILENT
-    if node.avoided and not node.cordoned:
-        return f"{sentence(node.avoided)}; its health is checked before jobs start here again, `orch nodes uncordon` trusts it now"
+    if node.quarantined and not node.cordoned:
+        return f"{sentence(node.quarantined)}; its health is checked before jobs start here again, `orch nodes uncordon` trusts it now"
     return " ".join(report.problems)
 
 

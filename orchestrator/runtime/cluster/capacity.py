@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from orchestrator.runtime.cluster.connection import RayConnection
-    from orchestrator.runtime.cluster.gpu_reservations import GpuHolds
+    from orchestrator.runtime.cluster.gpu_reservations import GpuReservations
     from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.nodes.ray_nodes import RayNode
 
@@ -26,7 +26,7 @@ class Capacity:
         self,
         ray: RayConnection,
         nodes: NodeRegistry,
-        holds: GpuHolds,
+        holds: GpuReservations,
         own_groups: Callable[[], Collection[str]],
     ) -> None:
         self._ray = ray

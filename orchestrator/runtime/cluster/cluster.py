@@ -17,7 +17,7 @@ from orchestrator.runtime.cluster.capacity import Capacity
 from orchestrator.runtime.cluster.connection import CALL_SECONDS, RayConnection
 from orchestrator.runtime.cluster.driver_environment import outlive_raylets
 from orchestrator.runtime.cluster.embedded_head import EmbeddedHead
-from orchestrator.runtime.cluster.gpu_reservations import GpuHolds
+from orchestrator.runtime.cluster.gpu_reservations import GpuReservations
 from orchestrator.runtime.cluster.head_start import ClusterError
 from orchestrator.runtime.cluster.prestart import prestart
 from orchestrator.runtime.cluster.registry import NodeRegistry
@@ -67,7 +67,7 @@ class Cluster:
         self.ray = RayConnection(self.site.namespace)
         self._maker = AgentMaker(self.site, options.simulate_gpus)
         self.nodes = NodeRegistry(self.ray, self._maker)
-        self.holds = GpuHolds(self.ray)
+        self.holds = GpuReservations(self.ray)
         self._capacity = Capacity(self.ray, self.nodes, self.holds, own_groups)
         self._head = (
             EmbeddedHead(

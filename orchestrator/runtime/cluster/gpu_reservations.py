@@ -32,7 +32,7 @@ def still_there(report: NodeReport, first: Sequence[NodeGpu]) -> tuple[NodeRepor
     return replace(report, gpus=gpus), tuple(gpu for gpu in first if gpu.uuid not in here)
 
 
-class _Sitter:
+class _Placeholder:
     """Placeholder actor that reserves a GPU."""
 
     def gpu_ids(self) -> list[str]:
@@ -50,12 +50,12 @@ class RayCalls(Protocol):
         ...
 
 
-class GpuHolds:
+class GpuReservations:
     """See the module. ``held`` says which GPU is held on which node."""
 
     def __init__(self, ray: RayCalls) -> None:
         self._ray = ray
-        self._sitters: dict[str, Any] = {}
+        self._placeholders: dict[str, Any] = {}
         self._serial = asyncio.Lock()
         self.held: dict[str, str] = {}
 
@@ -65,7 +65,7 @@ class GpuHolds:
 
     def forget_all(self) -> None:
         """Ray's head is gone, and every actor with it."""
-        self._sitters.clear()
+        self._placeholders.clear()
         self.held.clear()
 
     async def keep(self, wanted: Mapping[str, tuple[str, NodeGpu, int]]) -> bool:
@@ -77,13 +77,13 @@ class GpuHolds:
             changed = False
             for uuid in self.held.keys() - wanted.keys():
                 del self.held[uuid]
-                await self._end(self._sitters.pop(uuid))
+                await self._end(self._placeholders.pop(uuid))
                 changed = True
             for uuid in wanted.keys() - self.held.keys():
                 node_id, gpu, count = wanted[uuid]
-                sitter = await self._take(node_id, str(gpu.index), count)
-                if sitter is not None:
-                    self._sitters[uuid], self.held[uuid] = sitter, node_id
+                placeholder = await self._take(node_id, str(gpu.index), count)
+                if placeholder is not None:
+                    self._placeholders[uuid], self.held[uuid] = placeholder, node_id
                     changed = True
             return changed
 
@@ -91,24 +91,24 @@ class GpuHolds:
         others = []
         try:
             for _ in range(count):
-                sitter = await self._ray.call(_make, node_id)
+                placeholder = await self._ray.call(_make, node_id)
                 try:
-                    ids = await within(TAKE_SECONDS, sitter.gpu_ids.remote())
+                    ids = await within(TAKE_SECONDS, placeholder.gpu_ids.remote())
                 except Exception:  # no GPU is free, or the node is gone
-                    others.append(sitter)
+                    others.append(placeholder)
                     return None
                 if index in ids:
-                    return sitter
-                others.append(sitter)
+                    return placeholder
+                others.append(placeholder)
             return None
         finally:
             for other in others:
                 await self._end(other)
 
-    async def _end(self, sitter: Any) -> None:
+    async def _end(self, placeholder: Any) -> None:
         import ray
 
-        await self._ray.call(ray.kill, sitter)
+        await self._ray.call(ray.kill, placeholder)
 
 
 def _make(node_id: str) -> Any:
@@ -116,4 +116,4 @@ def _make(node_id: str) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
-    return ray.remote(_Sitter).options(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).remote()
+    return ray.remote(_Placeholder).options(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).remote()

@@ -159,27 +159,27 @@ class EventRelay:
             if facts := saved(job.id, reply.persisted):
                 self._post(facts)
         if reply.events:  # the rank's end is told, whatever its progress page says
-            story = await self._with_gpu_evidence(gang, rank, [repaired(event)[0] for event in reply.events])
-            if facts := heard(job, gang, attempt, rank, story):
+            events = await self._with_gpu_evidence(gang, rank, [repaired(event)[0] for event in reply.events])
+            if facts := heard(job, gang, attempt, rank, events):
                 self._post(facts)
 
-    async def _with_gpu_evidence(self, gang: Gang, rank: int, story: Sequence[RankEvent]) -> Sequence[RankEvent]:
+    async def _with_gpu_evidence(self, gang: Gang, rank: int, events: Sequence[RankEvent]) -> Sequence[RankEvent]:
         """The events, with what the driver says of the rank's GPUs beside a failure."""
-        if all(event.kind != "exited" or event.exit_code == 0 for event in story) or len(gang.greetings) <= rank:
-            return story
+        if all(event.kind != "exited" or event.exit_code == 0 for event in events) or len(gang.greetings) <= rank:
+            return events
         try:
             uuids = seats_of(gang.greetings, self._reports())[rank].gpu_uuids
             found = await self._gpu_evidence(uuids) if uuids else ()
         except Exception:  # the end is told without it
             self._log.exception("gang.no_gpu_evidence", rank=rank)
-            return story
-        return [replace(e, evidence=(*e.evidence, *found)) if e.kind == "exited" and found else e for e in story]
+            return events
+        return [replace(e, evidence=(*e.evidence, *found)) if e.kind == "exited" and found else e for e in events]
 
 
-def heard(job: Job, gang: Gang, attempt: int, rank: int, story: Sequence[RankEvent]) -> list[ev.Event]:
+def heard(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[RankEvent]) -> list[ev.Event]:
     """The facts that a rank's events make with what was heard of the others before."""
     facts: list[ev.Event] = []
-    for event in story:
+    for event in events:
         match event.kind:
             case "started":
                 gang.started[rank] = event.pid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.recovery import Recovery
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.port import StoredPlace
@@ -26,7 +26,7 @@ class Noted:
 
 def test_history_is_told_of_every_live_job() -> None:
     async def run() -> None:
-        store, trust, noted, told = MemoryStore(), NodeTrust(), Noted(), list[Any]()
+        store, trust, noted, told = MemoryStore(), NodeQuarantine(), Noted(), list[Any]()
         for job_id in ("one-aaaaaa", "two-bbbbbb"):
             await store.submit(submission(make_spec(), job_id=job_id))
         body = {"node": "a", "host": "a", "cordoned_by": "ada", "forgiven_at": 0.0, "avoided": None, "strikes": []}

@@ -20,7 +20,7 @@ from orchestrator.core.past_attempts import KEPT_ATTEMPTS
 from orchestrator.core.states import JobState, OutOf, StopScope
 from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.views import job_view
-from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.spec.model import Backoff, ElasticWorkers, LogPolicy, MaxRestarts, NotifySpec
 from tests.unit.core.builders import T0, failed, gone, node, started
 from tests.unit.store.lives import write
@@ -139,11 +139,11 @@ def test_every_event_of_a_released_job_is_read_again(released_store: SqliteStore
 
 def test_a_released_store_s_cordon_is_known(released_store: SqliteStore, run: Run) -> None:
     places = run(released_store.places())
-    trust = NodeTrust(lambda: T0 + 1)
+    trust = NodeQuarantine(lambda: T0 + 1)
     trust.restore(places)
     assert trust.unsaved() == []
     marked = trust.mark({"a": node("a")})["a"]
-    assert (marked.cordoned, marked.avoided) == (True, Legacy(sentence="r"))
+    assert (marked.cordoned, marked.quarantined) == (True, Legacy(sentence="r"))
 
 
 def test_its_sentences_are_shown_as_they_are_and_never_looked_into(released_store: SqliteStore, run: Run) -> None:

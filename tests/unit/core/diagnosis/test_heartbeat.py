@@ -12,8 +12,8 @@ from orchestrator.core.diagnosis.heartbeat import (
     PAUSE_SECONDS,
     TELL_SECONDS,
     Beat,
+    Heartbeat,
     Phase,
-    Pulse,
 )
 
 
@@ -22,7 +22,7 @@ class Trace:
 
     def __init__(self, ranks: int = 2) -> None:
         self.now = 1000.0
-        self.pulse = Pulse(ranks, self.now)
+        self.pulse = Heartbeat(ranks, self.now)
 
     def pass_by(self, seconds: float, tick: float = 0.5) -> None:
         end = self.now + seconds

@@ -1,4 +1,4 @@
-"""Which nodes are avoided, and when they are looked at again."""
+"""Which nodes are quarantined, and when they are looked at again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from orchestrator.core.diagnosis.quarantine import (
     HALF_LIFE_SECONDS,
     LONGEST_CHECK_AFTER_SECONDS,
     Strike,
-    avoid,
     check_after,
     condemned,
+    quarantined,
     speaks_of_place,
     strike_of,
     weight,
@@ -82,16 +82,16 @@ def test_strikes_decay() -> None:
 
 def test_the_last_place_is_never_avoided() -> None:
     two = nodes(node("a"), node("b"))
-    assert avoid(two, {"a": BAD}) == {"a": BAD}
-    assert avoid(two, {"a": BAD, "b": BAD}) == {}
-    assert avoid(nodes(node("a"), node("b", alive=False)), {"a": BAD}) == {}
-    assert avoid(nodes(node("a"), node("b", cordoned=True)), {"a": BAD}) == {}
-    assert avoid(two, {"gone": BAD}) == {}
+    assert quarantined(two, {"a": BAD}) == {"a": BAD}
+    assert quarantined(two, {"a": BAD, "b": BAD}) == {}
+    assert quarantined(nodes(node("a"), node("b", alive=False)), {"a": BAD}) == {}
+    assert quarantined(nodes(node("a"), node("b", cordoned=True)), {"a": BAD}) == {}
+    assert quarantined(two, {"gone": BAD}) == {}
 
 
 def test_nothing_is_placed_on_an_avoided_node() -> None:
-    avoided = dataclasses.replace(node("a"), avoided="3 failures began here")
-    assert set(free_on([avoided, node("b")], [])) == {"b"}
+    held = dataclasses.replace(node("a"), quarantined="3 failures began here")
+    assert set(free_on([held, node("b")], [])) == {"b"}
 
 
 def test_a_node_that_fails_its_checks_is_looked_at_less_and_less_often() -> None:

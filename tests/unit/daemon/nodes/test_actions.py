@@ -11,7 +11,7 @@ from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeEr
 from orchestrator.api.service import NodeVerb
 from orchestrator.daemon.nodes.actions import NodeActions
 from orchestrator.daemon.nodes.care import LoopNodes
-from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.store.errors import StoreError
 from tests.unit.core.builders import node, running
@@ -20,7 +20,7 @@ from tests.unit.daemon.parts import Rounds, Spawned
 
 class World:
     def __init__(self, rounds: Rounds) -> None:
-        self.rounds, self.trust, self.spawned = rounds, NodeTrust(), Spawned()
+        self.rounds, self.trust, self.spawned = rounds, NodeQuarantine(), Spawned()
         nodes = LoopNodes(rounds.loop, self.trust, StopRequest())
         self.reserved = 0
         self.actions = NodeActions(

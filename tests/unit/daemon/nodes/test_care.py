@@ -8,14 +8,14 @@ import pytest
 
 from orchestrator.api.errors import DaemonStoppingError
 from orchestrator.daemon.nodes.care import LoopNodes, NodeCare
-from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.stopping import StopRequest
 from tests.unit.core.builders import node
 from tests.unit.daemon.parts import FakeCluster, Rounds, Spawned
 
 
 def test_nodes_reach_the_loop_with_their_cordons() -> None:
-    rounds, trust, stop = Rounds(), NodeTrust(), StopRequest()
+    rounds, trust, stop = Rounds(), NodeQuarantine(), StopRequest()
     nodes = LoopNodes(rounds.loop, trust, stop)
     nodes.set({"a": node("a")})
     assert not rounds.loop.nodes["a"].cordoned
@@ -28,14 +28,14 @@ def test_nothing_is_placed_while_jobs_go_back_to_the_queue() -> None:
     rounds, stop = Rounds(), StopRequest()
     stop.stop_jobs = True
     stop.now()
-    LoopNodes(rounds.loop, NodeTrust(), stop).set({"a": node("a")})
+    LoopNodes(rounds.loop, NodeQuarantine(), stop).set({"a": node("a")})
     assert rounds.loop.nodes == {}
 
 
 def test_a_submission_waits_for_nodes_and_not_for_ever() -> None:
     async def run() -> None:
         rounds = Rounds()
-        nodes = LoopNodes(rounds.loop, NodeTrust(), StopRequest())
+        nodes = LoopNodes(rounds.loop, NodeQuarantine(), StopRequest())
         with pytest.raises(DaemonStoppingError):
             await nodes.wait(0.01)
         nodes.set({"a": node("a")})
@@ -60,7 +60,7 @@ def test_a_look_that_fails_is_told_until_one_succeeds() -> None:
 
         care = NodeCare(
             cluster,
-            LoopNodes(rounds.loop, NodeTrust(), StopRequest()),
+            LoopNodes(rounds.loop, NodeQuarantine(), StopRequest()),
             after=after,
             tidy=lambda: asyncio.sleep(0),
             spawn=Spawned(),

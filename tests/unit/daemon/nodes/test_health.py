@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.core.facts.nodes import CheckFailed
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.health import NodeHealth, check_node
-from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.store.errors import StoreError
 from orchestrator.store.memory import MemoryStore
@@ -28,7 +28,7 @@ class FullDisk(MemoryStore):
 
 def test_what_cannot_be_written_is_written_later() -> None:
     async def run() -> None:
-        store, trust, spawned, reserved = FullDisk(), NodeTrust(), Spawned(), list[str]()
+        store, trust, spawned, reserved = FullDisk(), NodeQuarantine(), Spawned(), list[str]()
 
         async def reserve() -> None:
             reserved.append("asked")
@@ -74,7 +74,7 @@ def test_a_check_says_why_it_did_not_end() -> None:
 
 def test_nodes_are_marked_when_a_check_changes_something() -> None:
     async def run() -> None:
-        store, rounds, trust = MemoryStore(), Rounds(), NodeTrust()
+        store, rounds, trust = MemoryStore(), Rounds(), NodeQuarantine()
         nodes = LoopNodes(rounds.loop, trust, StopRequest())
         nodes.set({"a": node("a")})
 

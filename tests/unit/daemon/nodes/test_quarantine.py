@@ -1,4 +1,4 @@
-"""A node that keeps failing is avoided until it passes its health check, or a person trusts it."""
+"""A node that keeps failing is quarantined until it passes its health check, or a person trusts it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orchestrator.core.facts.fact import Fact
 from orchestrator.core.facts.nodes import DeviceWrong, RepeatedFailures
 from orchestrator.core.ids import JobId
 from orchestrator.core.sentences import sentence
-from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.nodes.views import node_view
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.port import StoredPlace
@@ -26,7 +26,7 @@ class Cluster:
         self.now = T0
         self.problems: tuple[Fact, ...] = ()
         self.checked: list[str] = []
-        self.trust = NodeTrust(lambda: self.now)
+        self.trust = NodeQuarantine(lambda: self.now)
 
     def strike(self, times: int, *, first: int = 0) -> bool:
         newly = False
@@ -36,8 +36,8 @@ class Cluster:
             newly = self.trust.observe(after(job, event), event) or newly
         return newly
 
-    def avoided(self) -> str:
-        reason = self.trust.mark(PLACES)["a"].avoided
+    def quarantined(self) -> str:
+        reason = self.trust.mark(PLACES)["a"].quarantined
         return "" if reason is None else sentence(reason)
 
     def look(self) -> bool:
@@ -51,13 +51,13 @@ class Cluster:
 def test_it_is_avoided_and_shown_with_the_reason() -> None:
     cluster = Cluster()
     assert not cluster.strike(2)
-    assert cluster.avoided() == ""
+    assert cluster.quarantined() == ""
     assert cluster.strike(1, first=2)
     marked = cluster.trust.mark(PLACES)
     assert not marked["a"].schedulable
     assert marked["b"].schedulable
     view = node_view(marked["a"], node_report(), [], marked)
-    assert view.state == "AVOIDED"
+    assert view.state == "QUARANTINED"
     assert view.reason.startswith(
         "3 failures began here, the last: digits-000000, rank 0: its GPU went away; its health"
     )
@@ -70,7 +70,7 @@ def test_its_health_is_looked_at_in_time_and_a_good_one_is_trusted() -> None:
     assert cluster.checked == []
     cluster.now += CHECK_AFTER_SECONDS
     assert cluster.look()
-    assert (cluster.checked, cluster.avoided()) == (["a"], "")
+    assert (cluster.checked, cluster.quarantined()) == (["a"], "")
     assert not cluster.strike(1, first=3), "the old strikes are forgotten"
 
 
@@ -80,22 +80,22 @@ def test_a_bad_one_stays_avoided_with_what_the_check_found() -> None:
     cluster.now += CHECK_AFTER_SECONDS
     cluster.problems = (DeviceWrong(device="cuda:0", operation="multiply"),)
     assert cluster.look()
-    assert cluster.avoided() == "its health check failed: cuda:0 multiplies wrongly"
+    assert cluster.quarantined() == "its health check failed: cuda:0 multiplies wrongly"
     assert not cluster.look(), "not again at once"
     cluster.now += 2 * CHECK_AFTER_SECONDS
     cluster.problems = ()
     assert cluster.look()
-    assert cluster.avoided() == ""
+    assert cluster.quarantined() == ""
 
 
 def test_a_person_may_trust_it_at_once() -> None:
     cluster = Cluster()
     cluster.strike(3)
     cluster.trust.forgive("a")
-    assert cluster.avoided() == ""
+    assert cluster.quarantined() == ""
 
 
-def restarted(cluster: Cluster) -> NodeTrust:
+def restarted(cluster: Cluster) -> NodeQuarantine:
     """What a daemon makes of the record that the one before has left."""
     store = MemoryStore()
 
@@ -103,7 +103,7 @@ def restarted(cluster: Cluster) -> NodeTrust:
         await store.put_places(cluster.trust.unsaved())
         return await store.places()
 
-    trust = NodeTrust(lambda: cluster.now)
+    trust = NodeQuarantine(lambda: cluster.now)
     trust.restore(asyncio.run(through()))
     return trust
 
@@ -114,7 +114,7 @@ def test_a_restarted_daemon_knows_whom_it_avoids_and_whom_a_person_cordoned() ->
     cluster.trust.cordon("b", "b", "ann")
     trust = restarted(cluster)
     again = trust.mark(nodes(node("a"), node("b"), node("c")))
-    assert isinstance(again["a"].avoided, RepeatedFailures)
+    assert isinstance(again["a"].quarantined, RepeatedFailures)
     assert again["b"].cordoned
     assert again["c"].schedulable
     assert trust.unsaved() == []
@@ -130,7 +130,7 @@ def test_what_weighs_nothing_any_more_is_forgotten_by_the_next_daemon() -> None:
     written = cluster.trust.unsaved()
     assert {p.name for p in written if p.body is not None} == {"a", "b"}
     cluster.now += 13 * 3600.0
-    trust = NodeTrust(lambda: cluster.now)
+    trust = NodeQuarantine(lambda: cluster.now)
     trust.restore(written)
     assert [(p.name, p.body) for p in trust.unsaved() if p.kind == "node"] == [("a", None)]
     assert trust.mark(PLACES)["b"].cordoned, "what a person did holds until a person takes it back"
@@ -146,7 +146,7 @@ def test_the_same_failure_read_again_is_one_strike_and_a_forgiven_one_is_none() 
     cluster.trust = restarted(cluster)
     cluster.now -= 1
     assert not cluster.strike(3)
-    assert cluster.avoided() == ""
+    assert cluster.quarantined() == ""
 
 
 def test_a_node_with_a_new_id_is_known_by_its_name() -> None:
@@ -154,13 +154,13 @@ def test_a_node_with_a_new_id_is_known_by_its_name() -> None:
     cluster.strike(3)
     cluster.trust.mark(nodes(node("a", name="host-a"), node("b")))
     later = nodes(node("x", name="host-a"), node("b"))
-    assert cluster.trust.mark(later)["x"].avoided
+    assert cluster.trust.mark(later)["x"].quarantined
     assert {(p.kind, p.name, p.body is None) for p in cluster.trust.unsaved()} == {
         ("node", "a", True),
         ("node", "x", False),
     }
     twice = nodes(node("y", name="host-a"), node("z", name="host-a"))
-    assert not any(n.avoided for n in cluster.trust.mark(twice).values()), "which of them it is cannot be told"
+    assert not any(n.quarantined for n in cluster.trust.mark(twice).values()), "which of them it is cannot be told"
 
 
 def test_a_gpu_that_fails_twice_is_avoided_before_its_node_is() -> None:
@@ -171,14 +171,14 @@ def test_a_gpu_that_fails_twice_is_avoided_before_its_node_is() -> None:
         event = failed(job, failure=failure(code="gpu_ecc", rank=0), at=at)
         newly = cluster.trust.observe(after(job, event), event)
     assert newly
-    assert list(cluster.trust.avoided_gpus) == [gpu]
-    assert cluster.avoided() == ""
+    assert list(cluster.trust.quarantined_gpus) == [gpu]
+    assert cluster.quarantined() == ""
     cluster.trust = restarted(cluster)
-    assert list(cluster.trust.avoided_gpus) == [gpu]
+    assert list(cluster.trust.quarantined_gpus) == [gpu]
     cluster.now += CHECK_AFTER_SECONDS
     assert cluster.look()
     assert cluster.checked == ["a"], "the check of its node tries every GPU"
-    assert cluster.trust.avoided_gpus == {}
+    assert cluster.trust.quarantined_gpus == {}
 
 
 def test_what_could_not_be_written_is_told_again_and_what_is_old_is_not_kept() -> None:

@@ -17,7 +17,7 @@ from orchestrator.api.errors import (
 )
 from orchestrator.api.service import ActionRequest, Caller, JobFilter, ProfileRequest, SubmitRequest, Verb
 from orchestrator.daemon.nodes.care import LoopNodes
-from orchestrator.daemon.nodes.quarantine import NodeTrust
+from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.requests.actions import JobActions
 from orchestrator.daemon.requests.inspection import RankInspection
 from orchestrator.daemon.requests.pruning import Pruning
@@ -77,7 +77,7 @@ class Desk:
         self.settings.paths.jobs.mkdir(parents=True)
         loop, store = rounds.loop, rounds.store
         self.stop, self.counted, self.blind = StopRequest(), Counted(), list[str]()
-        self.nodes = LoopNodes(loop, NodeTrust(), self.stop)
+        self.nodes = LoopNodes(loop, NodeQuarantine(), self.stop)
         self.nodes.set({"a": node("a", cpus=4)})
         self.reader = JobReader(loop, store, self.settings.paths, Pools(), progress=NoProgress(), balances=dict)
         self.submissions = Submissions(
