@@ -47,7 +47,7 @@ unit: $(STAMP)
 
 integration: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q $(XDIST) --no-loadscope-reorder tests/integration tests/acceptance tests/faults tests/contract/test_ray.py
+	$(BIN)/python -m pytest -q $(XDIST) --no-loadscope-reorder tests/integration tests/acceptance tests/faults
 
 # Real kills of everything, alone; part of integration too.
 faults: $(STAMP)

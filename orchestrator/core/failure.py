@@ -62,7 +62,7 @@ _SIGNALS_FROM_OUTSIDE = frozenset({1, 9, 15})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ClassifiedFailure:
     """What failed, and when the failure began (seconds since the epoch)."""
 
     failure: Failure
@@ -87,7 +87,7 @@ def is_collateral(ended: Exit) -> bool:
     return bool(_COLLATERAL.search(text))
 
 
-def classify(job: Job, now: float) -> Verdict | float | None:
+def classify(job: Job, now: float) -> ClassifiedFailure | float | None:
     """The verdict on the current attempt; a time to ask again at, when the root is not known yet; None if none failed."""
     left = job.left_early
     failed = [e for e in job.exits if not e.ok and e not in left]
@@ -97,24 +97,24 @@ def classify(job: Job, now: float) -> Verdict | float | None:
         return None
     first = min(failed, key=lambda e: (is_collateral(e), e.failed_at))
     if job.gang_lost and is_collateral(first):
-        return Verdict(gang_failure(job.reason), first.failed_at)
+        return ClassifiedFailure(gang_failure(job.reason), first.failed_at)
     if is_collateral(first) and len(job.exits) < job.num_workers:
         settled_at = min(e.at for e in failed) + SETTLE_SECONDS
         if now < settled_at:
             return settled_at
-    return Verdict(_judged(job, first), first.failed_at)
+    return ClassifiedFailure(_judged(job, first), first.failed_at)
 
 
 def _asked_at(left: Sequence[Exit]) -> float:
     return min(e.stop_seen_at for e in left if e.stop_seen_at is not None)
 
 
-def _classify_left(job: Job, left: tuple[Exit, ...], now: float) -> Verdict | float:
+def _classify_left(job: Job, left: tuple[Exit, ...], now: float) -> ClassifiedFailure | float:
     """The verdict on ranks that left, once the others have ended too, or had their time to."""
     until = min(e.at for e in left) + job.spec.stop_duration.total_seconds()
     if len(job.exits) < job.num_workers and not job.gang_lost and now < until:
         return until
-    return Verdict(stop_failure(left), _asked_at(left))
+    return ClassifiedFailure(stop_failure(left), _asked_at(left))
 
 
 def stop_failure(left: Sequence[Exit]) -> Failure:

@@ -20,7 +20,7 @@ from orchestrator.daemon.jobs.progress import ProgressBook
 from orchestrator.daemon.jobs.progress_intake import ProgressIntake
 from orchestrator.daemon.jobs.tidying import Tidying
 from orchestrator.daemon.loop import Loop
-from orchestrator.daemon.metrics.picture import MetricsPicture
+from orchestrator.daemon.metrics.view_source import MetricsViewSource
 from orchestrator.daemon.metrics_source import Reading
 from orchestrator.daemon.nodes.actions import NodeActions
 from orchestrator.daemon.nodes.care import LoopNodes, NodeCare
@@ -293,7 +293,7 @@ def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Job
         ray_address=lambda: runtime.cluster.address,
         simulated_gpus=queries.simulated_gpus,
     )
-    picture = MetricsPicture(
+    view_source = MetricsViewSource(
         ground.metering,
         loop=loop,
         store=ground.store,
@@ -308,7 +308,7 @@ def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Job
     return Parts(
         daemon=_daemon(ground, loop, runtime, nodes, jobs, shutdown),
         service=_service(ground, loop, runtime, nodes, jobs, (queries, health, shutdown)),
-        reading=Reading(picture, runtime.exporters, readiness),
+        reading=Reading(view_source, runtime.exporters, readiness),
         background=ground.background,
         endpoints=ground.endpoints,
         pools=ground.pools,

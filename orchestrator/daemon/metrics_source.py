@@ -12,7 +12,7 @@ from orchestrator.telemetry.collectors import registry, render
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.daemon.metrics.picture import MetricsPicture
+    from orchestrator.daemon.metrics.view_source import MetricsViewSource
     from orchestrator.daemon.readiness import Readiness
     from orchestrator.runtime.exporters.exporters import Exporters
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 class Reading:
     """Implements ``api.read_app.ReadSource``."""
 
-    def __init__(self, picture: MetricsPicture, exporters: Exporters, readiness: Readiness) -> None:
-        self._picture = picture
+    def __init__(self, view: MetricsViewSource, exporters: Exporters, readiness: Readiness) -> None:
+        self._source = view
         self._exporters = exporters
         self._readiness = readiness
 
     async def metrics(self, accept: str) -> MetricsPage:
         """Every metric of the daemon."""
-        snapshot = await self._picture.take()
+        snapshot = await self._source.take()
         return MetricsPage(*await asyncio.to_thread(render, registry(lambda: snapshot), accept))
 
     async def targets(self) -> Sequence[TargetGroup]:

@@ -54,7 +54,7 @@ class DaemonCollector(Collector):
         yield from _daemon_families(snapshot)
 
     def describe(self) -> Iterable[Family]:
-        """Nothing: a registry would otherwise take a picture just to learn names."""
+        """Nothing: a registry would otherwise collect everything just to learn names."""
         return ()
 
 

@@ -1,6 +1,6 @@
-"""What the daemon's metrics are made of: one frozen picture of everything, taken when Prometheus asks.
+"""What the daemon's metrics are made of: one frozen view of everything, taken when Prometheus asks.
 
-Plain values in base units, so that a picture can be made by hand in a test. Nothing here knows the metric format, and
+Plain values in base units, so that a view can be made by hand in a test. Nothing here knows the metric format, and
 nothing here reads the daemon: the daemon fills it in. None, or a key that is missing, means that it is not known, and
 leads to no series; it never leads to a 0.
 """

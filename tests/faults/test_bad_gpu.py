@@ -42,6 +42,6 @@ def test_a_gpu_that_fails_twice_is_handed_out_no_more(stack: Stack, tmp_path: Pa
     stack.kill_daemon()
     stack.up()
     wait_until("it is held again", lambda: stack.client.nodes()[0].gpus_free == free - 1)
-    assert "is out: 2 failures" in stack.orch("nodes").stdout
+    assert "quarantined: 2 failures began here" in stack.orch("nodes").stdout
     stack.client.node_action(node.name, "uncordon")
     wait_until("a person trusts it", lambda: stack.client.nodes()[0].gpus_free == free)

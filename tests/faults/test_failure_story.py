@@ -91,7 +91,7 @@ def test_log_policies_decide_and_one_that_never_ends_stops_nobody(stack: Stack, 
     )
     one, two = stack.wait(restarted), stack.wait(stuck)
     assert (one.state, one.restarts) == ("FAILED", 1)
-    assert "1 restarts in a row brought no newer checkpoint" in one.reason
+    assert "1 restart in a row brought no newer checkpoint" in one.reason
     assert (two.state, two.restarts) == ("FAILED", 0)
     assert two.failure is not None
     assert "the log policy '(a+)+$' took longer than 2 s" in two.failure.advice

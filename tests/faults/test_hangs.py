@@ -66,7 +66,7 @@ def test_stopped_and_deadlocked_ranks_are_found_and_pauses_are_not(stack: Stack,
     paused = submit(stack, tmp_path, "pauses")
     stack.wait_step(stopped, 30)
     os.kill(stack.pids(stopped)[1], signal.SIGSTOP)
-    for job_id, words in ((stopped, "rank 1 is stopped"), (locked, "rank 1 waits in a lock that nobody releases")):
+    for job_id, words in ((stopped, "rank 1 is stopped"), (locked, "rank 1 waits in a lock that nothing releases")):
         job = stack.wait(job_id)
         assert (job.state, job.restarts_by_class, job.attempt) == ("SUCCEEDED", {"hang": 1}, 2), job.reason
         (failed,) = [e for e in stack.client.events(job_id) if e.kind == "attempt_failed"]

@@ -13,7 +13,7 @@ from orchestrator.cli.render.units import parse_span
 from orchestrator.cli.session import Session
 
 if TYPE_CHECKING:
-    from orchestrator.cli.render.gpu_rows import GpuPicture
+    from orchestrator.cli.render.gpu_rows import GpuSummary
     from orchestrator.gpu.balance.view import GpuRow
 
 CONTEXT_SETTINGS = {"record": {"allow_interspersed_args": False}}
@@ -28,7 +28,7 @@ def gpus(json: Json = False, simulate_gpus: Simulate = 0) -> int:
     from orchestrator.cli.render.gpu_view import gpu_lines
 
     session = Session()
-    seen = _picture(session, simulate_gpus)
+    seen = _gpu_summary(session, simulate_gpus)
     if json:
         from orchestrator.cli.session import print_json
 
@@ -46,8 +46,8 @@ def gpus(json: Json = False, simulate_gpus: Simulate = 0) -> int:
     return EXIT_OK
 
 
-def _picture(session: Session, simulate: int) -> GpuPicture:
-    from orchestrator.cli.render.gpu_rows import GpuPicture, picture
+def _gpu_summary(session: Session, simulate: int) -> GpuSummary:
+    from orchestrator.cli.render.gpu_rows import GpuSummary, gpu_summary
     from orchestrator.gpu.drivers.inventory import node_name, survey
     from orchestrator.gpu.once import read_once
 
@@ -57,11 +57,11 @@ def _picture(session: Session, simulate: int) -> GpuPicture:
 
     if simulate:
         rows, problems = local()
-        return GpuPicture(rows=tuple(rows), problems=problems)
-    return picture(session, local)
+        return GpuSummary(rows=tuple(rows), problems=problems)
+    return gpu_summary(session, local)
 
 
-def _say_balance(session: Session, seen: GpuPicture) -> None:
+def _say_balance(session: Session, seen: GpuSummary) -> None:
     from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, findings
 
     for job in seen.jobs:

@@ -47,7 +47,7 @@ def list_nodes(context: typer.Context, json: Json = False) -> int:
     for node in found:
         for gpu in node.gpus:
             if not gpu.healthy:
-                session.console.print(f"{node.name}: GPU {gpu.index} ({gpu.uuid}) is out: {clean(gpu.problem)}")
+                session.console.print(f"{node.name}: GPU {gpu.index} ({gpu.uuid}): {clean(gpu.problem)}")
     return EXIT_OK
 
 

@@ -18,7 +18,7 @@ LIVE_STATES = ("STARTING", "RUNNING", "RECOVERING", "DRAINING")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuPicture:
+class GpuSummary:
     """The GPUs in view, the jobs that hold some, and what could not be seen. ``daemon`` tells whether one answered."""
 
     rows: tuple[GpuRow, ...]
@@ -27,7 +27,7 @@ class GpuPicture:
     daemon: bool = False
 
 
-def picture(session: Session, local: Callable[[], tuple[Sequence[GpuRow], Sequence[str]]]) -> GpuPicture:
+def gpu_summary(session: Session, local: Callable[[], tuple[Sequence[GpuRow], Sequence[str]]]) -> GpuSummary:
     """Ask the daemon; without one, ``local`` gives this machine's rows and problems."""
     try:
         client = session.client()
@@ -35,5 +35,5 @@ def picture(session: Session, local: Callable[[], tuple[Sequence[GpuRow], Sequen
         rows = client.gpus()
     except DaemonUnreachableError:
         here, problems = local()
-        return GpuPicture(rows=tuple(here), problems=tuple(problems))
-    return GpuPicture(rows=tuple(rows), jobs=tuple(jobs), daemon=True)
+        return GpuSummary(rows=tuple(here), problems=tuple(problems))
+    return GpuSummary(rows=tuple(rows), jobs=tuple(jobs), daemon=True)

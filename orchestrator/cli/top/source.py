@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from orchestrator.api.errors import OrchError
-from orchestrator.cli.render.gpu_rows import GpuPicture, picture
+from orchestrator.cli.render.gpu_rows import GpuSummary, gpu_summary
 from orchestrator.gpu.balance.balance import GpuLoad, LoadWindow
 from orchestrator.gpu.balance.view import balance_json, gpu_row
 from orchestrator.gpu.drivers.inventory import node_name, survey
@@ -119,7 +119,7 @@ class TopSource:
             seen = self._see()
         except OrchError as error:
             rows, problems = self._local()
-            seen = GpuPicture(rows=tuple(rows), problems=(error.message, *problems))
+            seen = GpuSummary(rows=tuple(rows), problems=(error.message, *problems))
         now = time.monotonic()
         for row in seen.rows:
             self._remember(row, now)
@@ -136,11 +136,11 @@ class TopSource:
         self._frame = frame
         return frame
 
-    def _see(self) -> GpuPicture:
+    def _see(self) -> GpuSummary:
         if self._simulate:
             rows, problems = self._local()
-            return GpuPicture(rows=tuple(rows), problems=problems)
-        return picture(self._session, self._local)
+            return GpuSummary(rows=tuple(rows), problems=problems)
+        return gpu_summary(self._session, self._local)
 
     def _local(self) -> tuple[list[GpuRow], tuple[str, ...]]:
         """GPUs of this machine as its drivers say, sampled from the first time on that they are asked for."""

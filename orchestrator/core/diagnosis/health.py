@@ -125,7 +125,7 @@ class Circumstances:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class HangFinding:
     """The judgement, and what was seen of the rank that it speaks of, or of all of them."""
 
     call: Call
@@ -196,14 +196,14 @@ def _helped(look: RankLook) -> bool:
     return any(part in frame.file for frame in frames for part in _RESULT_FILES)
 
 
-def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int], how: Circumstances) -> Verdict:
+def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int], how: Circumstances) -> HangFinding:
     """Hung or slow, from two looks at each of ``ranks``, the job's ranks that run, or at those that could be reached."""
     stands = {rank: standing(*pairs[rank]) for rank in sorted(pairs)}
     newest = {rank: pairs[rank][1] for rank in sorted(pairs)}
     stopped = _first(stands, Standing.STOPPED)
     if stopped is not None:
         pid = newest[stopped].stopped_pid
-        return Verdict(call=Call.HUNG, seen=Stillness(rank=stopped, sign=Sign.STOPPED, pid=pid))
+        return HangFinding(call=Call.HUNG, seen=Stillness(rank=stopped, sign=Sign.STOPPED, pid=pid))
     may_go_on = (
         (Standing.TRACED, Sign.TRACED),
         (Standing.WORKS, Sign.WORKS),
@@ -222,7 +222,7 @@ def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int]
     return _nobody_works(stands, newest, how)
 
 
-def _nobody_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook], how: Circumstances) -> Verdict:
+def _nobody_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook], how: Circumstances) -> HangFinding:
     """Every rank waits in a lock or a collective, or spins without getting anywhere."""
     spinning = _first(stands, Standing.SPINS)
     places = Counter(look.place for look in looks.values())
@@ -235,7 +235,7 @@ def _nobody_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook],
         proven = how.certain or looks[rank].threads[0].frames[0].file.endswith(_LOCK_FILES)
         sure = how.patient or (proven and spinning is None)
         seen = Stillness(rank=rank, sign=Sign.LOCK, place=looks[rank].place, others=others)
-        return Verdict(call=Call.HUNG if sure else Call.SLOW, seen=seen)
+        return HangFinding(call=Call.HUNG if sure else Call.SLOW, seen=seen)
     if spinning is not None:
         return _slow(spinning, Sign.SPINS, place=looks[spinning].place)
     names = {rank: collective_of(look.threads[0].frames) for rank, look in looks.items()}
@@ -247,11 +247,11 @@ def _nobody_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook],
         seen = Stillness(rank=rank, sign=Sign.MISMATCH, collective=names[rank], others=others)
     else:
         seen = Stillness(rank=None, sign=Sign.COLLECTIVE, collective=names[rank], place=looks[rank].place)
-    return Verdict(call=Call.HUNG if how.certain or how.patient else Call.SLOW, seen=seen)
+    return HangFinding(call=Call.HUNG if how.certain or how.patient else Call.SLOW, seen=seen)
 
 
-def _slow(rank: int | None, sign: Sign, *, place: str = "", said: str = "") -> Verdict:
-    return Verdict(call=Call.SLOW, seen=Stillness(rank=rank, sign=sign, place=place, said=said))
+def _slow(rank: int | None, sign: Sign, *, place: str = "", said: str = "") -> HangFinding:
+    return HangFinding(call=Call.SLOW, seen=Stillness(rank=rank, sign=sign, place=place, said=said))
 
 
 def _first(stands: Mapping[int, Standing], what: Standing) -> int | None:

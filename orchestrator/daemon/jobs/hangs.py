@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.core.diagnosis.health import RankLook, Verdict
+    from orchestrator.core.diagnosis.health import HangFinding, RankLook
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job import Job
@@ -193,7 +193,7 @@ class HangWatch:
 
     def _judge(
         self, job: Job, watched: _Watched, before: dict[int, RankLook], after: dict[int, RankLook], *, deep: bool
-    ) -> Verdict:
+    ) -> HangFinding:
         pulse, ranks = watched.pulse, _running(job)
         how = Circumstances(
             still_seconds=pulse.still_seconds,
@@ -214,7 +214,7 @@ class HangWatch:
         before, watched.printed = watched.printed, {**watched.printed, **printed}
         return any(count != before.get(rank, 0) for rank, count in printed.items())
 
-    async def _hung(self, job: Job, watched: _Watched, verdict: Verdict, looks: Mapping[int, RankLook]) -> None:
+    async def _hung(self, job: Job, watched: _Watched, verdict: HangFinding, looks: Mapping[int, RankLook]) -> None:
         if Call.HUNG in watched.told:
             return
         pulse = watched.pulse

@@ -1,4 +1,4 @@
-"""What the daemon counts for its own metrics: the goodput ledger, latencies, and the picture taken at a scrape.
+"""What the daemon counts for its own metrics: the goodput ledger, latencies, and the view taken at a scrape.
 
 Fed by the loop with every event and by the ranks' progress; reads no clock of its own except where it is asked to.
 """
@@ -108,7 +108,7 @@ class Metering:
         """One submission took that long, from its arrival to its durable acknowledgement."""
         self._submission.observe(seconds)
 
-    def picture(
+    def view(
         self,
         *,
         live: Collection[Job],

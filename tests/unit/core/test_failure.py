@@ -15,7 +15,7 @@ from orchestrator.core.facts.reasons import LogPolicyFails, NoNewCheckpoint
 from orchestrator.core.failure import (
     KEEP_GANG_SECONDS,
     SETTLE_SECONDS,
-    Verdict,
+    ClassifiedFailure,
     backoff_seconds,
     classify,
     decide_retry,
@@ -61,9 +61,9 @@ def job_with(*exits: dict[str, Any], workers: int = 2, retry: RetrySpec | None =
     return after(job, *(exited(job, rank, **fields) for rank, fields in enumerate(exits) if fields))
 
 
-def verdict(job: Job, now: float = NOW) -> Verdict:
+def verdict(job: Job, now: float = NOW) -> ClassifiedFailure:
     found = classify(job, now)
-    assert isinstance(found, Verdict)
+    assert isinstance(found, ClassifiedFailure)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core.events import MemoryUse
-from orchestrator.core.failure import Verdict, classify
+from orchestrator.core.failure import ClassifiedFailure, classify
 from orchestrator.core.job_record import event_body, event_from, job_from_dict, job_to_dict
 from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass, OutOf
@@ -24,7 +24,7 @@ def told(memory: MemoryUse | None, asked: int | None = None, **fields: Any) -> F
     """The verdict on a job of one rank that ended so."""
     job = running(pending(make_spec(workers=1, memory_bytes=asked)))
     found = classify(after(job, exited(job, memory=memory, **({"signal": 9, "exit_code": None} | fields))), T0 + 20)
-    assert isinstance(found, Verdict)
+    assert isinstance(found, ClassifiedFailure)
     return found.failure
 
 

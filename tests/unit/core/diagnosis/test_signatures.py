@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from orchestrator.core.diagnosis.signatures import SIGNATURES
 from orchestrator.core.facts.gpus import Xid
 from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
-from orchestrator.core.failure import Verdict, classify
+from orchestrator.core.failure import ClassifiedFailure, classify
 from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass
 from tests.unit.core.builders import T0, after, exited, make_spec, pending, running
@@ -37,7 +37,7 @@ def told(**fields: Any) -> Failure:
     """The verdict on a job of one rank that ended so."""
     job = running(pending(make_spec(workers=1)))
     found = classify(after(job, exited(job, **fields)), T0 + 20)
-    assert isinstance(found, Verdict)
+    assert isinstance(found, ClassifiedFailure)
     return found.failure
 
 

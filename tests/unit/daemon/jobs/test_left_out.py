@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.events import JobSubmitted, LeftOut
-from orchestrator.core.failure import Verdict, classify
+from orchestrator.core.failure import ClassifiedFailure, classify
 from orchestrator.core.job_record import event_body, event_from
 from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass
@@ -135,7 +135,7 @@ def test_a_script_that_misses_such_a_file_is_told_how_to_bring_it_along(work: Pa
     from orchestrator.core.fold import fold
 
     verdict = classify(fold(job, told), 100.0)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, ClassifiedFailure)
     assert (verdict.failure.failure_class, verdict.failure.code) == (FailureClass.USER, "file_left_out")
     assert missing in failure_sentence(verdict.failure)
     assert "!train.bin" in failure_advice(verdict.failure, "job")

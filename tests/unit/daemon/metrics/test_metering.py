@@ -33,7 +33,7 @@ def picture(
     metering: Metering, *jobs: Job, progress: Mapping[Any, JobProgress] | None = None, **facts: Any
 ) -> Snapshot:
     values: dict[str, Any] = {"nodes": (), "finished": (), "progress": progress or {}, "balances": {}, "gpu_states": {}}
-    return metering.picture(live=jobs, **{**values, **facts})
+    return metering.view(live=jobs, **{**values, **facts})
 
 
 def running(interval: Any = "auto") -> Job:

@@ -166,7 +166,7 @@ class FakeSession:
 def test_the_daemons_rows_are_taken_where_it_serves_them(monkeypatch: pytest.MonkeyPatch) -> None:
     row = gpu_row(gpu_info(), "node7", full_sample())
     monkeypatch.setattr("orchestrator.api.transport.wire.call", lambda *_, **__: {"gpus": [row.to_json()]})
-    seen = gpu_rows.picture(FakeSession(), lambda: pytest.fail("not read here"))  # type: ignore[arg-type]  # a fake
+    seen = gpu_rows.gpu_summary(FakeSession(), lambda: pytest.fail("not read here"))  # type: ignore[arg-type]  # a fake
     assert (seen.rows, seen.daemon) == ((row,), True)
     assert seen.jobs[0].id == "digits-k3f9q2"
 
@@ -174,7 +174,7 @@ def test_the_daemons_rows_are_taken_where_it_serves_them(monkeypatch: pytest.Mon
 def test_a_daemon_that_answers_nonsense_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.api.transport.wire.call", lambda *_, **__: {"gpus": [{"gpu_uuid": "x"}]})
     with pytest.raises(ProtocolMismatchError, match="list of GPUs"):
-        gpu_rows.picture(FakeSession(), lambda: ((), ()))  # type: ignore[arg-type]  # a fake
+        gpu_rows.gpu_summary(FakeSession(), lambda: ((), ()))  # type: ignore[arg-type]  # a fake
 
 
 def test_what_is_wrong_with_a_gpu_is_in_its_state_column() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.telemetry.metrics_view import Snapshot
 
 
-class MetricsPicture:
+class MetricsViewSource:
     """Reads; changes nothing."""
 
     def __init__(
@@ -50,7 +50,7 @@ class MetricsPicture:
         """What is so now."""
         jobs = self._loop.jobs.values()
         conditions = known_conditions(self._known, self._exporters, self._trust.quarantined_gpus, driver=True)
-        return self._metering.picture(
+        return self._metering.view(
             live=list(jobs),
             nodes=list(self._loop.nodes.values()),
             finished=await self._store.finished_counts(),

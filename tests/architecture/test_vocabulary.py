@@ -1,0 +1,70 @@
+"""The words of docs/glossary.md: names of classes and modules, and the English of what people read."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GLOSSARY = ROOT / "docs" / "glossary.md"
+PACKAGE = ROOT / "orchestrator"
+
+
+def listed(introduction: str) -> set[str]:
+    """The words in backquotes of the paragraph that begins so."""
+    (paragraph,) = [part for part in GLOSSARY.read_text().split("\n\n") if part.startswith(introduction)]
+    return set(re.findall(r"`([a-z]+)`", paragraph))
+
+
+def words_of(name: str) -> set[str]:
+    """The parts of a name, CamelCase or with underscores."""
+    return {part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def names() -> dict[str, set[str]]:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        where = str(path.relative_to(ROOT))
+        found[where] = words_of(path.stem)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[f"{where}:{node.name}"] = words_of(node.name)
+    return found
+
+
+def test_no_class_or_module_has_a_word_that_the_glossary_replaces() -> None:
+    banned = listed("No class or module")
+    assert len(banned) > 10
+    assert {name: used & banned for name, used in names().items() if used & banned} == {}
+
+
+def readable() -> list[Path]:
+    """What people read: documents, the package with its docstrings and messages, deployment files, boards."""
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    kinds = {".py", ".md", ".yml", ".yaml", ".sh", ".sql", ".service"}
+    places = ("orchestrator", "docs", "deploy", "dashboards", "benchmarks", "examples")
+    return [
+        ROOT / name
+        for name in listing.splitlines()
+        if Path(name).suffix in kinds
+        and (name.split("/")[0] in places or "/" not in name)
+        and ROOT / name != GLOSSARY
+        and (ROOT / name).exists()
+    ]
+
+
+@pytest.mark.parametrize("path", readable(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_subject_is_a_program_a_file_or_a_person(path: Path) -> None:
+    banned = listed("No document, docstring, comment or message")
+    assert banned
+    pattern = re.compile(rf"\b({'|'.join(sorted(banned))})\b", re.IGNORECASE)
+    found = [
+        f"{number}: {line.strip()}"
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert found == []
