@@ -271,7 +271,7 @@ def test_a_gpu_that_is_out_is_named(orch: Orch, served: ServedFake) -> None:
     gpu = GpuView(uuid="GPU-1", index=0, model="H100", healthy=False, problem="Xid 79\x1b")
     served.do(lambda s: s._nodes.update({"node-a": dataclasses.replace(s._nodes["node-a"], gpus=(gpu,))}))
     shown = orch("nodes").out
-    assert "node-a: GPU 0 (GPU-1) is out: Xid 79?" in shown
+    assert "node-a: GPU 0 (GPU-1): Xid 79?" in shown
     assert "H100" in shown
 
 
