@@ -68,7 +68,7 @@ def test_the_scripts_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monke
         path.parent.mkdir()
         path.write_text(text)
         done = subprocess.run(
-            [sys.executable, path.name], cwd=path.parent, check=False, capture_output=True, text=True, timeout=150
+            [sys.executable, path.name], cwd=path.parent, check=False, capture_output=True, text=True, timeout=500
         )
         assert done.returncode == 0, done.stderr
 
