@@ -58,7 +58,7 @@ def from_plain(cls: type[T], values: Mapping[str, Any]) -> tuple[T, tuple[str, .
         whole, names = repaired_all(name, items)
         if names:
             kept: Any = type(items)(whole)
-            record, below = replace(record, **{name: kept}), (*below, *names)  # type: ignore[type-var]
+            record, below = replace(record, **{name: kept}), (*below, *names)  # type: ignore[type-var]  # every record is a dataclass
     record, own = repaired(record)
     return record, (*own, *below)
 

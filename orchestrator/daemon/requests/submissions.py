@@ -88,28 +88,28 @@ class Submissions:
         if missing:
             return v.SubmitReply(job_id=None, created=False, state=None, needs_secrets=missing)
         try:
-            resume_from = await self._admit(checked, request)
+            event = await self._prepare(checked, request, caller)
         except OrchError:
             # A client that repeats its request has not heard that the first was accepted; what has changed since is no answer.
             known = await self._store.accepted(caller.uid, request.idempotency_key)
             if known is None or known.spec != checked.spec:
                 raise
             return _reply(known, left_out_view(None), created=False)
-        try:
-            event = await submission.prepare(checked, request, caller, self._settings, resume_from, at=self._loop.now())
-        except OSError as error:
-            raise DiskFullError(f"the submission could not be written: {error}") from error
         reply = await self.accept(event)
         self._counter.submitted(time.perf_counter() - began)
         return reply
 
-    async def _admit(self, checked: submission.Checked, request: SubmitRequest) -> str | None:
-        """Raise what keeps a new job from being accepted now; the checkpoint that it begins from."""
+    async def _prepare(self, checked: submission.Checked, request: SubmitRequest, caller: Caller) -> ev.JobSubmitted:
+        """Lay out the files of a new job. Raises what keeps it from being accepted now."""
         self.refuse_when_full()
         await self._nodes.wait(READY_SECONDS)
         submission.check_fits(checked, self._loop.nodes)
         await self._check_storage(checked)
-        return await self._resume_path(request.resume_from) if request.resume_from else None
+        resume_from = await self._resume_path(request.resume_from) if request.resume_from else None
+        try:
+            return await submission.prepare(checked, request, caller, self._settings, resume_from, at=self._loop.now())
+        except OSError as error:
+            raise DiskFullError(f"the submission could not be written: {error}") from error
 
     async def accept(self, event: ev.JobSubmitted) -> v.SubmitReply:
         """Write a submission whose files are laid out, and hand it to the loop; of one that is not taken nothing is left."""

@@ -170,8 +170,9 @@ class Cluster:
         if stop_head:
             await self.nodes.shut_down()
             if self._head is None:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # of a cluster that does not answer: its actors stay behind
                     await self.ray.call(remove_services, self.site.namespace)
+        await self.ray.end_entering()
         await self.ray.leave(CALL_SECONDS)
         self.ray.closed()
         if stop_head and self._head is not None and self._head.address:

@@ -36,6 +36,7 @@ class RayConnection:
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
         self._open = asyncio.Event()
         self._entering: asyncio.Task[None] | None = None
+        self._enter_until = 0.0  # by the event loop's clock
         self.epoch = 0  # heads that have died: what was begun under one must not go on under the next
 
     async def call(self, function: Callable[..., Any], *args: Any, seconds: float = CALL_SECONDS, **kwargs: Any) -> Any:
@@ -49,6 +50,7 @@ class RayConnection:
     async def enter(self, address: str, *, hint: str = "") -> None:
         """Connect to the head at ``address``. Raises ClusterError, with ``hint`` at its end."""
         seconds = start_seconds()
+        self._enter_until = asyncio.get_running_loop().time() + seconds
         self._entering = asyncio.create_task(self._enter(address))
         try:
             async with asyncio.timeout(seconds):
@@ -66,7 +68,8 @@ class RayConnection:
     async def end_entering(self) -> None:
         """Let a connection that is being made come up or fail: Ray aborts the process whose head dies under it."""
         if self._entering is not None:
-            await asyncio.wait({self._entering}, timeout=start_seconds())
+            left = self._enter_until - asyncio.get_running_loop().time()
+            await asyncio.wait({self._entering}, timeout=max(left, 0.0))
 
     async def leave(self, seconds: float = LEAVE_SECONDS) -> None:
         """Disconnect, without waiting for a turn: calls to a head that is dead or hangs may have them all."""

@@ -95,41 +95,41 @@ class RankActor:
         )
 
     async def prepare(self, attempt: int, serve_on: str | None) -> int | None:
-        """See RankSupervisor.prepare."""
+        """Make room for an attempt; the rendezvous port, if this rank serves it."""
         return await self._supervisor.prepare(attempt, serve_on)
 
     async def launch(self, plan: RankPlan) -> None:
-        """See RankSupervisor.launch. This process writes the job's checkpoints: with the umask that the job has."""
+        """Start the rank's process, once per attempt. This process writes the job's checkpoints: with the umask that the job has."""
         if plan.umask is not None:
             os.umask(plan.umask)
         await self._supervisor.launch(inside(plan, os.environ, sys.executable))
 
     async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
-        """See RankFeed.poll."""
+        """Events after the cursor; waits for one for at most ``seconds``."""
         return await self._supervisor.feed.poll(attempt, cursor, seconds)
 
     async def stop(self, attempt: int, grace_seconds: float) -> None:
-        """See RankSupervisor.stop."""
+        """SIGTERM now, SIGKILL after the grace."""
         await self._supervisor.stop(attempt, grace_seconds)
 
     async def kill(self, attempt: int) -> None:
-        """See RankSupervisor.kill."""
+        """SIGKILL of the rank's whole tree."""
         await self._supervisor.kill(attempt)
 
     async def flush(self, seconds: float) -> PersisterStatus | None:
-        """See RankSupervisor.flush."""
+        """Bring the newest snapshot to storage."""
         return await self._supervisor.flush(seconds)
 
     async def trace(self, attempt: int, steps: int, seconds: float) -> bytes:
-        """See RankInspection.trace."""
+        """A trace of the next ``steps`` steps."""
         return await self._supervisor.inspection.trace(attempt, steps, seconds)
 
     async def look(self, attempt: int, *, stacks: bool) -> RankLook | None:
-        """See RankInspection.look."""
+        """What the rank's processes do now; None for another attempt."""
         return await self._supervisor.inspection.look(attempt, stacks=stacks)
 
     async def note(self, attempt: int, lines: Sequence[str]) -> None:
-        """See RankInspection.note."""
+        """Write lines into the rank's log."""
         self._supervisor.inspection.note(attempt, lines)
 
     async def _keep_lease(self) -> None:

@@ -214,7 +214,7 @@ class Record:
 def keys_of(record: type[Record]) -> dict[str, Key]:
     """The keys of a record, in the order of its fields."""
     hints = get_type_hints(record, include_extras=True)
-    return {record.key(f.name): _key(f, hints[f.name]) for f in dataclasses.fields(record)}  # type: ignore[arg-type]
+    return {record.key(f.name): _key(f, hints[f.name]) for f in dataclasses.fields(record)}  # type: ignore[arg-type]  # every record is a dataclass
 
 
 def _key(field: dataclasses.Field[Any], annotation: Any) -> Key:
