@@ -1,12 +1,59 @@
-"""Work counted, for tests of what something costs: a count is the same on a busy machine, a time is not."""
+"""Work counted, for tests of what something costs: a count is the same on a busy machine, a time is not.
+
+The garbage collector rests meanwhile: when it runs depends on what else the process has allocated, and the functions that
+it calls for libraries, and the finalisers of what it finds, would be counted.
+"""
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+
+@contextmanager
+def collector_rests() -> Iterator[None]:
+    """What is counted inside is of what runs there, and not of what other tests have left to be collected."""
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def descriptors() -> set[str]:
+    """The numbers of the files that this process has open, and of the one that it reads them from."""
+    return set(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def descriptors_stay() -> Iterator[set[str]]:
+    """Yield the open descriptors; fail when others are open at the end."""
+    with collector_rests():
+        before = descriptors()
+        yield before
+        after = descriptors()
+    assert after == before
+
+
+@contextmanager
+def _profiled(note: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """``note`` is told of every call of this thread, and of none that the garbage collector makes."""
+    before = sys.getprofile()
+    with collector_rests():
+        sys.setprofile(note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
 
 
 def calls(work: Callable[[], object]) -> int:
@@ -16,12 +63,8 @@ def calls(work: Callable[[], object]) -> int:
     def count(_frame: FrameType, event: str, _argument: Any) -> None:
         counts[event] += 1
 
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
+    with _profiled(count):
         work()
-    finally:
-        sys.setprofile(before)
     return counts["call"] + counts["c_call"]
 
 
@@ -33,10 +76,6 @@ def calls_of_c(work: Callable[[], object]) -> Counter[str]:
         if event == "c_call":
             counts[f"{argument.__module__}.{argument.__qualname__}"] += 1
 
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
+    with _profiled(count):
         work()
-    finally:
-        sys.setprofile(before)
     return counts

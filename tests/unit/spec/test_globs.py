@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pathspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from orchestrator.spec.globs import MAX_PATTERN_CHARACTERS, MAX_PATTERNS, GlobError, Globs
@@ -44,12 +44,13 @@ def test_a_walk_leaves_out_what_git_does(lines: list[str], parts: list[str], is_
 
 
 @given(st.lists(PATTERNS, max_size=4), PATHS, st.booleans())
+@example(["?/**/"], ["a", "b"], True)
 def test_what_is_matched_is_what_pathspec_matches(lines: list[str], parts: list[str], is_dir: bool) -> None:
     """The semantics are those of the library that was used before."""
     path = "/".join(parts)
     spec = pathspec.PathSpec.from_lines("gitignore", lines, backend="simple")
-    # pathspec lets a negated set match a slash, and "a/**" name the directory a itself; git does not.
-    assume(not any("[^" in line or "[!" in line or (is_dir and line.endswith("/**")) for line in lines))
+    # pathspec lets a negated set match a slash, and "a/**" and "a/**/" name the directory a itself; git does not.
+    assume(not any("[^" in line or "[!" in line or (is_dir and line.endswith(("/**", "/**/"))) for line in lines))
     assert Globs(lines).matches(path, is_dir=is_dir) == spec.match_file(path + "/" * is_dir)
 
 

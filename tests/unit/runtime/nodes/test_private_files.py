@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,7 @@ from orchestrator.runtime.spawn.rank_locks import lock_is_free, rank_lock_path
 from orchestrator.train.script.progress import ProgressPage
 from orchestrator.train.script.shm_agreement import ShmAgreement
 from tests.support.users import OTHER, as_root, as_user
+from tests.support.work import descriptors, descriptors_stay
 
 VICTIM = 54321
 
@@ -253,12 +254,10 @@ def test_pages_of_one_job_are_removed_and_no_other_s(places: Path) -> None:
 
 
 def test_a_checked_directory_is_one_descriptor_that_is_not_inherited(tmp_path: Path) -> None:
-    before: Callable[[], set[str]] = lambda: set(os.listdir("/proc/self/fd"))  # noqa: E731
-    known = len(before())
-    handle = enter_private(tmp_path / "x" / "y", make=True)
-    assert len(before()) == known + 1
-    assert not os.get_inheritable(handle)
-    os.close(handle)
-    with pytest.raises(FileNotFoundError):
-        enter_private(tmp_path / "absent" / "y")
-    assert len(before()) == known
+    with descriptors_stay() as before:
+        handle = enter_private(tmp_path / "x" / "y", make=True)
+        assert len(descriptors()) == len(before) + 1
+        assert not os.get_inheritable(handle)
+        os.close(handle)
+        with pytest.raises(FileNotFoundError):
+            enter_private(tmp_path / "absent" / "y")
