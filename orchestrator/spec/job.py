@@ -29,8 +29,8 @@ from orchestrator.spec.model import (
     TelemetrySpec,
     WorkerResources,
 )
-from orchestrator.spec.problems import BadValueError, Path, Problem, SpecError, dotted
-from orchestrator.spec.reader.checks import NOT_YET, Finding, cross_checks, not_yet
+from orchestrator.spec.problems import BadValueError, Finding, Path, Problem, SpecError, dotted
+from orchestrator.spec.reader.checks import NOT_YET, cross_checks, not_yet
 from orchestrator.spec.reader.document import compose
 from orchestrator.spec.reader.overrides import apply_overrides
 from orchestrator.spec.reader.reading import adapter, nearest_mark, problem_at, read_spec, schema, write_spec
@@ -126,7 +126,7 @@ def from_dict(data: Mapping[str, JsonValue]) -> JobSpec:
     problems: list[Problem] = []
     root = plain_node(dict(data), "stored job")
     assert isinstance(root, MapNode)
-    spec = read_spec(root, problems)
+    spec = read_spec(root, problems, stored=True)
     if problems:
         raise SpecError(problems)
     return spec

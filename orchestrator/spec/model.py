@@ -26,7 +26,7 @@ from orchestrator.spec.fields.kinds import (
     Whole,
 )
 from orchestrator.spec.fields.nodes import JsonValue  # noqa: TC001
-from orchestrator.spec.fields.records import Keyed, Listed, OneOf, Record
+from orchestrator.spec.fields.records import Given, Keyed, Listed, OneOf, Record
 from orchestrator.spec.fields.rules import (
     ENV_PATTERN,
     ENV_REMEDY,
@@ -42,6 +42,7 @@ from orchestrator.spec.fields.rules import (
     watched,
     web_address,
 )
+from orchestrator.spec.trainer import TrainingSettings
 
 MatrixValue = bool | int | float | str
 PlacementStrategy = Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]
@@ -94,10 +95,8 @@ Scalar = Annotated[MatrixValue, Json(scalar=True)]
 Combination = Annotated[Mapping[Parameter, Scalar], Keyed()]
 
 _ORDERS = {"minimize": "min", "maximize": "max", "asc": "min", "desc": "max", "lower": "min", "higher": "max"}
-_ENDS = {"succeeded": "success", "afterok": "success", "afternotok": "failure", "failed": "failure"} | {
-    "afterany": "any",
-    "always": "any",
-}
+_ENDS = dict.fromkeys(("succeeded", "afterok"), "success") | dict.fromkeys(("failed", "afternotok"), "failure")
+_ENDS |= dict.fromkeys(("afterany", "always"), "any")
 
 
 def _without_unit(attribute: str) -> str:
@@ -401,8 +400,8 @@ class JobSpec(Record):
     trackers: Annotated[Distinct[Annotated[Tracker, Choice()]], Doc("experiment trackers that get the metrics")] = ()
     report: Annotated[YesNo, Doc("write a report when the job ends")] = True
     trainer: Annotated[
-        Mapping[Parameter, Annotated[JsonValue, Json()]],
-        Keyed(),
+        Mapping[str, JsonValue],
+        Given(TrainingSettings),
         Doc("settings of orchestrator.train.MultiGPUConfig, for scripts that use its trainers"),
     ] = field(default_factory=dict)
     notify: Annotated[tuple[NotifySpec, ...], Listed(20), Doc("web hooks told of the job's states")] = ()

@@ -1,6 +1,6 @@
 """What is wrong with a text from outside: where it stands, what it says, what to write instead.
 
-Owns the two exceptions of the package's readers. Must stay light (standard library only, nothing slow at import):
+Owns the package's exceptions and what they hold. Must stay light (standard library only, nothing slow at import):
 the command line imports it.
 """
 
@@ -52,6 +52,16 @@ class SpecError(ValueError):
         if len(self.problems) > _PRINTED:
             lines.append(f"... and {len(self.problems) - _PRINTED} more")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One broken rule between values: the value that it is about, and the others that it looked at."""
+
+    path: Path
+    message: str
+    hint: str
+    others: tuple[Path, ...] = ()
 
 
 class BadValueError(ValueError):

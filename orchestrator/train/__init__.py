@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.storage.reader import Checkpoint
+    from orchestrator.spec.trainer import TrainingMode
     from orchestrator.train.script.elastic import BatchShare, NotElasticError
     from orchestrator.train.script.progress import ProgressPage
     from orchestrator.train.script.progress_facts import ProgressSnapshot
     from orchestrator.train.script.saving import CheckpointWarning
     from orchestrator.train.script.training_context import Context
     from orchestrator.train.trainer.config.config import MultiGPUConfig
-    from orchestrator.train.trainer.config.settings import TrainingMode
     from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer
     from orchestrator.train.trainer.engine.trainers import (
         DataParallelTrainer,
@@ -74,7 +74,7 @@ _HOMES = {
     "PerformanceMonitor": "orchestrator.train.trainer.measure.monitor",
     "ProgressPage": "orchestrator.train.script.progress",
     "ProgressSnapshot": "orchestrator.train.script.progress_facts",
-    "TrainingMode": "orchestrator.train.trainer.config.settings",
+    "TrainingMode": "orchestrator.spec.trainer",
 }
 
 

@@ -31,20 +31,24 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
-_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
+INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{0,17})?")
-_SCIENTIFIC = re.compile(r"[-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][-+]?[0-9]{1,3})?")
-_YES = frozenset({"true", "yes", "on"})
+SCIENTIFIC = re.compile(r"[-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][-+]?[0-9]{1,3})?")
+YES = frozenset({"true", "yes", "on"})
 _MAX_TEXT = 4096
 _NOWHERE = Mark(source="")
 Schema = dict[str, Any]
 
 
 class Doc:
-    """What a key means, in one line: for the JSON Schema, the documentation and the message that it is missing."""
+    """What a key means, in one line: for the JSON Schema, the documentation and the message that it is missing.
 
-    def __init__(self, text: str) -> None:
+    ``unit`` is that of its value, for the help of a command line.
+    """
+
+    def __init__(self, text: str, unit: str = "") -> None:
         self.text = text
+        self.unit = unit
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
         return {"description": self.text, **handler(schema)}
@@ -132,14 +136,14 @@ class Text(Kind):
 
 
 class Choice(Kind):
-    """One of a few words, given as the arguments of a `Literal`."""
+    """One of a few words: those given here, else the arguments of a `Literal`."""
 
     def __init__(self, *, instead: Mapping[str, str] | None = None, words: tuple[str, ...] = ()) -> None:
         self._words = words
         self._instead = instead or {}
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        self._words = get_args(source)
+        self._words = self._words or get_args(source)
         return super().__get_pydantic_core_schema__(source, handler)
 
     def read(self, node: Node) -> str:
@@ -162,7 +166,7 @@ class Boolean(Kind):
         text = written(node, "true or false")
         if not isinstance(node, ScalarNode) or node.kind != "boolean":
             raise BadValueError(f"expected true or false, got {quoted(text)}", "without quotation marks")
-        return text.lower() in _YES
+        return text.lower() in YES
 
     def describe(self) -> Schema:
         # YAML 1.2 editors read `on` as text.
@@ -173,23 +177,25 @@ class Boolean(Kind):
 class Whole(Kind):
     """A whole number in decimal digits, within bounds."""
 
-    def __init__(self, minimum: int, maximum: int, *, instead: Mapping[int, str] | None = None) -> None:
+    def __init__(self, minimum: int, maximum: int | None = None, *, instead: Mapping[int, str] | None = None) -> None:
         self._minimum = minimum
         self._maximum = maximum
         self._instead = instead or {}
 
     def read(self, node: Node) -> int:
-        expected = f"a whole number from {self._minimum} to {self._maximum}"
+        bounds = f"of at least {self._minimum}" if self._maximum is None else f"from {self._minimum} to {self._maximum}"
+        expected = f"a whole number {bounds}"
         text = written(node, expected)
-        if not _INTEGER.fullmatch(text) or (isinstance(node, ScalarNode) and node.kind != "integer"):
+        if not INTEGER.fullmatch(text) or (isinstance(node, ScalarNode) and node.kind != "integer"):
             raise BadValueError(f"expected {expected}, got {quoted(text)}", _number_hint(node, text))
         value = int(text)
-        if not self._minimum <= value <= self._maximum:
+        if value < self._minimum or (self._maximum is not None and value > self._maximum):
             raise BadValueError(f"expected {expected}, got {value}", self._instead.get(value, ""))
         return value
 
     def describe(self) -> Schema:
-        return {"type": "integer", "minimum": self._minimum, "maximum": self._maximum}
+        most = {} if self._maximum is None else {"maximum": self._maximum}
+        return {"type": "integer", "minimum": self._minimum, **most}
 
 
 class Number(Kind):
@@ -223,6 +229,23 @@ class Number(Kind):
 
     def describe(self) -> Schema:
         return {"type": "number", "minimum": self._minimum, "maximum": self._maximum}
+
+
+class Positive(Kind):
+    """A number above 0, also as `1e12`."""
+
+    def read(self, node: Node) -> float:
+        text = written(node, "a number above 0")
+        number = isinstance(node, ScalarNode) and node.kind in ("integer", "number")
+        if not number or not SCIENTIFIC.fullmatch(text) or not 0 < float(text) < math.inf:
+            raise BadValueError(f"expected a number above 0, got {quoted(text)}", _number_hint(node, text))
+        return float(text)
+
+    def write(self, value: float) -> Any:
+        return int(value) if value.is_integer() else value
+
+    def describe(self) -> Schema:
+        return {"type": "number", "exclusiveMinimum": 0}
 
 
 class Duration(Kind):
@@ -351,9 +374,9 @@ def _json_scalar(node: ScalarNode) -> Any:
             return None
         case "boolean" if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        case "integer" if _INTEGER.fullmatch(text):
+        case "integer" if INTEGER.fullmatch(text):
             return int(text)
-        case "number" if _SCIENTIFIC.fullmatch(text) and math.isfinite(float(text)):
+        case "number" if SCIENTIFIC.fullmatch(text) and math.isfinite(float(text)):
             return float(text)
         case "date" | "text":
             return text

@@ -10,20 +10,22 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
 
-from orchestrator.spec.fields.kinds import Doc, Kind, Schema, errors_below
+from orchestrator.spec.fields.kinds import Doc, Json, Kind, Null, Schema, errors_below
 from orchestrator.spec.fields.nodes import ListNode, MapNode, Node, ScalarNode, is_null, kind_of
 from orchestrator.spec.problems import BadValueError, Path, quoted, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
     from pydantic_core import CoreSchema
 
 TAG = "\0"
 """What a step of pydantic's location begins with that is no step of the file."""
 STATED: Any = dataclasses.MISSING
 """The default of a key that has none."""
+STORED = "stored"
+"""Pydantic's context where what is read was accepted before."""
 
 
 def _below(handler: GetJsonSchemaHandler, schema: CoreSchema) -> Schema:
@@ -159,14 +161,79 @@ class Keyed:
         return {key.text: value for key, value in node.entries}
 
 
+class Given:
+    """Those keys of a record that the file gives, each a single value, as JSON: what a script says is for the others to have.
+
+    With pydantic's context ``STORED`` nothing is checked: what was accepted once stays readable.
+    """
+
+    def __init__(self, record: type[Record]) -> None:
+        self.record = record
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema as cs
+
+        fields = {
+            name: cs.typed_dict_field(handler.generate_schema(key.annotation), required=False)
+            for name, key in keys_of(self.record).items()
+        }
+        return cs.with_info_wrap_validator_function(
+            self._given,
+            cs.typed_dict_schema(fields, extra_behavior="forbid"),
+            serialization=cs.plain_serializer_function_ser_schema(dict),
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        described = {**handler(schema), "type": ["object", "null"], "additionalProperties": False}
+        for name, key in keys_of(self.record).items():
+            described["properties"][name]["default"] = default_form(key)
+        return described
+
+    def _given(self, node: Node, check: Callable[[Any], Any], info: ValidationInfo) -> Any:
+        if is_null(node):
+            return {}
+        if not isinstance(node, MapNode):
+            raise BadValueError(f"expected a mapping, got {kind_of(node)}", "write {NAME: value}")
+        if info.context == STORED:
+            return Json().read(node)
+        values = check({key.text: value for key, value in node.entries})
+        return {name: key.write(values[name]) for name, key in keys_of(self.record).items() if name in values}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Key:
     """One key of a record: the dataclass field, what it means, its default, the annotation without what is said of it."""
 
     attribute: str
-    doc: str
+    doc: Doc
     default: Any
     annotation: Any
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of its value, where that is a single one."""
+        return next((part for part in _parts(self.annotation) if isinstance(part, Kind)), None)
+
+    def read(self, node: Node) -> Any:
+        """Read a single value, as pydantic does, without importing that. Raises BadValueError."""
+        if is_null(node) and any(isinstance(part, Null) for part in _parts(self.annotation)):
+            return None
+        return self._single().read(node)
+
+    def write(self, value: Any) -> Any:
+        """Give the canonical JSON form of a single value."""
+        return None if value is None else self._single().write(value)
+
+    def _single(self) -> Kind:
+        if self.kind is None:
+            raise TypeError(f"{self.attribute} is no single value")
+        return self.kind
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    for part in get_args(annotation):
+        yield part
+        yield from _parts(part)
 
 
 class Record:
@@ -218,7 +285,7 @@ def keys_of(record: type[Record]) -> dict[str, Key]:
 
 
 def _key(field: dataclasses.Field[Any], annotation: Any) -> Key:
-    doc = next((extra.text for extra in get_args(annotation) if isinstance(extra, Doc)), "")
+    doc = next((extra for extra in get_args(annotation) if isinstance(extra, Doc)), Doc(""))
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     return Key(attribute=field.name, doc=doc, default=default, annotation=annotation)
 
@@ -236,6 +303,8 @@ def _records_in(annotation: Any) -> Iterator[tuple[type[Record], str]]:
     if isinstance(annotation, type) and issubclass(annotation, Record):
         yield annotation, ""
     for argument in get_args(annotation):
+        if isinstance(argument, Given):
+            yield argument.record, ""
         steps = "[]" if get_origin(annotation) is tuple else ""
         yield from ((found, steps + more) for found, more in _records_in(argument))
 

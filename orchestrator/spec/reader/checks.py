@@ -6,13 +6,12 @@ Pure: a finished spec goes in, findings come out, each with the path that it is 
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 from orchestrator.spec.entrypoint import EntrypointError, parse_entrypoint
 from orchestrator.spec.model import ElasticWorkers, MatrixSpec
-from orchestrator.spec.problems import quoted
+from orchestrator.spec.problems import Finding, quoted
 from orchestrator.spec.units import format_duration
 
 if TYPE_CHECKING:
@@ -37,16 +36,6 @@ NOT_YET: dict[str, str] = {
 A path alone refuses every value but the default; `path:form` refuses one form of value: `range` is a mapping,
 `auto` that word, `url` a text with a scheme. When a feature lands, its line goes, and nothing else.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One broken rule, the value that it is about, and the other values that it looked at."""
-
-    path: Path
-    message: str
-    hint: str
-    others: tuple[Path, ...] = ()
 
 
 def cross_checks(spec: JobSpec) -> Iterator[Finding]:

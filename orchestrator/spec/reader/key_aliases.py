@@ -69,6 +69,16 @@ _SAME_IDEA: dict[str, str] = {
     "telemetry.rate": "sampling_rate sample_rate frequency rate_hz",
     "trackers": "tracker report_to loggers logger tracking",
     "trainer": "trainer_config training trainer_args",
+    "trainer.batch_size": "per_device_train_batch_size per_gpu_batch_size micro_batch_size train_micro_batch_size_per_gpu",
+    "trainer.global_batch_size": "train_batch_size effective_batch_size",
+    "trainer.gradient_accumulation_steps": "accumulate_grad_batches grad_accumulation_steps",
+    "trainer.max_grad_norm": "gradient_clip_val gradient_clipping clip_grad_norm max_norm",
+    "trainer.precision": "mixed_precision dtype",
+    "trainer.use_gradient_checkpointing": "gradient_checkpointing activation_checkpointing",
+    "trainer.num_workers": "dataloader_num_workers",
+    "trainer.pin_memory": "dataloader_pin_memory",
+    "trainer.compile": "torch_compile",
+    "trainer.sync_bn": "sync_batchnorm convert_sync_batchnorm",
     "notify": "notifications notification webhooks webhook mail_user mail_type event_callback email callbacks alerts",
     "labels": "tags annotations metadata account project description comment",
 }
@@ -133,8 +143,10 @@ def unknown_key(path: Path, key: str, siblings: Sequence[str], everywhere: Itera
     """Explain a key that a record lacks: `path` is the record's, `everywhere` all full paths of job.yaml."""
     word = snake(key)
     here = ".".join(step for step in path if isinstance(step, str))
-    at_home = [full for full in everywhere if full.rsplit(".", 1)[-1] == word and "[" not in full]
     ours = _OURS.get(word, "")
+    at_home = [full for full in everywhere if full.rsplit(".", 1)[-1] == word and "[" not in full]
+    # A word that means the job means it before it means the training in it.
+    at_home = [full for full in at_home if not full.startswith("trainer.")] or ([] if ours else at_home)
     message = "there is no such key"
     if word in siblings:
         return BadValueError(message, f"did you mean {word}?")
@@ -151,7 +163,10 @@ def unknown_key(path: Path, key: str, siblings: Sequence[str], everywhere: Itera
     meant = ours or alike
     if meant:
         return BadValueError(message, f"did you mean {meant}?")
-    listed = ", ".join(siblings) if len(siblings) <= _LISTED else "the keys of docs/job-yaml.md and `orch schema`"
+    known = (
+        "the settings of docs/training.md" if here == "trainer" else "the keys of docs/job-yaml.md and `orch schema`"
+    )
+    listed = ", ".join(siblings) if len(siblings) <= _LISTED else known
     return BadValueError(message, f"{_place(here)} has {listed}")
 
 

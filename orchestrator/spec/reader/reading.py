@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.spec.fields.nodes import ListNode, MapNode, Mark, Node, ScalarNode
-from orchestrator.spec.fields.records import TAG, walk
+from orchestrator.spec.fields.records import STORED, TAG, walk
 from orchestrator.spec.model import JobSpec
 from orchestrator.spec.problems import BadValueError, Path, Problem, dotted
 from orchestrator.spec.reader.key_aliases import unknown_key
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _STAND_INS = {"name": "job", "entrypoint": "true"}
 """What takes the place of a required key of the file that is wrong, so that the rest can be read."""
-_MISSING, _UNKNOWN, _KEY = "missing", "unexpected_keyword_argument", "[key]"
+_MISSING, _UNKNOWN, _KEY = "missing", ("unexpected_keyword_argument", "extra_forbidden"), "[key]"
 
 
 @cache
@@ -52,14 +52,17 @@ def schema() -> dict[str, Any]:
     return adapter().json_schema(by_alias=True)
 
 
-def read_spec(root: MapNode, problems: list[Problem]) -> JobSpec:
-    """Read a job file's tree. What is wrong is added to `problems`, and has its default in the spec."""
+def read_spec(root: MapNode, problems: list[Problem], *, stored: bool = False) -> JobSpec:
+    """Read a job file's tree. What is wrong is added to `problems`, and has its default in the spec.
+
+    ``stored``: it was accepted before, so that only what nothing could be done with is wrong.
+    """
     from pydantic import ValidationError
 
     tree, faults = root, _Faults(root, problems)
     while True:
         try:
-            return adapter().validate_python(tree)
+            return adapter().validate_python(tree, context=STORED if stored else None)
         except ValidationError as error:
             tree = faults.taken_out(error.errors(include_url=False, include_input=False))
 
@@ -103,13 +106,13 @@ class _Faults:
         path, is_key = self._place(error["loc"])
         if error["type"] == _MISSING:
             if path not in self._out:  # else it is there, and has been reported
-                self._report(BadValueError("is required", _known(path)[1].doc), path[:-1], path)
+                self._report(BadValueError("is required", _known(path)[1].doc.text), path[:-1], path)
             self._out.add(path)
             if len(path) > 1:
                 self._out.add(path[:-1])
             return
         self._out.add(path)
-        if error["type"] == _UNKNOWN:
+        if error["type"] in _UNKNOWN:
             siblings = [key.rpartition(".")[2] for key in all_keys() if key.rpartition(".")[0] == _general(path[:-1])]
             bad = unknown_key(path[:-1], str(path[-1]), siblings, all_keys())
             self._report(bad, path, path, at_key=True)

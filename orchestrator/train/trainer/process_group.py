@@ -76,7 +76,7 @@ def join_ranks(config: MultiGPUConfig, ctx: Context | None = None) -> RankGroup:
     device = _device(config, ctx.device, ctx.local_rank)
     problems = list(config_rules.conflicts_with_place(config, _surroundings(device, ctx)))
     if problems:
-        raise fail_once(ConfigError(*problems))
+        raise fail_once(ConfigError(*map(config_rules.sentence, problems)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store, joined = (None, False) if ctx.world_size == 1 else _join(config, device)

@@ -17,13 +17,17 @@ ROW = re.compile(r"^\| `([a-z_.\[\]]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 BLOCKS = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
 
 
+# The settings of `trainer` have a table of their own in docs/training.md.
+KEYS = {path: key for path, (_, key) in all_keys().items() if not path.startswith("trainer.")}
+
+
 def test_every_key_stands_in_the_document_once_and_no_other_does() -> None:
-    assert sorted(key for key, _, _ in ROW.findall(DOCUMENT)) == sorted(all_keys())
+    assert sorted(key for key, _, _ in ROW.findall(DOCUMENT)) == sorted(KEYS)
 
 
 def test_every_default_is_the_true_one() -> None:
     written = {key: default for key, default, _ in ROW.findall(DOCUMENT)}
-    for path, (_, key) in all_keys().items():
+    for path, key in KEYS.items():
         assert written[path] == expected(key) or yaml.safe_load(written[path].strip("`")) == default_form(key), path
 
 

@@ -72,7 +72,7 @@ checkpoint: {storage_path: "s3://b/x", keep: 1, score_attribute: loss, score_ord
 telemetry: {rate: 10, record: off}
 trackers: [wandb, mlflow]
 report: off
-trainer: {precision: bf16, nested: {a: [1, 2.5, null, true, text]}}
+trainer: {precision: bf16, timeout: 90, device_ids: [0, 1], compile: yes, max_grad_norm: 1e-1, backend: null}
 notify: [{url: "https://example.org/hook", on: [FAILED, SUCCEEDED]}]
 labels: {team: vision, a.b/c: "", year: 2026}
 """
@@ -165,7 +165,14 @@ def test_every_key_arrives_as_its_typed_value() -> None:
         telemetry=TelemetrySpec(rate=10, record=False),
         trackers=("wandb", "mlflow"),
         report=False,
-        trainer={"precision": "bf16", "nested": {"a": [1, 2.5, None, True, "text"]}},
+        trainer={
+            "precision": "bf16",
+            "timeout": "1m30s",
+            "device_ids": [0, 1],
+            "compile": True,
+            "max_grad_norm": 0.1,
+            "backend": None,
+        },
         notify=(NotifySpec(url="https://example.org/hook", on=("FAILED", "SUCCEEDED")),),
         labels={"team": "vision", "a.b/c": "", "year": "2026"},
     )
@@ -175,6 +182,14 @@ def test_every_key_survives_the_store() -> None:
     spec = parse_job(FULL, refused={})
     assert from_dict(json.loads(json.dumps(to_dict(spec)))) == spec
     assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_settings_that_were_accepted_once_stay_readable() -> None:
+    """Of a stored job: a setting may be one that only an earlier version knew."""
+    trainer = {"batch_size": "8", "gone": {"a": [1, None]}}
+    spec = from_dict({"name": "digits", "entrypoint": "python train.py", "trainer": trainer})
+    assert spec.trainer == trainer
+    assert to_dict(spec)["trainer"] == trainer
 
 
 @pytest.mark.parametrize(
@@ -198,8 +213,10 @@ def test_every_key_survives_the_store() -> None:
         ("resources: {resources_per_worker: {gpu: 0}}", "resources.resources_per_worker.gpu", 0.0),
         ("resources: {resources_per_worker: {gpu: 4.0}}", "resources.resources_per_worker.gpu", 4.0),
         ("resources: {resources_per_worker: {gpu_model: 4090}}", "resources.resources_per_worker.gpu_model", "4090"),
-        ("trainer: {lr: 1e-3}", "trainer", {"lr": 0.001}),
-        ("trainer: {on: 2026-11-21}", "trainer", {"on": "2026-11-21"}),
+        ("matrix: {include: [{lr: 1e-3, on: 2026-11-21}]}", "matrix.include", ({"lr": 0.001, "on": "2026-11-21"},)),
+        ("trainer: {peak_flops: 1e15}", "trainer", {"peak_flops": 10**15}),
+        ("trainer: {device_ids: '0,1'}", "trainer", {"device_ids": [0, 1]}),
+        ("trainer:", "trainer", {}),
     ],
 )
 def test_other_spellings_are_taken(line: str, path: str, value: Any) -> None:
@@ -366,11 +383,22 @@ BAD: list[tuple[str, str, int, int, str, str]] = [
     ("telemetry: {rate: 0}", "telemetry.rate", 3, 19, "from 0.01 to 1000", ""),
     ("trackers: [wandb, wandb]", "trackers[1]", 3, 19, "stands twice", "remove one"),
     ("trackers: [wanbd]", "trackers[0]", 3, 12, "one of wandb", "did you mean wandb?"),
-    ("trainer: {a: yes}", "trainer.a", 3, 14, "different things to different readers", "write true"),
-    ("trainer: {a: [1, 0o7, 010]}", "trainer.a[2]", 3, 23, "different things to different readers", "decimal digits"),
-    ("trainer: {a: .nan}", "trainer.a", 3, 14, "different things to different readers", ""),
-    ("trainer: {a: 1e999}", "trainer.a", 3, 14, "different things to different readers", ""),
+    ("matrix: {include: [{a: yes}]}", "matrix.include[0].a", 3, 24, "different things to different readers", "true"),
+    ("matrix: {include: [{a: 010}]}", "matrix.include[0].a", 3, 24, "different things to different readers", "digits"),
+    ("matrix: {include: [{a: .nan}]}", "matrix.include[0].a", 3, 24, "different things to different readers", ""),
+    ("matrix: {include: [{a: 1e999}]}", "matrix.include[0].a", 3, 24, "different things to different readers", ""),
     ("trainer: [1]", "trainer", 3, 10, "expected a mapping", ""),
+    ("trainer: {batchsize: 8}", "trainer.batchsize", 3, 11, "no such key", "did you mean batch_size?"),
+    ("trainer: {gradient_clip_val: 1}", "trainer.gradient_clip_val", 3, 11, "no such key", "mean max_grad_norm?"),
+    ("trainer: {qqqq: 8}", "trainer.qqqq", 3, 11, "no such key", "docs/training.md"),
+    ("batch_size: 8", "batch_size", 3, 1, "no such key", "it belongs elsewhere: trainer.batch_size"),
+    ("trainer: {batch_size: many}", "trainer.batch_size", 3, 23, "expected a whole number of at least 1", ""),
+    ('trainer: {batch_size: "8"}', "trainer.batch_size", 3, 23, 'got "8"', "remove the quotation marks"),
+    ("trainer: {peak_flops: -1}", "trainer.peak_flops", 3, 23, "expected a number above 0", ""),
+    ("trainer: {peak_flops: .inf}", "trainer.peak_flops", 3, 23, "expected a number above 0", ""),
+    ("trainer: {timeout: 0}", "trainer.timeout", 3, 20, "expected at least 1ms", ""),
+    ("trainer: {precision: bf61}", "trainer.precision", 3, 22, "one of auto, fp32", "did you mean bf16?"),
+    ("trainer: {device_ids: [0, 0]}", "trainer.device_ids", 3, 23, "indices of different GPUs", "[0, 1]"),
     ("matrix: {}", "matrix", 3, 9, "without parameters", "parameters: {lr"),
     ("matrix: {parameters: {lr: []}}", "matrix.parameters.lr", 3, 27, "no values", "at least one"),
     ("matrix: {parameters: {lr: [[1]]}}", "matrix.parameters.lr[0]", 3, 28, "got a list", ""),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.spec import job
 from orchestrator.spec.entrypoint import Entrypoint, EntrypointError, parse_entrypoint
+from orchestrator.spec.fields.kinds import Positive
 from orchestrator.spec.job import (
     Backoff,
     CheckpointSpec,
@@ -37,6 +38,7 @@ from orchestrator.spec.job import (
     job_schema,
     to_dict,
 )
+from orchestrator.spec.units import format_duration
 
 VALIDATOR = jsonschema.Draft202012Validator(job_schema())
 
@@ -121,6 +123,17 @@ checkpoints = st.tuples(
         watch=st.none() | globs,
     ),
 ).map(lambda pair: CheckpointSpec(score_attribute=pair[0][0], score_order=pair[0][1], **pair[1]))
+trainers = st.fixed_dictionaries(
+    {},
+    optional={
+        "batch_size": st.integers(1, 10**6),
+        "precision": st.sampled_from([None, "auto", "bf16"]),
+        "timeout": durations.map(format_duration),
+        "max_grad_norm": st.none() | st.floats(1e-9, 1e18, exclude_min=True).map(Positive().write),
+        "device_ids": st.none() | st.lists(st.integers(0, 63), min_size=1, max_size=4, unique=True),
+        "shuffle": st.booleans(),
+    },
+)
 jobs = st.builds(
     JobSpec,
     name=names.map(lambda name: f"job-{name}"),
@@ -150,7 +163,7 @@ jobs = st.builds(
     telemetry=st.builds(TelemetrySpec, rate=st.integers(1, 100_000).map(lambda n: n / 100), record=st.booleans()),
     trackers=tuples(st.sampled_from(["wandb", "trackio", "tensorboard", "mlflow"]), unique=True),
     report=st.booleans(),
-    trainer=st.dictionaries(variables, json_values, max_size=3),
+    trainer=trainers,
     notify=tuples(st.builds(NotifySpec, url=st.just("https://example.org/x"), on=st.just(("FAILED", "SUCCEEDED")))),
     labels=st.dictionaries(labels, text, max_size=3),
 )

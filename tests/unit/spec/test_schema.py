@@ -25,7 +25,7 @@ GOOD = [
     "retry: {max_restarts: {preemption: unlimited}, exit_codes: {retry: [75]}}",
     "health: {heartbeat_timeout: auto, progress: {pattern: '(x)'}, on_hang: null}",
     "matrix: {parameters: {lr: [0.1, x, true]}}",
-    "trainer: {anything: {goes: [1, null]}}",
+    "trainer: {batch_size: 8, timeout: 90, precision: null, device_ids: [0, 1], peak_flops: 1.0e+15, compile: on}",
 ]
 BAD = [
     "workdir: .",
@@ -51,6 +51,11 @@ BAD = [
     "trackers: [wandb, wandb]",
     "notify: [{}]",
     "preemptible: maybe",
+    "trainer: {batchsize: 8}",
+    "trainer: {batch_size: 0}",
+    "trainer: {precision: int4}",
+    "trainer: {peak_flops: 0}",
+    "trainer: {device_ids: []}",
 ]
 
 

@@ -1,23 +1,24 @@
-"""job.yaml's `trainer:` checked where the job is submitted: all that is wrong, before anything waits in a queue.
+"""Rules of job.yaml's `trainer:` where the job is submitted: all that contradicts, before anything waits in a queue.
 
-Pure, and without torch: the daemon calls it. What only the ranks can know (their GPUs' abilities) they check themselves.
+Pure, and without torch: the daemon calls it. Each setting by itself is checked by the reader of job.yaml. What only the ranks can know
+(their GPUs' abilities) they check themselves.
 """
 
 from __future__ import annotations
 
 import math
-import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.spec.model import ElasticWorkers
-from orchestrator.spec.reader.checks import Finding
-from orchestrator.train.errors import ConfigError
-from orchestrator.train.trainer.config import rules as config_rules
-from orchestrator.train.trainer.config.config import MultiGPUConfig
+from orchestrator.spec.problems import Finding
+from orchestrator.spec.trainer import TrainingSettings
+from orchestrator.train.trainer.config import rules
+from orchestrator.train.trainer.config.config import filled_in
 from orchestrator.train.trainer.config.sources import sort_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterator
 
     from orchestrator.spec.model import JobSpec
 
@@ -25,25 +26,19 @@ _PLACES = ("rank", "world_size", "local_rank")
 
 
 def trainer_findings(spec: JobSpec) -> Iterator[Finding]:
-    """Everything wrong with `trainer:`, by itself and with the rest of the job file."""
-    given = dict(spec.trainer)
-    if not given:
+    """Everything wrong with `trainer:` as a whole, by itself and with the rest of the job file."""
+    if not spec.trainer:
         return
+    given, _ = sort_out(spec.trainer, typed=True)
     for name in _PLACES:
         if given.pop(name, None) is not None:
             yield Finding(path=("trainer", name), message="orch tells the ranks", hint="leave it out")
-    values, unreadable = sort_out(MultiGPUConfig, given)
-    for name, problem in unreadable.items():
-        yield _finding(problem, {name: None})
     ranks, most = _ranks(spec)
-    try:
-        config = MultiGPUConfig(**values, world_size=None if most else ranks)
-    except ConfigError as error:
-        problems: Iterable[str] = error.problems
-    else:
-        problems = _with_the_job(config, spec, ranks, most)
-    for problem in config_rules.not_about(unreadable, problems):
-        yield _finding(problem, given)
+    settings = TrainingSettings(**given, world_size=None if most else ranks)
+    findings = [*rules.disagreeing_aliases(settings)]
+    settings = replace(settings, **filled_in(settings))
+    findings = [*findings, *rules.conflicts(settings)] or [*_with_the_job(settings, spec, ranks, most)]
+    yield from (_placed(finding, spec.trainer.keys()) for finding in findings)
 
 
 def _ranks(spec: JobSpec) -> tuple[int | None, int | None]:
@@ -54,13 +49,14 @@ def _ranks(spec: JobSpec) -> tuple[int | None, int | None]:
     return (workers.min, workers.max) if isinstance(workers, ElasticWorkers) else (workers, None)
 
 
-def _with_the_job(config: MultiGPUConfig, spec: JobSpec, ranks: int | None, most: int | None) -> Iterator[str]:
-    if config.checkpoint_frequency is not None and spec.checkpoint.interval != "auto":
-        yield "checkpoint_frequency and checkpoint.interval both say when to save: keep one"
+def _with_the_job(settings: TrainingSettings, spec: JobSpec, ranks: int | None, most: int | None) -> Iterator[Finding]:
+    if settings.checkpoint_frequency is not None and spec.checkpoint.interval != "auto":
+        says = "checkpoint_frequency and checkpoint.interval both say when to save"
+        yield rules.about("checkpoint_frequency", says=says, hint="keep one")
     if ranks is None:
         return
     gpus = spec.resources.resources_per_worker.gpu
-    around = config_rules.Surroundings(
+    around = rules.Surroundings(
         world_size=ranks,
         local_rank=0,
         cuda_devices=math.ceil(ranks * gpus),
@@ -69,11 +65,13 @@ def _with_the_job(config: MultiGPUConfig, spec: JobSpec, ranks: int | None, most
         computes_fp8=True,
         most_ranks=most,
     )
-    yield from config_rules.conflicts_with_place(config, around)
+    yield from rules.conflicts_with_place(settings, around)
 
 
-def _finding(problem: str, written: Mapping[str, object]) -> Finding:
-    """The problem, placed at the first setting in the file that it speaks of."""
-    names = [word for word in re.findall(r"[a-z0-9_]+", problem) if word in written]
-    message, _, hint = problem.partition(": ")
-    return Finding(path=("trainer", *names[:1]), message=message, hint=hint)
+def _placed(finding: Finding, written: Collection[str]) -> Finding:
+    """The finding, at the first of its settings that the file has."""
+    names = rules.names_of(finding)
+    first = next((name for name in names if name in written), None)
+    others = tuple(("trainer", name) for name in names if name != first)
+    path = ("trainer",) if first is None else ("trainer", first)
+    return replace(finding, path=path, others=others)

@@ -1,7 +1,7 @@
 """Every setting of a training run: one frozen record, checked as a whole, the same from Python, YAML and the command line.
 
-Owns the checks as a whole, the aliases and the presets. The fields are in settings.py, the rules between them in rules.py,
-reading them from text is in sources.py. Imports no torch: a configuration can be checked anywhere. A field that could be
+Owns the checks as a whole, the aliases and the presets. The settings are defined in ``spec.trainer``, the rules between them are in
+rules.py, reading them from text is in sources.py. Imports no torch: a configuration can be checked anywhere. A setting that could be
 ignored is refused instead: whatever is set has its effect.
 """
 
@@ -12,9 +12,17 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from orchestrator.spec.trainer import TrainingMode, TrainingSettings
 from orchestrator.train.errors import ConfigError, fail_once
 from orchestrator.train.trainer.config import rules
-from orchestrator.train.trainer.config.settings import TrainingMode, TrainingSettings
+from orchestrator.train.trainer.config.sources import (
+    job_settings,
+    read_everything,
+    read_mapping,
+    sentence,
+    settings,
+    sort_out,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,11 +31,29 @@ _ALIASES = {"use_fp16_allreduce": "fp16_compression", "reduce_bucket_size": "buc
 _MIB = 1024 * 1024
 
 
+def filled_in(given: TrainingSettings) -> dict[str, Any]:
+    """The values of settings that follow from others, where they were not given."""
+    compressed = bool(given.fp16_compression or given.use_fp16_allreduce)
+    megabytes = given.bucket_cap_mb
+    if megabytes is None:
+        megabytes = 25.0 if given.reduce_bucket_size is None else given.reduce_bucket_size / _MIB
+    lower = given.precision not in (None, "fp32") or bool(given.use_mixed_precision)
+    return {
+        "training_mode": TrainingMode(given.training_mode),
+        "fp16_compression": compressed,
+        "use_fp16_allreduce": compressed,
+        "bucket_cap_mb": megabytes,
+        "reduce_bucket_size": round(megabytes * _MIB),
+        "use_mixed_precision": lower if given.use_mixed_precision is None else given.use_mixed_precision,
+        "precision": given.precision or ("auto" if lower else "fp32"),
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiGPUConfig(TrainingSettings):
     """The settings of a training run. Raises ConfigError with everything that is wrong, each with its remedy.
 
-    A duration is a timedelta or a number of seconds. A default of None is filled in: from the launcher's environment
+    A duration is a timedelta, a number of seconds, or text such as 5m. A default of None is filled in: from the launcher's environment
     (world_size, rank, local_rank), from the device (backend, pin_memory, precision auto), or from another field.
     docs/training.md lists unit, default and effect.
     """
@@ -36,38 +62,19 @@ class MultiGPUConfig(TrainingSettings):
     """Whether job.yaml's `trainer:` is in here already: no setting; the manager adds it where it is not."""
 
     def __post_init__(self) -> None:
-        for name in rules.DURATIONS:  # in Python, a number is seconds
-            object.__setattr__(self, name, rules.as_duration(getattr(self, name)))
-        wrong = dict(rules.wrong_values(self))
-        problems = [*wrong.values(), *rules.disagreeing_aliases(self)]
-        asked_rank = self.rank
+        given = {name: getattr(self, name) for name in settings()}
+        values, wrong = sort_out(given, typed=False)
         # What is wrong by itself is put aside, so that all the rest is checked, too.
-        for each in dataclasses.fields(self):
-            if each.name in wrong:
-                object.__setattr__(self, each.name, each.default)
-        self._fill_in()
-        problems += rules.not_about(wrong, rules.conflicts(self))
-        if problems:
-            raise fail_once(ConfigError(*problems), rank=asked_rank if isinstance(asked_rank, int) else None)
-
-    def _fill_in(self) -> None:
-        compressed = bool(self.fp16_compression or self.use_fp16_allreduce)
-        megabytes = self.bucket_cap_mb
-        if megabytes is None:
-            megabytes = 25.0 if self.reduce_bucket_size is None else self.reduce_bucket_size / _MIB
-        lower = self.precision not in (None, "fp32") or bool(self.use_mixed_precision)
-        filled = {
-            "training_mode": TrainingMode(self.training_mode),
-            "device_ids": None if self.device_ids is None else tuple(self.device_ids),
-            "fp16_compression": compressed,
-            "use_fp16_allreduce": compressed,
-            "bucket_cap_mb": megabytes,
-            "reduce_bucket_size": round(megabytes * _MIB),
-            "use_mixed_precision": lower if self.use_mixed_precision is None else self.use_mixed_precision,
-            "precision": self.precision or ("auto" if lower else "fp32"),
-        }
-        for name, value in filled.items():  # frozen from here on
+        for name in given:
+            object.__setattr__(self, name, values[name] if name in values else settings()[name].default)
+        findings = [*rules.disagreeing_aliases(self)]
+        for name, value in filled_in(self).items():  # frozen from here on
             object.__setattr__(self, name, value)
+        findings += rules.conflicts(self)
+        problems = [*map(sentence, wrong.items()), *map(rules.sentence, rules.not_about(wrong, findings))]
+        if problems:
+            asked_rank = given["rank"]
+            raise fail_once(ConfigError(*problems), rank=asked_rank if isinstance(asked_rank, int) else None)
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed; what was filled in is filled in anew."""
@@ -89,12 +96,10 @@ class MultiGPUConfig(TrainingSettings):
 
         Raises ConfigError for what the two contradict each other in.
         """
-        from orchestrator.train.trainer.config.sources import job_settings, read_mapping
-
-        settings = {} if self.heard_job else job_settings(os.environ)
-        if not settings:
+        from_job = {} if self.heard_job else job_settings(os.environ)
+        if not from_job:
             return self
-        changed = self.replace(**read_mapping(type(self), settings))
+        changed = self.replace(**read_mapping(from_job))
         object.__setattr__(changed, "heard_job", True)
         return changed
 
@@ -104,18 +109,14 @@ class MultiGPUConfig(TrainingSettings):
         return cls(**defaults).with_job()
 
     @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
         """Read `trainer:` of job.yaml, or any mapping of names to values. Raises ConfigError for all of it at once."""
-        from orchestrator.train.trainer.config.sources import read_mapping
-
-        return cls(**read_mapping(cls, settings))
+        return cls(**read_mapping(given))
 
     @classmethod
     def from_args(cls, arguments: Sequence[str] | None = None, **defaults: Any) -> Self:
         """Read `--batch-size 64 --use-mixed-precision ...` from the command line, over job.yaml's `trainer:`, over `defaults`."""
-        from orchestrator.train.trainer.config.sources import read_everything
-
-        config = cls(**read_everything(cls, arguments, defaults))
+        config = cls(**read_everything(arguments, defaults))
         object.__setattr__(config, "heard_job", True)
         return config
 

@@ -1,83 +1,24 @@
-"""What makes a training configuration wrong: values out of range, aliases that disagree, fields that contradict.
+"""What makes settings of a training run contradict one another, or the place that they are used in.
 
-Pure functions that list every problem, each with its remedy. `conflicts` knows the fields alone; `conflicts_with_place`
-also what the process found around it: device, number of ranks, what the hardware computes.
+Pure functions that list every finding: the settings that it is about, what is wrong, the remedy. `conflicts` knows the settings alone;
+`conflicts_with_place` also what the process found around it: device, number of ranks, what the hardware computes. Whether each setting
+is right by itself is for its definition in ``spec.trainer`` to say.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from orchestrator.spec.problems import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
-    from orchestrator.train.trainer.config.settings import TrainingSettings
+    from orchestrator.spec.trainer import TrainingSettings
 
-MODES = ("data_parallel", "distributed_data_parallel", "fully_sharded")
-PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp8")
-BACKENDS = ("nccl", "gloo", "mpi", "cpu:gloo,cuda:nccl")
 _MIB = 1024 * 1024
-_WORD = re.compile(r"[a-z0-9_]+")
-
-_POSITIVE_INTEGERS = ("batch_size", "gradient_accumulation_steps")
-_OPTIONAL_POSITIVE_INTEGERS = (
-    *("global_batch_size", "world_size", "prefetch_factor", "reduce_bucket_size", "checkpoint_frequency"),
-)
-_NATURAL_NUMBERS = ("num_workers", "max_nonfinite_steps", "seed")
-_OPTIONAL_NATURAL_NUMBERS = ("rank", "local_rank")
-_OPTIONAL_POSITIVE = ("max_grad_norm", "bucket_cap_mb", "flops_per_sample", "peak_flops")
-DURATIONS = ("timeout", "recovery_timeout", "log_interval")
-_SWITCHES = (
-    *("use_gradient_checkpointing", "compile", "find_unused_parameters", "broadcast_buffers", "sync_bn"),
-    *("use_gradient_as_bucket_view", "static_graph", "shuffle", "enable_fault_tolerance", "oom_retry"),
-)
-_OPTIONAL_SWITCHES = (
-    *("use_mixed_precision", "fp16_compression", "use_fp16_allreduce", "pin_memory"),
-    *("persistent_workers", "progress_bar"),
-)
-_OPTIONAL_TEXTS = ("backend", "compile_mode", "compile_backend")
-
-
-def _is_int(value: Any, *, at_least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
-
-
-def _is_natural(value: Any) -> bool:
-    return _is_int(value, at_least=0)
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-
-
-def as_duration(value: Any) -> Any:
-    """A number as that many seconds; anything else as it is."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < timedelta.max.total_seconds():
-        return timedelta(seconds=value)
-    return value
-
-
-def _is_duration(value: Any) -> bool:
-    return isinstance(value, timedelta) and value > timedelta()
-
-
-def _is_switch(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-_RANGES: tuple[tuple[tuple[str, ...], bool, Callable[[Any], bool], str], ...] = (
-    (_POSITIVE_INTEGERS, False, _is_int, "write a whole number of at least 1"),
-    (_OPTIONAL_POSITIVE_INTEGERS, True, _is_int, "write a whole number of at least 1"),
-    (_NATURAL_NUMBERS, False, _is_natural, "write a whole number of at least 0"),
-    (_OPTIONAL_NATURAL_NUMBERS, True, _is_natural, "write a whole number of at least 0"),
-    (_OPTIONAL_POSITIVE, True, _is_positive, "write a number above 0"),
-    (DURATIONS, False, _is_duration, "write seconds above 0, timedelta(minutes=5) or, in YAML, 5m"),
-    (_SWITCHES, False, _is_switch, "write true or false"),
-    (_OPTIONAL_SWITCHES, True, _is_switch, "write true or false"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,83 +35,81 @@ class Surroundings:
     """Of an elastic job, whose number of ranks may change; None when it is fixed."""
 
 
-def wrong_values(config: TrainingSettings) -> Iterator[tuple[str, str]]:
-    """Every field that holds the wrong type or is out of range, with what is wrong."""
-    yield from _choices(config)
-    for names, optional, fits, advice in _RANGES:
-        for name in names:
-            value = getattr(config, name)
-            if not (fits(value) or (value is None and optional)):
-                yield name, f"{name} is {value!r}: {advice}{', or leave it out' if optional else ''}"
+def about(*names: str, says: str, hint: str) -> Finding:
+    """A finding about settings: the one to change first."""
+    return Finding(path=names[:1], message=says, hint=hint, others=tuple((name,) for name in names[1:]))
 
 
-def _choices(config: TrainingSettings) -> Iterator[tuple[str, str]]:
-    if config.training_mode not in MODES:
-        yield "training_mode", f"training_mode is {config.training_mode!r}: write one of {', '.join(MODES)}"
-    if config.precision is not None and config.precision not in PRECISIONS:
-        yield "precision", f"precision is {config.precision!r}: write one of {', '.join(PRECISIONS)}"
-    if config.backend is not None and config.backend not in BACKENDS:
-        yield "backend", f"backend is {config.backend!r}: write one of {', '.join(BACKENDS)}, or leave it out"
-    for name in _OPTIONAL_TEXTS[1:]:
-        value = getattr(config, name)
-        if value is not None and not (isinstance(value, str) and value):
-            yield name, f"{name} is {value!r}: write a name that torch.compile knows, or leave it out"
-    ids = config.device_ids
-    if ids is not None:
-        numbers = list(ids) if isinstance(ids, list | tuple) else []
-        if (
-            not numbers
-            or not all(_is_int(number, at_least=0) for number in numbers)
-            or len(set(numbers)) < len(numbers)
-        ):
-            advice = "write the indices of different GPUs, such as [0, 1], or leave it out"
-            yield "device_ids", f"device_ids is {ids!r}: {advice}"
+def names_of(finding: Finding) -> tuple[str, ...]:
+    """The settings that a finding is about."""
+    return tuple(str(path[-1]) for path in (finding.path, *finding.others))
 
 
-def disagreeing_aliases(config: TrainingSettings) -> Iterator[str]:
+def sentence(finding: Finding) -> str:
+    """What is wrong, and what is to be done."""
+    return f"{finding.message}: {finding.hint}"
+
+
+def not_about(names: Collection[str], findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings about none of these settings: what follows from a wrong value is no news."""
+    return (finding for finding in findings if not set(names_of(finding)) & set(names))
+
+
+def disagreeing_aliases(config: TrainingSettings) -> Iterator[Finding]:
     """Every pair of names for one thing that say different things."""
     first, second = config.fp16_compression, config.use_fp16_allreduce
     if first is not None and second is not None and first is not second:
-        yield f"fp16_compression is {first} and use_fp16_allreduce is {second}, but they are one setting: keep one"
+        says = f"fp16_compression is {first} and use_fp16_allreduce is {second}, but they are one setting"
+        yield about("fp16_compression", "use_fp16_allreduce", says=says, hint="keep one")
     megabytes, size = config.bucket_cap_mb, config.reduce_bucket_size
-    both = _is_int(size, at_least=1) and isinstance(megabytes, int | float)
-    if both and size != round((megabytes or 0) * _MIB):
-        yield (
-            f"bucket_cap_mb is {megabytes} (MiB) and reduce_bucket_size is {size} (bytes, {(size or 0) / _MIB:g} MiB), "
-            "but they are one setting: keep one"
+    if megabytes is not None and size is not None and size != round(megabytes * _MIB):
+        says = (
+            f"bucket_cap_mb is {megabytes:g} (MiB) and reduce_bucket_size is {size} (bytes, {size / _MIB:g} MiB), "
+            "but they are one setting"
         )
+        yield about("bucket_cap_mb", "reduce_bucket_size", says=says, hint="keep one")
 
 
-def not_about(names: Collection[str], problems: Iterable[str]) -> Iterator[str]:
-    """The problems that mention none of these fields: what follows from a wrong value is no news."""
-    return (problem for problem in problems if not set(_WORD.findall(problem)) & set(names))
-
-
-def conflicts(config: TrainingSettings) -> Iterator[str]:
-    """Every contradiction between fields, whatever the hardware."""
+def conflicts(config: TrainingSettings) -> Iterator[Finding]:
+    """Every contradiction between settings, whatever the hardware. What is not set has been filled in."""
     yield from _mode_conflicts(config)
     yield from _precision_conflicts(config)
     yield from _batch_conflicts(config)
     yield from _loader_conflicts(config)
+    yield from _rank_conflicts(config)
+    yield from _fault_tolerance_conflicts(config)
     if config.static_graph and config.find_unused_parameters:
-        yield (
-            "static_graph says that every step uses the same parameters, find_unused_parameters that it does not: "
-            "turn one off (static_graph alone copes with parameters that are never used)"
+        yield about(
+            *("static_graph", "find_unused_parameters"),
+            says="static_graph says that every step uses the same parameters, find_unused_parameters that it does not",
+            hint="turn one off (static_graph alone copes with parameters that are never used)",
         )
-    if config.rank is not None and config.rank >= (config.world_size or config.rank + 1):
-        yield f"rank is {config.rank} of world_size {config.world_size}: ranks count from 0 to world_size - 1"
-    if config.rank is not None and config.world_size is None:
-        yield f"rank is {config.rank}, but world_size is not set: set both, or neither (RANK and WORLD_SIZE are read)"
     for name in ("compile_mode", "compile_backend"):
         if getattr(config, name) is not None and not config.compile:
-            yield f"{name} has no effect without compile: set compile to true, or leave {name} out"
+            says = f"{name} has no effect without compile"
+            yield about(name, "compile", says=says, hint=f"set compile to true, or leave {name} out")
+
+
+def _rank_conflicts(config: TrainingSettings) -> Iterator[Finding]:
+    rank, size = config.rank, config.world_size
+    if rank is not None and size is not None and rank >= size:
+        says = f"rank is {rank} of world_size {size}"
+        yield about("rank", "world_size", says=says, hint="ranks count from 0 to world_size - 1")
+    if rank is not None and size is None:
+        says = f"rank is {rank}, but world_size is not set"
+        yield about("rank", "world_size", says=says, hint="set both, or neither (RANK and WORLD_SIZE are read)")
+
+
+def _fault_tolerance_conflicts(config: TrainingSettings) -> Iterator[Finding]:
     if not config.enable_fault_tolerance:
         for name, default in (("checkpoint_frequency", None), ("recovery_timeout", timedelta(minutes=5))):
             if getattr(config, name) != default:
-                yield f"{name} has no effect while enable_fault_tolerance is false: turn that on, or leave {name} out"
+                says = f"{name} has no effect while enable_fault_tolerance is false"
+                yield about(name, "enable_fault_tolerance", says=says, hint=f"turn that on, or leave {name} out")
     if config.oom_retry and (config.training_mode == "fully_sharded" or config.static_graph):
-        which = "static_graph" if config.static_graph else "fully_sharded"
-        yield f"oom_retry runs a step again in halves, which {which} cannot: turn one off"
+        which, other = ("static_graph",) * 2 if config.static_graph else ("fully_sharded", "training_mode")
+        says = f"oom_retry runs a step again in halves, which {which} cannot"
+        yield about("oom_retry", other, says=says, hint="turn one off")
 
 
 _NOT_OF_DATA_PARALLEL = {
@@ -190,14 +129,16 @@ _NOT_OF_FULLY_SHARDED = {
         *("use_gradient_as_bucket_view", "bucket_cap_mb", "static_graph"),
     )
 }
+_OTHER_NAMES = {"fp16_compression": "use_fp16_allreduce", "bucket_cap_mb": "reduce_bucket_size"}
 
 
-def _mode_conflicts(config: TrainingSettings) -> Iterator[str]:
+def _mode_conflicts(config: TrainingSettings) -> Iterator[Finding]:
     if config.training_mode == "data_parallel":
         if (config.world_size or 1) > 1:
-            yield (
-                f"data_parallel is one process for all GPUs, but world_size is {config.world_size}: "
-                "set training_mode to distributed_data_parallel"
+            yield about(
+                *("training_mode", "world_size"),
+                says=f"data_parallel is one process for all GPUs, but world_size is {config.world_size}",
+                hint="set training_mode to distributed_data_parallel",
             )
         unused = _NOT_OF_DATA_PARALLEL
     elif config.training_mode == "fully_sharded":
@@ -206,107 +147,129 @@ def _mode_conflicts(config: TrainingSettings) -> Iterator[str]:
         return
     for name, default in unused.items():
         if getattr(config, name) != default:
-            yield (
-                f"{name} has no effect with training_mode {config.training_mode}: leave it out, or set training_mode "
-                "to distributed_data_parallel"
+            others = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else []
+            yield about(
+                *(name, *others, "training_mode"),
+                says=f"{name} has no effect with training_mode {config.training_mode}",
+                hint="leave it out, or set training_mode to distributed_data_parallel",
             )
 
 
-def _precision_conflicts(config: TrainingSettings) -> Iterator[str]:
-    if config.use_mixed_precision and config.precision == "fp32":
-        yield "use_mixed_precision is true, but precision is fp32: leave one out, or set precision to auto"
-    if config.use_mixed_precision is False and config.precision != "fp32":
-        yield f"use_mixed_precision is false, but precision is {config.precision}: leave one out, or write fp32"
-    if config.precision == "fp16" and config.training_mode == "fully_sharded":
-        yield "fp16 gradient scaling is not supported with fully_sharded: set precision to bf16"
-    if config.precision == "fp8" and config.training_mode != "distributed_data_parallel":
-        yield f"fp8 is not supported with training_mode {config.training_mode}: use distributed_data_parallel, or bf16"
+def _precision_conflicts(config: TrainingSettings) -> Iterator[Finding]:
+    mixed, precision, mode = config.use_mixed_precision, config.precision, config.training_mode
+    if mixed and precision == "fp32":
+        says = "use_mixed_precision is true, but precision is fp32"
+        yield about("use_mixed_precision", "precision", says=says, hint="leave one out, or set precision to auto")
+    if mixed is False and precision != "fp32":
+        says = f"use_mixed_precision is false, but precision is {precision}"
+        yield about("use_mixed_precision", "precision", says=says, hint="leave one out, or write fp32")
+    if precision == "fp16" and mode == "fully_sharded":
+        says = "fp16 gradient scaling is not supported with fully_sharded"
+        yield about("precision", "training_mode", says=says, hint="set precision to bf16")
+    if precision == "fp8" and mode != "distributed_data_parallel":
+        says = f"fp8 is not supported with training_mode {mode}"
+        yield about("precision", "training_mode", says=says, hint="use distributed_data_parallel, or bf16")
 
 
-def _batch_conflicts(config: TrainingSettings) -> Iterator[str]:
+def _batch_conflicts(config: TrainingSettings) -> Iterator[Finding]:
     whole, size = config.global_batch_size, config.batch_size
     if whole is None:
         return
     if config.gradient_accumulation_steps != 1:
-        yield (
-            "global_batch_size decides how many batches are accumulated: leave gradient_accumulation_steps out, "
-            "or global_batch_size"
+        yield about(
+            *("global_batch_size", "gradient_accumulation_steps"),
+            says="global_batch_size decides how many batches are accumulated",
+            hint="leave gradient_accumulation_steps out, or global_batch_size",
         )
-    yield from batch_misfit(whole, size, config.world_size or 1)
+    yield from _batch_misfit(whole, size, config.world_size or 1)
 
 
-def batch_misfit(global_batch_size: int, batch_size: int, world_size: int) -> Iterator[str]:
+def _batch_misfit(global_batch_size: int, batch_size: int, world_size: int) -> Iterator[Finding]:
     """Whether the samples of one optimizer step cannot be dealt out in whole batches."""
     per_pass = batch_size * world_size
     if global_batch_size % per_pass:
-        yield (
-            f"global_batch_size {global_batch_size} is no multiple of batch_size {batch_size} x {world_size} ranks = "
-            f"{per_pass}: choose a batch_size that divides {global_batch_size} / {world_size}"
+        yield about(
+            *("global_batch_size", "batch_size", "world_size"),
+            says=f"global_batch_size {global_batch_size} is no multiple of batch_size {batch_size} x {world_size} ranks = "
+            f"{per_pass}",
+            hint=f"choose a batch_size that divides {global_batch_size} / {world_size}",
         )
 
 
-def _loader_conflicts(config: TrainingSettings) -> Iterator[str]:
+def _loader_conflicts(config: TrainingSettings) -> Iterator[Finding]:
     if config.num_workers:
         return
-    if config.prefetch_factor is not None:
-        yield "prefetch_factor needs loader workers: set num_workers to 1 or more, or leave prefetch_factor out"
-    if config.persistent_workers:
-        yield "persistent_workers needs loader workers: set num_workers to 1 or more, or leave persistent_workers out"
+    for name, given in (
+        ("prefetch_factor", config.prefetch_factor is not None),
+        ("persistent_workers", config.persistent_workers),
+    ):
+        if given:
+            hint = f"set num_workers to 1 or more, or leave {name} out"
+            yield about(name, "num_workers", says=f"{name} needs loader workers", hint=hint)
 
 
-def conflicts_with_place(config: TrainingSettings, around: Surroundings) -> Iterator[str]:
+def conflicts_with_place(config: TrainingSettings, around: Surroundings) -> Iterator[Finding]:
     """Every contradiction between the configuration and the process that it is used in."""
     if around.most_ranks is not None:
         yield from _elastic_conflicts(config, around.most_ranks)
     elif config.world_size is None and config.global_batch_size is not None:
-        yield from batch_misfit(config.global_batch_size, config.batch_size, around.world_size)
+        yield from _batch_misfit(config.global_batch_size, config.batch_size, around.world_size)
     if config.training_mode == "data_parallel" and around.world_size > 1:
-        yield (
-            f"data_parallel is one process for all GPUs, but there are {around.world_size} ranks: "
-            "start one, or set training_mode to distributed_data_parallel"
+        yield about(
+            "training_mode",
+            says=f"data_parallel is one process for all GPUs, but there are {around.world_size} ranks",
+            hint="start one, or set training_mode to distributed_data_parallel",
         )
     if config.backend == "nccl" and not around.on_cuda:
-        yield "backend nccl needs a GPU in every rank, and this one has none: leave backend out, or write gloo"
+        says = "backend nccl needs a GPU in every rank, and this one has none"
+        yield about("backend", says=says, hint="leave backend out, or write gloo")
     if config.training_mode == "fully_sharded" and around.world_size == 1:
-        yield "fully_sharded has nothing to share with one rank: start more, or leave training_mode out"
+        says = "fully_sharded has nothing to share with one rank"
+        yield about("training_mode", says=says, hint="start more, or leave training_mode out")
     yield from _device_conflicts(config, around)
     if config.precision == "bf16" and not around.computes_bf16:
-        yield "this GPU does not compute bf16: set precision to auto (which takes fp16 here)"
+        says = "this GPU does not compute bf16"
+        yield about("precision", says=says, hint="set precision to auto (which takes fp16 here)")
     if config.precision == "fp8" and not around.computes_fp8:
-        yield "fp8 needs a GPU of compute capability 8.9 or newer: set precision to auto"
+        says = "fp8 needs a GPU of compute capability 8.9 or newer"
+        yield about("precision", says=says, hint="set precision to auto")
 
 
-def _elastic_conflicts(config: TrainingSettings, most_ranks: int) -> Iterator[str]:
+def _elastic_conflicts(config: TrainingSettings, most_ranks: int) -> Iterator[Finding]:
     if config.training_mode == "data_parallel":
-        yield (
-            "data_parallel is one process, and an elastic job has a changing number of them: leave training_mode out, or "
-            "write a fixed num_workers"
+        yield about(
+            "training_mode",
+            says="data_parallel is one process, and an elastic job has a changing number of them",
+            hint="leave training_mode out, or write a fixed num_workers",
         )
     if not config.enable_fault_tolerance:
-        yield (
-            "enable_fault_tolerance is false, but an elastic job needs checkpoints to go on from on another number of ranks: "
-            "leave it out, or write a fixed num_workers"
+        yield about(
+            "enable_fault_tolerance",
+            says="enable_fault_tolerance is false, but an elastic job needs checkpoints to go on from on another number "
+            "of ranks",
+            hint="leave it out, or write a fixed num_workers",
         )
     whole = config.global_batch_size
     if whole is not None and whole < most_ranks:
-        yield (
-            f"global_batch_size {whole} has not one sample for each of {most_ranks} ranks: raise it, or lower "
-            "resources.num_workers.max"
+        yield about(
+            "global_batch_size",
+            says=f"global_batch_size {whole} has not one sample for each of {most_ranks} ranks",
+            hint="raise it, or lower resources.num_workers.max",
         )
 
 
-def _device_conflicts(config: TrainingSettings, around: Surroundings) -> Iterator[str]:
+def _device_conflicts(config: TrainingSettings, around: Surroundings) -> Iterator[Finding]:
     ids = config.device_ids
     if ids is None:
         return
     if not around.on_cuda:
-        yield f"device_ids names GPUs {list(ids)}, and this process sees none: leave it out"
+        says = f"device_ids names GPUs {list(ids)}, and this process sees none"
+        yield about("device_ids", says=says, hint="leave it out")
         return
     missing = [number for number in ids if number >= around.cuda_devices]
     if missing:
-        yield f"device_ids names GPUs {missing}, but there are only {around.cuda_devices}: they count from 0"
+        says = f"device_ids names GPUs {missing}, but there are only {around.cuda_devices}"
+        yield about("device_ids", says=says, hint="they count from 0")
     if config.training_mode != "data_parallel" and around.local_rank >= len(ids):
-        yield (
-            f"device_ids has {len(ids)} GPUs, but local rank {around.local_rank} needs one of its own: "
-            "name one for each rank of the node"
-        )
+        says = f"device_ids has {len(ids)} GPUs, but local rank {around.local_rank} needs one of its own"
+        yield about("device_ids", says=says, hint="name one for each rank of the node")

@@ -1,48 +1,49 @@
-"""Reading a training configuration from text: a mapping (YAML), job.yaml's `trainer:`, the command line.
+"""A training configuration from a mapping, from job.yaml's `trainer:` in a rank's environment, and from a command line.
 
-Owns the conversion of each field's text to its type and the listing of everything that is wrong with it. What the
-values mean together is checked by the configuration itself.
+Each value is read by the kind that its setting has in ``spec.trainer``, without importing pydantic. What the values mean together
+is checked by the configuration itself.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import difflib
 import json
 import os
-import typing
-from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.spec.fields.kinds import Boolean
+from orchestrator.spec.fields.records import keys_of
+from orchestrator.spec.fields.values import python_node, typed_node
 from orchestrator.spec.problems import BadValueError
-from orchestrator.spec.units import format_duration, parse_duration
+from orchestrator.spec.reader.key_aliases import unknown_key
+from orchestrator.spec.trainer import TrainingSettings
 from orchestrator.train.errors import ConfigError, fail_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from orchestrator.train.trainer.config.settings import TrainingSettings
+    from orchestrator.spec.fields.records import Key
 
 TRAINER_VARIABLE = "ORCH_TRAINER"
 """Holds job.yaml's `trainer:` as JSON; the runtime sets it for every rank."""
 
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_SWITCHES = {"1": "true", "0": "false"}
 
 
-class _BadTextError(ValueError):
-    """A text that is no value of its field's type."""
+@cache
+def settings() -> Mapping[str, Key]:
+    """Every setting, by its name."""
+    return keys_of(TrainingSettings)
 
 
-def read_everything(
-    config: type[TrainingSettings], arguments: Sequence[str] | None, defaults: Mapping[str, Any]
-) -> dict[str, Any]:
+def read_everything(arguments: Sequence[str] | None, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Command line over job.yaml over `defaults`, as constructor arguments. Exits with 2 on a bad command line."""
     from_job = job_settings(os.environ)
     parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS, allow_abbrev=False)
-    add_arguments(parser, config)
+    add_arguments(parser)
     given = vars(parser.parse_args(arguments))
-    return read_mapping(config, {**defaults, **from_job, **given})
+    return read_mapping({**defaults, **from_job, **given})
 
 
 def job_settings(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -51,113 +52,68 @@ def job_settings(environ: Mapping[str, str]) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        settings = json.loads(text)
+        found = json.loads(text)
     except json.JSONDecodeError as error:
         raise fail_once(ConfigError(f"{TRAINER_VARIABLE} is not JSON ({error}): unset it, or correct it")) from error
-    if not isinstance(settings, dict):
+    if not isinstance(found, dict):
         raise fail_once(ConfigError(f"{TRAINER_VARIABLE} is not a JSON object: unset it, or correct it"))
-    return settings
+    return found
 
 
-def add_arguments(parser: argparse.ArgumentParser, config: type[TrainingSettings]) -> None:
-    """Add `--batch-size` and the like, one for each field, with unit and default in the help."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--batch-size` and the like, one for each setting, with unit and default in the help."""
     group = parser.add_argument_group("training system")
-    for field in settings_of(config):
-        unit, help_text = field.metadata["unit"], field.metadata["help"]
-        shown = "" if field.default is None else f" [{show_value(field.default)}]"
-        switch = {"nargs": "?", "const": "true"} if unit == "yes/no" else {}
+    for name, key in settings().items():
+        shown = "" if key.default is None else f" [{show_default(key)}]"
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(key.kind, Boolean) else {}
         group.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            dest=field.name,
-            metavar=unit.upper().replace(" ", "_"),
-            help=f"{help_text}{shown}".replace("%", "%%"),
-            **typing.cast("Any", switch),
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            metavar=key.doc.unit.upper().replace(" ", "_"),
+            help=f"{key.doc.text}{shown}".replace("%", "%%"),
+            **switch,
         )
 
 
-def read_mapping(config: type[TrainingSettings], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` as constructor arguments. Raises ConfigError with every unknown name and every bad text."""
-    values, problems = sort_out(config, settings)
+def show_default(key: Key) -> str:
+    """A setting's default the way YAML would have it."""
+    value = key.write(key.default)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_mapping(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` as constructor arguments. Raises ConfigError with every unknown name and every bad value."""
+    values, problems = sort_out(given, typed=True)
     if problems:
-        raise fail_once(ConfigError(*problems.values()))
+        raise fail_once(ConfigError(*map(sentence, problems.items())))
     return values
 
 
-def settings_of(config: type[TrainingSettings]) -> list[dataclasses.Field[Any]]:
-    """The fields that can be set."""
-    return [field for field in dataclasses.fields(config) if field.init]
+def sort_out(given: Mapping[str, Any], *, typed: bool) -> tuple[dict[str, Any], dict[str, BadValueError]]:
+    """The values of `given`, as far as they can be read, and what is wrong with the others, by name.
 
-
-def sort_out(config: type[TrainingSettings], settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """`settings` as constructor arguments, as far as they can be read; what is wrong with the others, by name."""
-    types = typing.get_type_hints(config)
-    fields = [field.name for field in settings_of(config)]
+    ``typed``: text is read as a command line has it, where `8` is a number.
+    """
     values, problems = {}, {}
-    for name, value in settings.items():
-        if name not in fields:
-            near = difflib.get_close_matches(str(name), fields, n=1)
-            hint = f"did you mean {near[0]}?" if near else "docs/training.md lists the settings"
-            problems[str(name)] = f"there is no setting {name!r}: {hint}"
-            continue
+    for name, value in given.items():
         try:
-            values[name] = _convert(value, types[name])
-        except (_BadTextError, BadValueError) as error:
-            problems[name] = f"{name} is {value!r}: {error}"
+            values[name] = _value(name, value, typed=typed)
+        except BadValueError as error:
+            problems[str(name)] = error
     return values, problems
 
 
-def _convert(value: Any, wanted: Any) -> Any:
-    kinds = set(typing.get_args(wanted)) or {wanted}
-    if value is None or (isinstance(value, str) and value in ("none", "null") and type(None) in kinds):
-        return None
-    if timedelta in kinds:
-        return value if isinstance(value, timedelta) else parse_duration(str(value))
-    if any(typing.get_origin(kind) is tuple for kind in kinds) or wanted is tuple:
-        return _numbers(value)
-    if not isinstance(value, str):
-        return value
-    for kind, read in _READERS.items():
-        if kind in kinds:
-            return read(value)
-    return value
+def sentence(problem: tuple[str, BadValueError]) -> str:
+    """A setting that is wrong, and what is to be done."""
+    name, error = problem
+    return f"{name}: {error}"
 
 
-def _numbers(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return tuple(int(part) for part in value.strip("[]").split(","))
-        except ValueError as error:
-            raise _BadTextError("write numbers with commas between them, such as 0,1") from error
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _switch(text: str) -> bool:
-    if text.lower() in _TRUE + _FALSE:
-        return text.lower() in _TRUE
-    raise _BadTextError("write true or false")
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise _BadTextError("write a whole number") from error
-
-
-def _real(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise _BadTextError("write a number") from error
-
-
-_READERS: dict[type, Callable[[str], Any]] = {bool: _switch, int: _whole, float: _real}
-
-
-def show_value(value: Any) -> str:
-    """A value the way YAML would have it."""
-    if isinstance(value, timedelta):
-        return format_duration(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+def _value(name: str, value: Any, *, typed: bool) -> Any:
+    key = settings().get(name)
+    if key is None:
+        raise unknown_key(("trainer",), str(name), list(settings()), ())
+    node = python_node(value)
+    if typed and isinstance(value, str):
+        node = typed_node(_SWITCHES.get(value, value) if isinstance(key.kind, Boolean) else value)
+    return key.read(node)

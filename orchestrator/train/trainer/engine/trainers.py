@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from orchestrator.train.trainer.config.settings import TrainingMode
+from orchestrator.spec.trainer import TrainingMode
 from orchestrator.train.trainer.engine.model_options import find_blocks
 from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer
 

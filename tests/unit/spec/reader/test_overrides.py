@@ -61,7 +61,8 @@ def problems_of(*overrides: str, text: str = FILE) -> tuple[Problem, ...]:
         ("working_dir=null", "working_dir", None),
         ("max_duration=2h", "max_duration", "2h"),
         ("report=off", "report", False),
-        ("trainer.a.b=1", "trainer", {"a": {"b": 1}}),
+        ("trainer.batch_size=8", "trainer", {"batch_size": 8}),
+        ("trainer={timeout: 90}", "trainer", {"timeout": "1m30s"}),
     ],
 )
 def test_a_value_is_laid_over_the_file(override: str, path: str, value: Any) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.spec.trainer import TrainingMode
 from orchestrator.train.errors import ConfigError
 from orchestrator.train.trainer.config import rules as config_rules
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.config.rules import Surroundings
-from orchestrator.train.trainer.config.settings import TrainingMode
-from orchestrator.train.trainer.config.sources import TRAINER_VARIABLE, add_arguments, settings_of, show_value
+from orchestrator.train.trainer.config.sources import TRAINER_VARIABLE, add_arguments, settings, show_default
 
 ROOT = Path(__file__).parents[5]
 
@@ -104,7 +106,9 @@ def test_every_wrong_value_is_told_at_once() -> None:
         gradient_accumulation_steps=True,
         max_grad_norm=-1,
         num_workers=-1,
-        timeout="30",
+        timeout="soon",
+        max_nonfinite_steps=object(),
+        seed=10**30,
         training_mode="tensor_parallel",
         precision="int4",
         backend="mpi2",
@@ -114,10 +118,10 @@ def test_every_wrong_value_is_told_at_once() -> None:
         compile_mode="",
         rank="0",
     )
-    names = {problem.split(" is ")[0] for problem in found}
+    names = {problem.split(":")[0] for problem in found}
     assert names == {
         *("batch_size", "gradient_accumulation_steps", "max_grad_norm", "num_workers", "timeout", "training_mode"),
-        *("precision", "backend", "device_ids", "sync_bn", "compile_mode", "rank"),
+        *("precision", "backend", "device_ids", "sync_bn", "compile_mode", "rank", "max_nonfinite_steps", "seed"),
     }
 
 
@@ -165,8 +169,8 @@ def test_contradictions_are_refused(settings: dict[str, Any], word: str) -> None
 )
 def test_what_does_not_fit_the_machine_is_refused(settings: dict[str, Any], facts: dict[str, Any], word: str) -> None:
     config = MultiGPUConfig(**settings)
-    (problem,) = config_rules.conflicts_with_place(config, around(**facts))
-    assert word in problem
+    (finding,) = config_rules.conflicts_with_place(config, around(**facts))
+    assert word in config_rules.sentence(finding)
 
 
 def test_a_default_configuration_fits_everywhere() -> None:
@@ -246,9 +250,9 @@ def test_a_mapping_tells_all_unknown_names_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError) as caught:
         MultiGPUConfig.from_dict({"batchsize": 8, "timeout": "soon", "colour": "red"})
     text = str(caught.value)
-    assert "did you mean batch_size?" in text
+    assert "batchsize: there is no such key (did you mean batch_size?)" in text
     assert "is not a duration" in text
-    assert "'colour'" in text
+    assert "colour: there is no such key (trainer has the settings of docs/training.md)" in text
 
 
 def test_the_command_line_reads_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,9 +285,10 @@ def test_a_broken_job_variable_is_an_error_that_names_it(monkeypatch: pytest.Mon
     ("arguments", "word"),
     [
         (["--batch-size", "many"], "whole number"),
-        (["--max-grad-norm", "big"], "write a number"),
+        (["--max-grad-norm", "big"], "a number above 0"),
         (["--sync-bn", "perhaps"], "true or false"),
         (["--device-ids", "a,b"], "commas"),
+        (["--batch-size", "none"], "whole number"),
     ],
 )
 def test_bad_text_on_the_command_line(arguments: list[str], word: str) -> None:
@@ -308,19 +313,66 @@ def test_the_other_ranks_end_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_field_is_documented() -> None:
-    """docs/training.md has the table that the fields' own metadata gives."""
+    """docs/training.md has the table that the settings' definitions give, and no other row."""
     rows = [
-        f"| `{field.name}` | {field.metadata['unit']} | {'' if field.default is None else f'`{show_value(field.default)}`'} | {field.metadata['help']} |"
-        for field in settings_of(MultiGPUConfig)
+        f"| `{name}` | {key.doc.unit} | {'' if key.default is None else f'`{show_default(key)}`'} | {key.doc.text} |"
+        for name, key in settings().items()
     ]
     text = (ROOT / "docs" / "training.md").read_text()
-    missing = [row for row in rows if row not in text]
-    assert not missing, "write into docs/training.md:\n" + "\n".join(rows)
+    table = "| setting | unit | default | effect |\n|---|---|---|---|\n" + "\n".join(rows) + "\n\n"
+    assert table in text, "write into docs/training.md:\n" + table
 
 
 def test_help_names_every_field() -> None:
     parser = argparse.ArgumentParser()
-    add_arguments(parser, MultiGPUConfig)
+    add_arguments(parser)
     text = parser.format_help()
-    for field in settings_of(MultiGPUConfig):
-        assert f"--{field.name.replace('_', '-')}" in text
+    for name in settings():
+        assert f"--{name.replace('_', '-')}" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ({"timeout": "5m"}, timedelta(minutes=5)),
+        ({"timeout": 0.25}, timedelta(milliseconds=250)),
+        ({"timeout": timedelta(microseconds=1_234_567)}, timedelta(microseconds=1_234_567)),
+        ({"peak_flops": 1e15}, 1e15),
+        ({"device_ids": [3, 1]}, (3, 1)),
+        ({"compile": True, "compile_mode": "max-autotune"}, True),
+        ({"training_mode": TrainingMode.FULLY_SHARDED}, TrainingMode.FULLY_SHARDED),
+    ],
+)
+def test_values_of_python_are_taken(given: dict[str, Any], value: object) -> None:
+    assert getattr(MultiGPUConfig(**given), next(iter(given))) == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--compile", "1"], "compile", True),
+        (["--sync-bn", "Off"], "sync_bn", False),
+        (["--peak-flops", "1e15"], "peak_flops", 1e15),
+        (["--device-ids", "[0, 2]"], "device_ids", (0, 2)),
+        (["--max-grad-norm", "none"], "max_grad_norm", None),
+    ],
+)
+def test_words_of_a_command_line_are_taken(arguments: list[str], name: str, value: object) -> None:
+    assert getattr(MultiGPUConfig.from_args(arguments, max_grad_norm=2.0), name) == value
+
+
+def test_what_an_earlier_version_accepted_in_quotation_marks_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stored job's ranks are given its settings as they were accepted."""
+    monkeypatch.setenv(TRAINER_VARIABLE, json.dumps({"batch_size": "8", "sync_bn": "yes", "device_ids": "0,1"}))
+    config = MultiGPUConfig.from_job()
+    assert (config.batch_size, config.sync_bn, config.device_ids) == (8, True, (0, 1))
+
+
+def test_a_configuration_is_read_without_pydantic() -> None:
+    """A rank that starts again imports what it needs, and no more."""
+    script = (
+        "import sys; from orchestrator.train import MultiGPUConfig; MultiGPUConfig.from_dict({'timeout': '5m'}); "
+        "print([name for name in ('torch', 'pydantic', 'yaml') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
