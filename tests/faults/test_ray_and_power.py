@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.support.campaign import left_in_ray
@@ -86,6 +89,39 @@ def test_a_head_that_dies_again_while_it_comes_back(breakable: Stack, ledger: Le
     assert stack.daemon_pid() == pid, "the daemon lives on"
     assert stack.client.health().problems == ()
     ledger.check(job_id)
+
+
+def test_a_server_of_others_at_the_dead_heads_port(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
+    """The daemon's calls to the dead head are answered with an error by whatever listens at its port from then on."""
+    stack, done = breakable, tmp_path / "done"
+    job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
+    wait_until("it saves", lambda: ledger.last_step(job_id) >= 6)
+    pid, head = stack.daemon_pid(), stack.head_pids()
+    address = json.loads((stack.settings.paths.ray / "head.json").read_text())["gcs_address"]
+    os.kill(head["gcs_server"], signal.SIGSTOP)
+    starting = submit(stack, ledger, tmp_path, name="new", until=str(done))
+    stack.wait_state(starting, "STARTING")
+    kill(head["gcs_server"])
+    server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+    try:
+        wait_until("the port is free", lambda: listens(server, address))
+        server.start()
+        wait_until("it resumes", stepping(ledger, job_id, attempt=2, ranks=2))
+        wait_until("it starts", lambda: ledger.last_step(starting) > 0)
+        done.touch()
+        for name in (job_id, starting):
+            assert stack.wait(name).state == "SUCCEEDED"
+        assert stack.daemon_pid() == pid, "the daemon lives on"
+        ledger.check()
+    finally:
+        server.stop(None)
+
+
+def listens(server: grpc.Server, address: str) -> bool:
+    try:
+        return bool(server.add_insecure_port(address))
+    except RuntimeError:
+        return False
 
 
 def another_head(stack: Stack, than: dict[str, int]) -> dict[str, int] | None:

@@ -66,10 +66,16 @@ def test_actors_import_nothing_to_copy_objects_that_nobody_sends(stack: Stack) -
         assert not [m.path for m in process.memory_maps() if "pyarrow" in m.path]
 
 
-def test_what_is_free_on_each_node_can_be_asked() -> None:
-    from ray._private import state
+def test_the_control_plane_is_asked_in_its_own_messages() -> None:
+    from ray._private import grpc_utils, worker
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-    assert not inspect.signature(state.available_resources_per_node).parameters
+    assert "address" in inspect.signature(grpc_utils.init_grpc_channel).parameters
+    assert hasattr(worker.global_worker, "connected")
+    for service in ("NodeInfo", "NodeResourceInfo", "PlacementGroupInfo"):
+        assert hasattr(gcs_service_pb2_grpc, f"{service}GcsServiceStub")
+    for message in ("GetAllNodeInfo", "GetAllAvailableResources", "GetAllPlacementGroup", "GetNamedPlacementGroup"):
+        assert hasattr(gcs_service_pb2, f"{message}Request")
 
 
 def test_a_driver_can_be_told_to_outlive_its_head() -> None:

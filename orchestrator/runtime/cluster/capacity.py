@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.gpu_reservations import GpuReservations
     from orchestrator.runtime.cluster.registry import NodeRegistry
-    from orchestrator.runtime.nodes.ray_nodes import RayNode
+    from orchestrator.runtime.nodes.control_plane import RayNode
 
 SETTLE_SECONDS: Final = 0.3  # Ray's own numbers trail what happened by less
 

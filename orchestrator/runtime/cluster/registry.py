@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster.agents import AgentMaker
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
-    from orchestrator.runtime.nodes.ray_nodes import RayNode
+    from orchestrator.runtime.nodes.control_plane import RayNode
 
 MEET_SECONDS: Final = 10.0  # how long a round waits for the agents of new nodes; those that take longer are met later
 AGAIN_SECONDS: Final = 5.0  # a driver that hangs must not hold up what is known of other nodes

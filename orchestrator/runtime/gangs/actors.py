@@ -14,6 +14,7 @@ from orchestrator.core.facts.gangs import ActorMissing, HeadLost, NodeLost, Reso
 from orchestrator.core.scheduler.placement import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.names import placement_group_name, rank_actor_name
+from orchestrator.runtime.nodes import control_plane
 from orchestrator.runtime.ranks.runtime_env import for_ray
 
 if TYPE_CHECKING:
@@ -57,14 +58,14 @@ class RayRankActors:
     def remove(self, job: Job) -> None:
         """Kill the gang's actors and free what its placement group reserved; nothing where they are gone already."""
         import ray
-        from ray.util.placement_group import get_placement_group, remove_placement_group
+        from ray.util.placement_group import remove_placement_group
 
         for rank in range(job.num_workers):
             with contextlib.suppress(ValueError):
                 actor = ray.get_actor(rank_actor_name(job.id, job.gang, rank), namespace=self._site.namespace)
                 ray.kill(actor, no_restart=True)
-        with contextlib.suppress(ValueError):
-            remove_placement_group(get_placement_group(placement_group_name(job.id, job.gang)))
+        if group := _find_group(job, self._site.namespace):
+            remove_placement_group(group)
 
     def _find(self, job: Job, *, everywhere: bool) -> list[Any]:
         """The actors that there are, None for others; Ray is not asked for those that cannot exist yet."""
@@ -88,7 +89,7 @@ class RayRankActors:
 
         bundle, epoch = _bundle(job), self._ray.epoch
         _wait_for_room(job, bundle)
-        group = _placement_group(job, bundle)
+        group = _placement_group(job, bundle, self._site.namespace)
         # Actors that are asked for before their bundles are reserved are queued, and looked at again only later.
         if not group.wait(timeout_seconds=PLACEMENT_SECONDS if self._site.embedded else SHARED_PLACEMENT_SECONDS):
             self._refuse_on_shared()
@@ -140,16 +141,12 @@ def _may_exist(job: Job) -> bool:
 def _wait_for_room(job: Job, bundle: dict[str, float]) -> None:
     """Until Ray's control plane has heard that a gang released a moment ago holds nothing any more, or ROOM_SECONDS.
 
-    A placement group that does not fit when it is asked for is looked at again once a second only. Where Ray does not
-    tell (the call is internal to it), or others hold what is wanted, the group is asked for as it is.
+    A placement group that does not fit when it is asked for is looked at again once a second only. Where others hold what
+    is wanted, the group is asked for as it is.
     """
-    try:
-        from ray._private.state import available_resources_per_node
-    except ImportError:
-        return
     deadline = time.monotonic() + ROOM_SECONDS
     while time.monotonic() < deadline:
-        free = available_resources_per_node()
+        free = control_plane.available()
         if all(
             free.get(node_id, {}).get(name, 0.0) >= amount * job.nodes.count(node_id) - 1e-6
             for node_id in set(job.nodes)
@@ -159,20 +156,26 @@ def _wait_for_room(job: Job, bundle: dict[str, float]) -> None:
         time.sleep(_ROOM_POLL_SECONDS)
 
 
-def _placement_group(job: Job, bundle: dict[str, float]) -> Any:
-    from ray.util.placement_group import get_placement_group, placement_group
+def _placement_group(job: Job, bundle: dict[str, float], namespace: str) -> Any:
+    from ray.util.placement_group import placement_group
 
-    name = placement_group_name(job.id, job.gang)
-    if _may_exist(job):
-        with contextlib.suppress(ValueError):
-            return get_placement_group(name)
+    if _may_exist(job) and (group := _find_group(job, namespace)):
+        return group
     return placement_group(
         [bundle] * job.num_workers,
         strategy="SPREAD" if len(set(job.nodes)) > 1 else "PACK",
-        name=name,
+        name=placement_group_name(job.id, job.gang),
         lifetime="detached",
         bundle_label_selector=[{"ray.io/node-id": node_id} for node_id in job.nodes],
     )
+
+
+def _find_group(job: Job, namespace: str) -> Any | None:
+    from ray import PlacementGroupID
+    from ray.util.placement_group import PlacementGroup
+
+    found = control_plane.group(placement_group_name(job.id, job.gang), namespace)
+    return PlacementGroup(PlacementGroupID(found.id)) if found else None
 
 
 def _bundle(job: Job) -> dict[str, float]:

@@ -9,28 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.runtime.nodes import control_plane
 from orchestrator.spec import token_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+    from orchestrator.runtime.nodes.control_plane import RayNode
 
 HEALTH_SECONDS: Final = 1.5
 _HEALTH_TRIES: Final = 2
 _HEALTH_METHOD: Final = "/grpc.health.v1.Health/Check"
 _SERVING: Final = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 _EPSILON: Final = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayNode:
-    """A node as Ray's control plane knows it. ``total`` is by Ray's resource names, memory in bytes."""
-
-    id: str
-    alive: bool
-    hostname: str
-    address: str
-    port: int
-    total: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +53,7 @@ def end_worker(actor: Any, *, restart: bool) -> None:
 
 def list_nodes() -> dict[str, RayNode]:
     """Every node that Ray remembers, dead ones too."""
-    import ray
-
-    return {
-        raw["NodeID"]: RayNode(
-            id=raw["NodeID"],
-            alive=raw["Alive"],
-            hostname=raw["NodeManagerHostname"],
-            address=raw["NodeManagerAddress"],
-            port=raw["NodeManagerPort"],
-            total=raw["Resources"],
-        )
-        for raw in ray.nodes()
-    }
+    return {node.id: node for node in control_plane.nodes()}
 
 
 def held_by_others(nodes: Mapping[str, RayNode], own_groups: Collection[str]) -> dict[str, Held]:
@@ -82,11 +61,9 @@ def held_by_others(nodes: Mapping[str, RayNode], own_groups: Collection[str]) ->
 
     Ray's numbers of what is free trail what happens by a tenth of a second: take the least of two readings.
     """
-    from ray._private.state import available_resources_per_node
-
     own = _reserved(own_groups)
     found = {}
-    for node_id, available in available_resources_per_node().items():
+    for node_id, available in control_plane.available().items():
         node = nodes.get(node_id)
         if node is None or not node.alive:
             continue
@@ -103,15 +80,12 @@ def held_by_others(nodes: Mapping[str, RayNode], own_groups: Collection[str]) ->
 
 def _reserved(names: Collection[str]) -> dict[str, dict[str, float]]:
     """What placement groups reserve, by node and resource."""
-    from ray.util.placement_group import placement_group_table
-
     reserved: dict[str, dict[str, float]] = {}
-    table: dict[str, dict[str, Any]] = placement_group_table()
-    for group in table.values():
-        if group["name"] not in names or group["state"] == "REMOVED":
+    for group in control_plane.groups():
+        if group.name not in names:
             continue
-        for index, bundle in group["bundles"].items():
-            node = reserved.setdefault(group["bundles_to_node_id"].get(index, ""), {})
+        for node_id, bundle in group.bundles:
+            node = reserved.setdefault(node_id, {})
             for name, amount in bundle.items():
                 node[name] = node.get(name, 0.0) + amount
     return reserved

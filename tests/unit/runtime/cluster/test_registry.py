@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.runtime.cluster.capacity import Capacity
 from orchestrator.runtime.cluster.registry import NodeRegistry
-from orchestrator.runtime.nodes.ray_nodes import Held, RayNode, answers, held_by_others
+from orchestrator.runtime.nodes.control_plane import RayNode
+from orchestrator.runtime.nodes.ray_nodes import Held, answers, held_by_others
 from tests.support.nodes import node_report
 
 

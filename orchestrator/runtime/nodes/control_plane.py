@@ -1,0 +1,138 @@
+"""Asks Ray's control plane (the GCS of its head) over gRPC. Every call has a deadline and raises TimeoutError.
+
+Ray's own ``ray.nodes``, ``placement_group_table``, ``get_placement_group`` and ``available_resources_per_node`` must not be
+called in the daemon. They wait for a dead head without a deadline, and end the whole process when the answer is an error,
+which it is as soon as any other gRPC server gets the port that the dead head had.
+
+Needs ``ray.core.generated`` and ``ray._private.grpc_utils``, which are internal to Ray: that dependency lives in this module
+only, and ``tests/integration/test_ray_internals.py`` tells when a new Ray breaks it.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ANSWER_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """A node as Ray's control plane knows it. ``total`` is by Ray's resource names, memory in bytes; empty when the node is dead."""
+
+    id: str
+    alive: bool
+    hostname: str
+    address: str
+    port: int
+    total: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayGroup:
+    """A placement group that has not been removed. ``bundles``: the node (empty until placed) and resources of each."""
+
+    id: bytes
+    name: str
+    bundles: tuple[tuple[str, Mapping[str, float]], ...]
+
+
+def nodes() -> list[RayNode]:
+    """Every node that Ray remembers, dead ones too."""
+    from ray.core.generated import gcs_pb2, gcs_service_pb2
+
+    reply = _ask(_address(), "NodeInfo", "GetAllNodeInfo", gcs_service_pb2.GetAllNodeInfoRequest())
+    found = []
+    for raw in reply.node_info_list:
+        alive = raw.state == gcs_pb2.GcsNodeInfo.ALIVE
+        found.append(
+            RayNode(
+                id=raw.node_id.hex(),
+                alive=alive,
+                hostname=raw.node_manager_hostname,
+                address=raw.node_manager_address,
+                port=raw.node_manager_port,
+                total=dict(raw.resources_total) if alive else {},
+            )
+        )
+    return found
+
+
+def available() -> dict[str, dict[str, float]]:
+    """What is free, by node and Ray's resource names; trails what happens by a tenth of a second."""
+    from ray.core.generated import gcs_service_pb2
+
+    request = gcs_service_pb2.GetAllAvailableResourcesRequest()
+    reply = _ask(_address(), "NodeResourceInfo", "GetAllAvailableResources", request)
+    return {raw.node_id.hex(): dict(raw.resources_available) for raw in reply.resources_list}
+
+
+def groups() -> list[RayGroup]:
+    """Every placement group of every user."""
+    from ray.core.generated import gcs_service_pb2
+
+    request = gcs_service_pb2.GetAllPlacementGroupRequest()
+    reply = _ask(_address(), "PlacementGroupInfo", "GetAllPlacementGroup", request)
+    return [_group(raw) for raw in reply.placement_group_table_data if not _removed(raw)]
+
+
+def group(name: str, namespace: str) -> RayGroup | None:
+    """The placement group of that name, or None where there is none."""
+    from ray.core.generated import gcs_service_pb2
+
+    request = gcs_service_pb2.GetNamedPlacementGroupRequest(name=name, ray_namespace=namespace)
+    reply = _ask(_address(), "PlacementGroupInfo", "GetNamedPlacementGroup", request)
+    raw = reply.placement_group_table_data
+    return _group(raw) if raw.placement_group_id and not _removed(raw) else None
+
+
+def _group(raw: Any) -> RayGroup:
+    return RayGroup(
+        id=raw.placement_group_id,
+        name=raw.name,
+        bundles=tuple((bundle.node_id.hex(), dict(bundle.unit_resources)) for bundle in raw.bundles),
+    )
+
+
+def _removed(raw: Any) -> bool:
+    from ray.core.generated import gcs_pb2
+
+    return bool(raw.state == gcs_pb2.PlacementGroupTableData.REMOVED)
+
+
+def _address() -> str:
+    from ray._private.worker import global_worker
+
+    if not global_worker.connected:
+        raise TimeoutError("there is no connection to Ray")
+    return str(global_worker.gcs_client.address)
+
+
+def _ask(address: str, service: str, method: str, request: Any) -> Any:
+    """The reply of ``service``'s ``method``. Raises TimeoutError when anything but a reply comes."""
+    import grpc
+    from ray.core.generated import gcs_service_pb2_grpc
+
+    stub = getattr(gcs_service_pb2_grpc, f"{service}GcsServiceStub")(_channel(address))
+    try:
+        # A head that is being started again on the same port answers in time.
+        reply = getattr(stub, method)(request, timeout=ANSWER_SECONDS, wait_for_ready=True)
+    except grpc.RpcError as error:
+        raise TimeoutError(f"Ray's control plane at {address} does not answer {method}: {error.code().name}") from error
+    if reply.status.code:
+        raise TimeoutError(f"Ray's control plane at {address} refuses {method}: {reply.status.message}")
+    return reply
+
+
+@functools.lru_cache(
+    maxsize=1
+)  # a daemon has one head at a time; the channel to the one before closes with the last call to it
+def _channel(address: str) -> Any:
+    """With the token and the certificates that Ray's own clients use."""
+    from ray._private.grpc_utils import init_grpc_channel
+
+    return init_grpc_channel(address)
