@@ -102,10 +102,16 @@ def shared_breakable() -> Iterator[Stack]:
 def breakable(shared_breakable: Stack) -> Iterator[Stack]:
     """A daemon without GPUs whose processes tests may kill; what a test has left broken or running is no matter of the next."""
     shared_breakable.up()
+    end_jobs(shared_breakable)  # of a test that has left no daemon behind that could have ended them
     yield shared_breakable
     with contextlib.suppress(OrchError):
-        running = [job.id for job in shared_breakable.client.jobs().jobs if not job.is_terminal]
-        for job_id in running:
-            shared_breakable.client.cancel(job_id)
-        for job_id in running:
-            shared_breakable.client.wait(job_id, timeout_seconds=20)
+        end_jobs(shared_breakable)
+
+
+def end_jobs(stack: Stack) -> None:
+    """Cancel every job, and wait until they have ended."""
+    running = [job.id for job in stack.client.jobs().jobs if not job.is_terminal]
+    for job_id in running:
+        stack.client.cancel(job_id)
+    for job_id in running:
+        stack.wait(job_id)
