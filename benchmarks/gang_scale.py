@@ -37,7 +37,7 @@ from orchestrator.store.sqlite import SqliteStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 RANKS: Final = 1024
 FEWER: Final = 256

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node
 from orchestrator.core.facts.rank_ends import ProcessSignal
-from orchestrator.core.fold import change_of, fold, submitted
 from orchestrator.core.ids import JobId
+from orchestrator.core.lifecycle.fold import change_of, fold, submitted
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.spec.job import parse_job
@@ -26,7 +26,7 @@ from orchestrator.spec.job import parse_job
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 T0: Final = 1_700_000_000.0
 QUEUED: Final = 300

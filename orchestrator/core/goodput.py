@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 MAX_MARKS = 512
 """How many (step, time) pairs are kept between two checkpoints; then every other one is dropped."""

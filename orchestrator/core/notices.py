@@ -15,7 +15,7 @@ from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 _LONGEST_REASON = 500
 

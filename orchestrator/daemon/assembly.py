@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.background import Background
     from orchestrator.daemon.changes import Changes
     from orchestrator.daemon.metrics.metering import Metering

@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.conformance import misfits
-from orchestrator.core.effects import desired_effect
 from orchestrator.core.errors import CoreError
 from orchestrator.core.events import JobNoted
 from orchestrator.core.facts.notes import DroppedFact, RecordRepaired
-from orchestrator.core.fold import change_of
+from orchestrator.core.lifecycle.effects import desired_effect
+from orchestrator.core.lifecycle.fold import change_of
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.sentences import sentence
 from orchestrator.store.errors import BrokenChainError, VersionConflictError
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import Event
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.lifecycle.fold import Change
     from orchestrator.daemon.ports import GangRuntime
     from orchestrator.store.port import Store
 

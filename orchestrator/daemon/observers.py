@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from orchestrator.core.events import Event
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.changes import Changes
     from orchestrator.daemon.jobs.progress_intake import ProgressIntake
     from orchestrator.daemon.jobs.tidying import Tidying

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.diagnosis.health import RankLook
-    from orchestrator.core.effects import Effect
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.lifecycle.effects import Effect
 
 
 class GangRuntime(Protocol):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.events import Event
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress_intake import ProgressIntake
     from orchestrator.daemon.jobs.tidying import Tidying
     from orchestrator.daemon.loop import Loop

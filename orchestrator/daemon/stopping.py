@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import DaemonStoppingError
-from orchestrator.core.scheduler.scheduler import request_stop
+from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.states import StopPurpose
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.core import events as ev
-    from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.lifecycle.fold import Change
     from orchestrator.core.notices import Notice
 
 

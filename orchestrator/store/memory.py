@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from orchestrator.core.fold import submitted
+from orchestrator.core.lifecycle.fold import submitted
 from orchestrator.core.notices import notices_of
 from orchestrator.core.states import JobState
 from orchestrator.store.batch import by_job, finished_class, same_submission
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.core import events as ev
-    from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.lifecycle.fold import Change
     from orchestrator.core.notices import Notice
     from orchestrator.store.batch import JobChanges
     from orchestrator.store.port import StoredPlace

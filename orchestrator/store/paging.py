@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
-from orchestrator.core.fold import fold, submitted
+from orchestrator.core.lifecycle.fold import fold, submitted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.store.port import Store, StoredEvent
 
 PAGE_EVENTS: Final = 1000

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import sqlite3
 
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 _BEYOND = 2**62  # no sequence reaches it
 

@@ -7,14 +7,14 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.ids import JobId
-from orchestrator.core.job_record import event_body, event_from, job_from_dict, job_to_dict
 from orchestrator.core.notices import Notice
+from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
 from orchestrator.store.errors import UnreadableRecordError
 from orchestrator.store.port import StoredEvent, StoredNotice
 
 if TYPE_CHECKING:
     from orchestrator.core import events as ev
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 
 PARSED_JOBS = 1024  # about 10 MB; `orch status --watch` reads the same jobs again and again

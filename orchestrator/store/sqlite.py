@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.core import events as ev
-    from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.lifecycle.fold import Change
     from orchestrator.core.states import JobState
     from orchestrator.store.port import (
         DiskStatus,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.facts.fact import Legacy
-from orchestrator.core.fold import fold, submitted
-from orchestrator.core.job_record import job_to_dict
+from orchestrator.core.lifecycle.fold import fold, submitted
+from orchestrator.core.stored.job_record import job_to_dict
 from orchestrator.store.rows import event_of, job_of, job_row
 from orchestrator.store.statements import STATEMENTS
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.store.port import StoredEvent
 
 _PAGE = 500

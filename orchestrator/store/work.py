@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from orchestrator.core.fold import submitted
+from orchestrator.core.lifecycle.fold import submitted
 from orchestrator.core.notices import notices_of
 from orchestrator.store.batch import finished_class, same_submission
 from orchestrator.store.errors import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.core.notices import Notice
     from orchestrator.store.batch import JobChanges
     from orchestrator.store.port import StoredPlace

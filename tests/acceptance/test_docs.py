@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.effects import table
+from orchestrator.core.lifecycle.effects import table
 from orchestrator.core.states import mermaid
 from orchestrator.spec.job import parse_job
 from tests.support.stack import Stack

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core import attempt, events, phases
+from orchestrator.core import events
 from orchestrator.core.diagnosis import health, quarantine
 from orchestrator.core.facts.codec import FACTS
 from orchestrator.core.facts.fact import Legacy
-from orchestrator.core.job import Job
+from orchestrator.core.job import attempt, phases
+from orchestrator.core.job.record import Job
 
 CORE = Path(__file__).parents[2] / "orchestrator" / "core"
 SENTENCES = {"advice", "detail", "message", "reason", "sentence", "text", "why"}
-SENSORS = {"diagnosis/signatures.py", "failure.py", "memory_failure.py"}
+SENSORS = {"diagnosis/signatures.py", "lifecycle/failure.py", "lifecycle/memory_failure.py"}
 """These look at what scripts and their libraries wrote."""
 RECORDS = {
     *FACTS.values(),

@@ -28,7 +28,7 @@ METHODS: dict[str, int] = {
     "checkpoint/storage/storage.py:LocalStorage": 21,
     "cli/drills/drills.py:Drill": 17,
     "cli/top/app.py:TopApp": 18,
-    "core/job.py:Job": 52,
+    "core/job/record.py:Job": 52,
     "daemon/loop.py:Loop": 19,
     "daemon/service.py:Service": 20,
     "gpu/drivers/nvidia/device.py:Device": 25,
@@ -71,7 +71,7 @@ LINES: dict[str, int] = {
     "checkpoint/repository/persister.py": 408,
     "checkpoint/snapshots/file.py": 458,
     "checkpoint/snapshots/writer.py": 425,
-    "core/fold.py": 430,
+    "core/lifecycle/fold.py": 430,
     "runtime/forkserver/keeper.py": 488,
     "runtime/spawn/client.py": 420,
     "spec/model.py": 413,
@@ -79,7 +79,6 @@ LINES: dict[str, int] = {
     "train/trainer/loop/manager.py": 409,
 }
 MODULES_OF_A_FOLDER: dict[str, int] = {
-    "core": 21,
     "runtime/cluster": 18,
     "runtime/forkserver": 21,
     "runtime/gangs": 17,

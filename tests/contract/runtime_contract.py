@@ -13,9 +13,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.effects import Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.core.facts.rank_ends import ProcessSignal
-from orchestrator.core.fold import fold
+from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import FailureClass
 from tests.unit.core.builders import failed, make_spec, pending, started
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.ports import GangRuntime
 
 GPUS = 2  # of each node

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 SCRIPTS = {
     Does.WAIT: Script(stop_takes=0.5),

@@ -17,7 +17,7 @@ import pytest
 import structlog
 
 from orchestrator.core.cluster import Node
-from orchestrator.core.job import Job
+from orchestrator.core.job.record import Job
 from orchestrator.private_files import remove_private
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.gangs.assembly import ray_gangs

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from orchestrator.core import events as ev
-    from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.lifecycle.fold import Change
     from orchestrator.runtime.memory.cluster import MemoryCluster
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store

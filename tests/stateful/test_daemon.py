@@ -21,8 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from orchestrator.api.errors import DiskFullError, RefusedError
 from orchestrator.api.service import Verb
 from orchestrator.core import events as ev
-from orchestrator.core.failure import SETTLE_SECONDS
-from orchestrator.core.fold import fold
+from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
+from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.runtime.memory import faults as f
 from orchestrator.runtime.memory.cluster import MemoryCluster
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.memory.ranks import Process
     from orchestrator.store.port import Store
 

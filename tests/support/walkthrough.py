@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestrator.core.events import RankExited
-from orchestrator.core.phases import hold_of
+from orchestrator.core.job.phases import hold_of
 from orchestrator.core.states import JobState
 from orchestrator.daemon.loop import Loop
 from orchestrator.runtime.memory.cluster import MemoryCluster
@@ -25,10 +25,10 @@ from tests.unit.core.builders import ID, T0, make_spec, node, submission
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orchestrator.core.effects import Effect
     from orchestrator.core.events import Event
-    from orchestrator.core.fold import Change
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.lifecycle.effects import Effect
+    from orchestrator.core.lifecycle.fold import Change
 
 RANKS = 4
 DIES = 3
@@ -37,9 +37,9 @@ HEAD = """\
 sequenceDiagram
     participant G as runtime, ranks
     participant L as daemon/loop.py
-    participant F as core/fold.py
+    participant F as core/lifecycle/fold.py
     participant D as core/scheduler/scheduler.py
-    participant E as core/effects.py
+    participant E as core/lifecycle/effects.py
     participant S as store"""
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from orchestrator.core.cluster import Node
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 HALF_LIFE_SECONDS: Final = 1800.0
 ENOUGH: Final = 2.5  # three strikes within minutes

@@ -18,30 +18,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.core.phases import Draining, Replacing
+from orchestrator.core.lifecycle.advance import is_resizing
 from orchestrator.core.scheduler.placement import capacity, place, rank_size
-from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from orchestrator.core.cluster import Free, Node
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 FRESH_SECONDS = 30.0
 """A checkpoint at most this old is a good moment to stop a job that grows."""
-
-
-def returns(job: Job, now: float) -> bool:
-    """An elastic job that holds nothing any more and is to go on at once, on as many ranks as there is room for."""
-    if not job.is_elastic or job.gang_open or job.succeeded or job.not_before > now:
-        return False
-    return isinstance(job.phase, Replacing) or is_resizing(job)
-
-
-def is_resizing(job: Job) -> bool:
-    """The job was stopped only to start again on another number of ranks."""
-    return isinstance(job.phase, Draining) and job.phase.stop.purpose is StopPurpose.RESIZE
 
 
 def first_place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...] | None:

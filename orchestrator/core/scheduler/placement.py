@@ -10,7 +10,7 @@ from orchestrator.core.cluster import Free, Node
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 
 _EPSILON = 1e-9  # sums of fractions

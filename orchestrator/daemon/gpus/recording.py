@@ -14,7 +14,7 @@ from orchestrator.spec.paths import Paths
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
 

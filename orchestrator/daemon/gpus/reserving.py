@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.facts.gpus import GpuCondition
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.gpu_reservations import GpuReservations
     from orchestrator.runtime.cluster.registry import NodeRegistry

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.facts.gpus import GpuCondition
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
     from orchestrator.gpu.balance.balance import GpuLoad
     from orchestrator.runtime.cluster.connection import RayConnection

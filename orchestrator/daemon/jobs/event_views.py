@@ -9,8 +9,8 @@ from orchestrator.api import views as v
 from orchestrator.core import events as ev
 from orchestrator.core.events import FirstStep
 from orchestrator.core.facts.codec import fact_to_dict
-from orchestrator.core.job_record import event_body
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
+from orchestrator.core.stored.job_record import event_body
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

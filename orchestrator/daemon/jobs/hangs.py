@@ -16,7 +16,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Call, Circumstances, judge
 from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Heartbeat
 from orchestrator.core.facts.hangs import Hang, Lateness, Slow
-from orchestrator.core.scheduler.scheduler import declare_hung
+from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.health import HangFinding, RankLook
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.ports import RankInspector
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from orchestrator.checkpoint.storage.info import CheckpointInfo
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.spec.paths import Paths
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 METRICS_SECONDS = 1.0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.changes import Changes
     from orchestrator.daemon.jobs.progress import JobProgress, ProgressBook
     from orchestrator.spec.paths import Paths

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from orchestrator.api.errors import InvalidSpecError, Problem, RefusedError, invalid_spec
 from orchestrator.checkpoint.storage.pins import pin
 from orchestrator.core.events import JobSubmitted
-from orchestrator.core.fold import submitted
 from orchestrator.core.ids import JobId, job_id
+from orchestrator.core.lifecycle.fold import submitted
 from orchestrator.core.scheduler.placement import could_ever_fit, needs_home, rank_size
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.secrets import write_secrets
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.api.service import Caller, SubmitRequest
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import LeftOut
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.spec.settings import Settings
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.api import views as v
 from orchestrator.core.diagnosis.straggler import find_straggler
 from orchestrator.core.facts.codec import fact_to_dict
-from orchestrator.core.past_attempts import recovery_seconds
+from orchestrator.core.job.past_attempts import recovery_seconds
 from orchestrator.core.sentences import failure_advice, failure_sentence, sentence
 from orchestrator.core.states import JobState
 from orchestrator.gpu.drivers.simulated import is_simulated
@@ -17,11 +17,11 @@ from orchestrator.spec.job import to_dict
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestrator.core.attempt import Attempt
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.diagnosis.straggler import Pace
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.attempt import Attempt
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
 
 SHORTEST_STEP: Final = 1e-9

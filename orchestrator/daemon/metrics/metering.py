@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
     from orchestrator.gpu.balance.balance import Balance
     from orchestrator.spec.settings import Settings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
 from orchestrator.api.service import NodeVerb
-from orchestrator.core.scheduler.scheduler import request_stop
+from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.states import StopPurpose
 from orchestrator.store.errors import StoreError
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.events import Event
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.nodes.care import LoopNodes
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.runtime.cluster.connection import RayConnection

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 WARM_LATER_SECONDS: Final = 0.3
 MAX_WARM_WORKERS: Final = 8

@@ -16,7 +16,7 @@ from orchestrator.core.diagnosis.quarantine import Strike, check_after, condemne
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.fact import Fact  # codec.py reads the annotations when it runs
 from orchestrator.core.facts.nodes import HealthCheckFailed
-from orchestrator.core.facts.old_forms import current_strike
+from orchestrator.core.stored.old_forms import current_strike
 from orchestrator.store.port import StoredPlace
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import Event
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
     Check = Callable[[str], Awaitable[tuple[Fact, ...]]]
     Key = tuple[str, str]

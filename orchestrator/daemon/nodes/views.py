@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.facts.gpus import GpuCondition
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
 

@@ -8,7 +8,7 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.service import Verb
 from orchestrator.core import events as ev
-from orchestrator.core.scheduler.scheduler import request_stop
+from orchestrator.core.lifecycle.advance import request_resume, request_stop
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.secrets import read_secrets
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.service import ActionRequest, Caller
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.requests.reader import JobReader
     from orchestrator.daemon.requests.submissions import Submissions
@@ -71,10 +71,9 @@ class JobActions:
     async def _resume(self, job: Job, caller: Caller) -> v.ActionReply:
         def make() -> Sequence[ev.Event]:
             live = self._loop.decided.get(job.id)
-            if live is not None and live.state is JobState.SUSPENDED:
-                return [ev.JobResumed(job_id=job.id, at=self._loop.now(), by=caller.user)]
-            if live is not None and live.state is not JobState.DRAINING:
-                return []  # it runs or waits already: the goal is reached
+            events = None if live is None else request_resume(live, caller.user, self._loop.now())
+            if events is not None:
+                return events
             now = live.state.value if live else job.state.value
             raise RefusedError(
                 f"{job.id} is {now}; only a paused job can be resumed", hint="`orch rerun` starts it anew"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.api.service import ProfileRequest
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 
 class Ranks(Protocol):

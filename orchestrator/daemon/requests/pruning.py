@@ -13,7 +13,7 @@ from orchestrator.runtime.gangs.launch_spec import checkpoint_dir
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.spec.paths import Paths
     from orchestrator.store.port import Store
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.api import views as v
     from orchestrator.api.service import JobFilter, LogQuery
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
     from orchestrator.daemon.loop import Loop
     from orchestrator.runtime.pools import Pools

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.service import Caller, SubmitRequest
     from orchestrator.core import events as ev
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store

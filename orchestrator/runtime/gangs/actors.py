@@ -18,7 +18,7 @@ from orchestrator.runtime.nodes import control_plane
 from orchestrator.runtime.ranks.runtime_env import for_ray
 
 if TYPE_CHECKING:
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.cluster.site import Site

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Event
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.cluster.cluster import Cluster
     from orchestrator.runtime.gangs.job_files import JobFiles
     from orchestrator.runtime.gangs.launching import LaunchSettings

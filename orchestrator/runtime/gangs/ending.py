@@ -16,7 +16,7 @@ from orchestrator.runtime.gangs.orders import RPC_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.job_files import JobFiles
     from orchestrator.runtime.gangs.orders import Orders
     from orchestrator.runtime.gangs.relay import EventRelay

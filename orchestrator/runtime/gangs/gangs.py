@@ -11,9 +11,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.core.facts.gangs import HeadLost
 from orchestrator.core.facts.notes import NodeUnreachable, Reachable
+from orchestrator.core.lifecycle.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.gangs.errors import GangLostError, is_away
 from orchestrator.runtime.gangs.event_mapping import gang_lost, last_words, noted
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.ending import Ender
     from orchestrator.runtime.gangs.job_files import JobFiles
     from orchestrator.runtime.gangs.launching import Launcher

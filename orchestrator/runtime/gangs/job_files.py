@@ -25,7 +25,7 @@ from orchestrator.runtime.ranks.logs import log_path
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.nodes.working_copy import Output, Outputs
     from orchestrator.runtime.pools import Pool

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.external.external_checkpoints import WatchSettings
     from orchestrator.core.events import Seat
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.ranks.logs import LogLimits
     from orchestrator.spec.paths import Paths
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.gang import Gang
     from orchestrator.runtime.gangs.job_files import JobFiles
     from orchestrator.runtime.gangs.orders import Orders

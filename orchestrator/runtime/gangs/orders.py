@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.events import Event
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.gangs.gang import Gang
     from orchestrator.runtime.gangs.table import GangTable

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.core.diagnosis.health import RankLook
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.table import GangTable
 
 LOOK_SECONDS: Final = 15.0

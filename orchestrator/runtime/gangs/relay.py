@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.errors import GangLostError
     from orchestrator.runtime.gangs.gang import Gang
     from orchestrator.runtime.gangs.job_files import JobFiles

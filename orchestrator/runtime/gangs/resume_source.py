@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.checkpoint.storage.info import CheckpointInfo
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.spec.paths import Paths
 
 

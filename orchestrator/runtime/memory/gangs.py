@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orchestrator.core import events as ev
-from orchestrator.core.effects import Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.core.facts.gangs import HeadLost
 from orchestrator.core.facts.notes import CheckpointQuarantined, NodeUnreachable, Reachable
+from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.event_mapping import exited
 from orchestrator.runtime.memory.checkpoints import Saved
@@ -25,10 +25,10 @@ from orchestrator.runtime.ranks.actor import FENCE_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from orchestrator.core.effects import Effect
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.lifecycle.effects import Effect
     from orchestrator.runtime.memory.cluster import MemoryCluster
     from orchestrator.runtime.memory.effect_task import Steps
     from orchestrator.runtime.memory.ranks import Greeting, MemoryActor, News

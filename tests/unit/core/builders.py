@@ -10,11 +10,11 @@ from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node
 from orchestrator.core.facts import gangs, gpus, memory, rank_ends
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.core.fold import Change, change_of, fold, submitted
 from orchestrator.core.ids import JobId
-from orchestrator.core.job import Job
+from orchestrator.core.job.record import Job
+from orchestrator.core.lifecycle.fold import Change, change_of, fold, submitted
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
-from orchestrator.core.stored_job import job_of, record_of
+from orchestrator.core.stored.stored_job import job_of, record_of
 from orchestrator.spec.job import JobSpec, ResourcesSpec, WorkerResources
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
 from orchestrator.core.facts.codec import FACTS as FACTS_BY_KIND
 from orchestrator.core.facts.fact import Fact
-from orchestrator.core.fold import fold
+from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
 from tests.unit.core.builders import ID, T0, make_spec, pending, submission
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 # Text as a rank's log may hold it: halves of surrogate pairs, controls and all.
 text = st.text(max_size=20)

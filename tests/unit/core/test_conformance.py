@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import misfits, repaired
 from orchestrator.core.facts.fact import Legacy
-from orchestrator.core.fold import fold
-from orchestrator.core.job_record import event_body, event_from, job_from_dict, job_to_dict
+from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import JobState
+from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
 from tests.unit.core import strategies
 from tests.unit.core.builders import ID, T0, in_state
 

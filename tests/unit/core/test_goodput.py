@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.core.fold import fold
 from orchestrator.core.goodput import MAX_MARKS, GoodputLedger, Phase
+from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import StopPurpose
 from tests.unit.core.builders import ID, T0, failed, make_spec, pending, seats, started, stop
 from tests.unit.core.strategies import FACTS
 
 if TYPE_CHECKING:
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 
 class Life:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from orchestrator.core.cluster import Node
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 LOG = structlog.get_logger()
 

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from orchestrator.core.events import JobUpdated
-from orchestrator.core.scheduler.scheduler import request_stop
+from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.loop import Loop
 from orchestrator.store.errors import VersionConflictError
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.core.events import Event
-    from orchestrator.core.fold import Change
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.lifecycle.fold import Change
 
 
 class SlowDisk(MemoryStore):

@@ -18,7 +18,7 @@ from tests.unit.core.builders import T0, started, submission
 from tests.unit.store import lives
 
 if TYPE_CHECKING:
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 
 def tell(text: str) -> None:

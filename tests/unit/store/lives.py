@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.core.fold import change_of
+from orchestrator.core.lifecycle.fold import change_of
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState
 from tests.unit.core.builders import T0, checkpoint, exited, finished, make_spec, released, started, submission
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.store.port import Store
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.fold import Change
 from orchestrator.core.ids import JobId
+from orchestrator.core.lifecycle.fold import Change
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.spec.job import NotifySpec
 from orchestrator.store.errors import (

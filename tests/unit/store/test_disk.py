@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
     Run = Callable[..., Any]
 

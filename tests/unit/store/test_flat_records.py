@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.effects import desired_effect
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.core.job_record import job_to_dict
+from orchestrator.core.lifecycle.effects import desired_effect
 from orchestrator.core.scheduler.scheduler import State, decide
+from orchestrator.core.stored.job_record import job_to_dict
 from orchestrator.daemon.jobs.views import job_view
 from orchestrator.store.port import JobFilter
 from orchestrator.store.schema import connect
@@ -24,7 +24,7 @@ from tests.unit.store.lives import write
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.store.sqlite import SqliteStore
 
     Run = Callable[..., Any]

@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.core.events import JobSubmitted, LeftOut, MemoryUse
 from orchestrator.core.facts.fact import Legacy
-from orchestrator.core.past_attempts import KEPT_ATTEMPTS
+from orchestrator.core.job.past_attempts import KEPT_ATTEMPTS
 from orchestrator.core.states import JobState, OutOf, StopScope
 from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.views import job_view
@@ -28,7 +28,7 @@ from tests.unit.store.lives import write
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.store.sqlite import SqliteStore
 
     Run = Callable[..., Any]

@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from orchestrator.core.diagnosis.signatures import SIGNATURES
 from orchestrator.core.facts.gpus import Xid
 from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
-from orchestrator.core.failure import ClassifiedFailure, classify
+from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
 from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass
 from tests.unit.core.builders import T0, after, exited, make_spec, pending, running

@@ -12,15 +12,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
-from orchestrator.core.fold import fold
 from orchestrator.core.ids import JobId
-from orchestrator.core.job import Job
-from orchestrator.core.job_record import job_from_dict, job_to_dict
+from orchestrator.core.job.record import Job
+from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.elastic import FRESH_SECONDS
 from orchestrator.core.scheduler.placement import capacity, claim, could_ever_fit, free_on, place
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
 from orchestrator.spec.job import ElasticWorkers
 from tests.unit.core.builders import (
     T0,

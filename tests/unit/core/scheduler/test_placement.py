@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from orchestrator.core.cluster import Node
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 
 def put(job: Job, *found: Node, others: tuple[Job, ...] = ()) -> tuple[str, ...] | None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.reasons import (
     BackingOff,
@@ -20,11 +19,13 @@ from orchestrator.core.facts.reasons import (
     Queued,
     RanksSucceeded,
 )
-from orchestrator.core.failure import SETTLE_SECONDS
-from orchestrator.core.job_record import job_from_dict, job_to_dict
-from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order, request_stop
+from orchestrator.core.lifecycle.advance import request_stop
+from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
+from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
+from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.sentences import failure_sentence, sentence
 from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
+from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
 from orchestrator.spec.job import HealthSpec, RetrySpec
 from tests.unit.core.builders import (
     ID,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from orchestrator.core.cluster import Node
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 NOW = T0 + 12
 A8 = node("a")

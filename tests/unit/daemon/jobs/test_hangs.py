@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, Wait
-from orchestrator.core.fold import fold
-from orchestrator.core.job import Job
+from orchestrator.core.job.record import Job
+from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.sentences import failure_advice, failure_sentence, sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.hangs import HangWatch

@@ -20,7 +20,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.notes import DroppedFact, LastOfItsKind, RecordRepaired, SaveFailed, UnusableValues
 from orchestrator.core.ids import JobId
-from orchestrator.core.job import Job
+from orchestrator.core.job.record import Job
 from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs.progress import MOST_NOTES, ProgressBook
 from orchestrator.daemon.jobs.views import job_view

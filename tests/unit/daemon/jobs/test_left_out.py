@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.events import JobSubmitted, LeftOut
-from orchestrator.core.failure import ClassifiedFailure, classify
-from orchestrator.core.job_record import event_body, event_from
+from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
 from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass
+from orchestrator.core.stored.job_record import event_body, event_from
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.runtime.gangs.event_mapping import exited
@@ -132,7 +132,7 @@ def test_a_script_that_misses_such_a_file_is_told_how_to_bring_it_along(work: Pa
     told = exited(job.id, 1, 0, event, str(work))
     assert (told.missing_file, told.left_out_by) == (missing, ".gitignore")
     assert exited(job.id, 1, 0, replace(event, missing_file="other.txt"), str(work)).left_out_by == ""
-    from orchestrator.core.fold import fold
+    from orchestrator.core.lifecycle.fold import fold
 
     verdict = classify(fold(job, told), 100.0)
     assert isinstance(verdict, ClassifiedFailure)

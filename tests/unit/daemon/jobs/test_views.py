@@ -9,7 +9,7 @@ import pytest
 from orchestrator.api.views import JobView
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
 from orchestrator.core.events import FirstStep, GangPlaced, RankExited
-from orchestrator.core.job import Job
+from orchestrator.core.job.record import Job
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.progress import JobProgress

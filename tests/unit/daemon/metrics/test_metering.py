@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.core.cluster import Node
 from orchestrator.core.events import Seat
-from orchestrator.core.job import Job
+from orchestrator.core.job.record import Job
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.metrics.metering import LAGS_KEPT, Metering

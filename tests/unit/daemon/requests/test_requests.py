@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
 
 ADA = Caller(uid=1000, gid=1000, user="ada", is_owner=True)

@@ -13,9 +13,9 @@ import structlog
 
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core import events as ev
-from orchestrator.core.attempt import Attempt, Exit
 from orchestrator.core.conformance import unchecked
-from orchestrator.core.stored_job import JobRecord
+from orchestrator.core.job.attempt import Attempt, Exit
+from orchestrator.core.stored.stored_job import JobRecord
 from orchestrator.runtime.gangs.gang import Gang
 from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.gangs.relay import EventRelay

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from orchestrator.core.effects import Ensure, KillRanks
 from orchestrator.core.facts.gangs import ActorMissing, HeadLost
+from orchestrator.core.lifecycle.effects import Ensure, KillRanks
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.gangs import Gangs
 from orchestrator.runtime.gangs.table import GangTable
@@ -18,7 +18,7 @@ from tests.unit.core.builders import changed, make_spec, pending, running
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 JOB = running(pending(make_spec(workers=2)))
 ENSURE = Ensure(JOB.id, 1, JOB.gang)

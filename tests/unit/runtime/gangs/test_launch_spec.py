@@ -15,7 +15,7 @@ from tests.support.work import calls
 from tests.unit.core.builders import make_spec, pending
 
 if TYPE_CHECKING:
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.runtime.ranks.launch_spec import RankPlan
 
 HOME = Path("/home/orch")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.effects import Ensure, ReleaseGang, StopRanks
-from orchestrator.core.fold import fold
+from orchestrator.core.lifecycle.effects import Ensure, ReleaseGang, StopRanks
+from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.memory import faults as f
 from orchestrator.runtime.memory import injection
@@ -23,7 +23,7 @@ from tests.unit.core.builders import ID, T0, make_spec, node, pending, started
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 
 class World:

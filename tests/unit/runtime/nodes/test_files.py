@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.core.job import Job
+from orchestrator.core.job.record import Job
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.runtime.cluster.registry import NodeRegistry
 from orchestrator.runtime.gangs.job_files import JobFiles, LogMirror

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 
 from orchestrator.core import events as ev
-from orchestrator.core import phases as p
-from orchestrator.core.attempt import Stop
 from orchestrator.core.errors import BrokenRuleError
-from orchestrator.core.job import Job
+from orchestrator.core.job import phases as p
+from orchestrator.core.job.attempt import Stop
+from orchestrator.core.job.record import Job
 from orchestrator.core.states import AttemptState, JobState, StopPurpose
 from tests.unit.core import strategies
 from tests.unit.core.builders import (

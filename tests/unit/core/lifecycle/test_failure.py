@@ -12,7 +12,8 @@ from orchestrator.core.diagnosis.quarantine import strike_of
 from orchestrator.core.diagnosis.signatures import SIGNATURES
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.core.facts.reasons import LogPolicyFails, NoNewCheckpoint
-from orchestrator.core.failure import (
+from orchestrator.core.lifecycle.advance import declare_hung
+from orchestrator.core.lifecycle.failure import (
     KEEP_GANG_SECONDS,
     SETTLE_SECONDS,
     ClassifiedFailure,
@@ -21,7 +22,6 @@ from orchestrator.core.failure import (
     decide_retry,
     is_collateral,
 )
-from orchestrator.core.scheduler.scheduler import declare_hung
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.states import AttemptState, FailureClass, StopScope
 from orchestrator.spec.job import Backoff, ExitCodes, MaxRestarts, RetrySpec
@@ -43,7 +43,7 @@ from tests.unit.core.builders import (
 if TYPE_CHECKING:
     from typing import Any
 
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 NOW = T0 + 10.1
 USER, INFRA, HANG, PREEMPTION = (

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from orchestrator.core import phases as p
-from orchestrator.core.phases import Hold, hold_of
+from orchestrator.core.job import phases as p
+from orchestrator.core.job.phases import Hold, hold_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 
 @dataclass(frozen=True, slots=True)

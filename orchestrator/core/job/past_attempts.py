@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from orchestrator.core.attempt import Attempt
+    from orchestrator.core.job.attempt import Attempt
 
 KEPT_ATTEMPTS: Final = 10
 """How many attempts a record lists, the current one included; `orch status JOB` shows as many."""

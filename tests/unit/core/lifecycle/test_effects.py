@@ -7,9 +7,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from orchestrator.core.effects import EFFECTS, Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect, table
-from orchestrator.core.job import Job
-from orchestrator.core.phases import Hold, Holding, hold_of
+from orchestrator.core.job.phases import Hold, Holding, hold_of
+from orchestrator.core.job.record import Job
+from orchestrator.core.lifecycle.effects import (
+    EFFECTS,
+    Ensure,
+    KillRanks,
+    ReleaseGang,
+    StopRanks,
+    desired_effect,
+    table,
+)
 from orchestrator.core.states import JobState, StopPurpose
 from tests.unit.core import strategies
 from tests.unit.core.builders import (
@@ -28,7 +36,7 @@ from tests.unit.core.builders import (
     starting,
     stop,
 )
-from tests.unit.core.test_phases import PHASES
+from tests.unit.core.job.test_phases import PHASES
 
 UP = running()
 RANKS = "processes"

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.core.failure import decide_retry
-from orchestrator.core.fold import STORY_LENGTH, fold
-from orchestrator.core.job_record import job_from_dict, job_to_dict
-from orchestrator.core.phases import Replacing, Restarting
+from orchestrator.core.job.phases import Replacing, Restarting
+from orchestrator.core.lifecycle.failure import decide_retry
+from orchestrator.core.lifecycle.fold import STORY_LENGTH, fold
 from orchestrator.core.sentences import failure_sentence, sentence
 from orchestrator.core.states import AttemptState, FailureClass, IllegalTransitionError, JobState, StopPurpose
+from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
 from tests.unit.core import strategies
 from tests.unit.core.builders import (
     ID,
@@ -41,7 +41,7 @@ from tests.unit.core.builders import (
 )
 
 if TYPE_CHECKING:
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
 
 TERMINAL = [s for s in JobState if s.is_terminal]
 

@@ -31,15 +31,15 @@ from orchestrator.core.facts.rank_ends import (
     TerminatedFromOutside,
 )
 from orchestrator.core.facts.reasons import BudgetSpent, LogPolicyFails, NoNewCheckpoint
-from orchestrator.core.memory_failure import memory_cause
+from orchestrator.core.lifecycle.memory_failure import memory_cause
 from orchestrator.core.states import FailureClass, StopScope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.core.attempt import Exit
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.attempt import Exit
+    from orchestrator.core.job.record import Job
 
 # How long a collateral error waits for the end that caused it: a process that ends by itself closes its connections before it
 # is gone, by more than 0.25 s on a busy machine.

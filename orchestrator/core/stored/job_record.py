@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.attempt import Attempt
 from orchestrator.core.codec import RecordError, from_plain, leave_out, to_plain, use_form
 from orchestrator.core.errors import UnknownEventError
 from orchestrator.core.events import EVENTS, Event, JobSubmitted
-from orchestrator.core.facts.old_forms import current_body, current_job
-from orchestrator.core.past_attempts import Past, shorten
-from orchestrator.core.stored_job import JobRecord, job_of, record_of
+from orchestrator.core.job.attempt import Attempt
+from orchestrator.core.job.past_attempts import Past, shorten
+from orchestrator.core.stored.old_forms import current_body, current_job
+from orchestrator.core.stored.stored_job import JobRecord, job_of, record_of
 from orchestrator.spec.job import SpecError, from_dict, to_dict
 from orchestrator.spec.model import JobSpec
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.record import Job
     from orchestrator.spec.fields.nodes import JsonValue
 
 _FORMS = 1024

@@ -12,15 +12,13 @@ from functools import singledispatch
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.attempt import Attempt, Exit, Stop
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.facts import reasons
 from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.facts.gangs import MaxDuration
-from orchestrator.core.job import Job, Submission
-from orchestrator.core.job_checkpoints import checkpoint_saved
-from orchestrator.core.past_attempts import shorten
-from orchestrator.core.phases import (
+from orchestrator.core.job.attempt import Attempt, Exit, Stop
+from orchestrator.core.job.past_attempts import shorten
+from orchestrator.core.job.phases import (
     Cancelled,
     Draining,
     Failed,
@@ -37,11 +35,13 @@ from orchestrator.core.phases import (
     Succeeded,
     Suspended,
 )
+from orchestrator.core.job.record import Job, Submission
+from orchestrator.core.lifecycle.checkpoint_fold import checkpoint_saved
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
 
 if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.phases import Ended, HoldingPhase, Phase, Recovering
+    from orchestrator.core.job.phases import Ended, HoldingPhase, Phase, Recovering
 
 
 STORY_LENGTH = 12

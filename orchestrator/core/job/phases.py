@@ -14,7 +14,7 @@ from orchestrator.core.states import AttemptState, JobState
 
 if TYPE_CHECKING:
     from orchestrator.core import events as ev
-    from orchestrator.core.attempt import Exit, Stop
+    from orchestrator.core.job.attempt import Exit, Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev  # noqa: TC001  # codec.py reads the annotations when it runs
-from orchestrator.core.attempt import Attempt, Exit, Stop  # noqa: TC001
-from orchestrator.core.checkpoints import Checkpoints, Durable, Saved
 from orchestrator.core.facts.fact import Fact  # noqa: TC001
-from orchestrator.core.failure import gang_failure
 from orchestrator.core.ids import JobId  # noqa: TC001
-from orchestrator.core.job import Job, Submission
-from orchestrator.core.past_attempts import Past
-from orchestrator.core.phases import (
+from orchestrator.core.job.attempt import Attempt, Exit, Stop  # noqa: TC001
+from orchestrator.core.job.checkpoints import Checkpoints, Durable, Saved
+from orchestrator.core.job.past_attempts import Past
+from orchestrator.core.job.phases import (
     Cancelled,
     Draining,
     Failed,
@@ -35,11 +33,13 @@ from orchestrator.core.phases import (
     Succeeded,
     Suspended,
 )
+from orchestrator.core.job.record import Job, Submission
+from orchestrator.core.lifecycle.failure import gang_failure
 from orchestrator.core.states import JobState
 from orchestrator.spec.model import JobSpec  # noqa: TC001
 
 if TYPE_CHECKING:
-    from orchestrator.core.phases import Phase, Recovering
+    from orchestrator.core.job.phases import Phase, Recovering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

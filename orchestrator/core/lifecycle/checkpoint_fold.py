@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.core.checkpoints import Checkpoints, Durable, Saved
+from orchestrator.core.job.checkpoints import Checkpoints, Durable, Saved
 
 if TYPE_CHECKING:
-    from orchestrator.core.attempt import Attempt
     from orchestrator.core.events import CheckpointSaved
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.attempt import Attempt
+    from orchestrator.core.job.record import Job
 
 
 def checkpoint_saved(event: CheckpointSaved, job: Job) -> Job:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core.events import MemoryUse
-from orchestrator.core.failure import ClassifiedFailure, classify
-from orchestrator.core.job_record import event_body, event_from, job_from_dict, job_to_dict
+from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
 from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass, OutOf
+from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
 from tests.unit.core.builders import T0, after, exited, make_spec, pending, running
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from orchestrator.core.facts.memory import MemoryLimit, OomKill
 from orchestrator.core.states import OutOf
 
 if TYPE_CHECKING:
-    from orchestrator.core.attempt import Exit
-    from orchestrator.core.job import Job
+    from orchestrator.core.job.attempt import Exit
+    from orchestrator.core.job.record import Job
 
 _SIGKILL = 9
 _CHILD_KILLED = re.compile(r"killed by signal: Killed")

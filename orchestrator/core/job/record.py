@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import BrokenRuleError
-from orchestrator.core.past_attempts import Past
-from orchestrator.core.phases import (
+from orchestrator.core.job.past_attempts import Past
+from orchestrator.core.job.phases import (
     ENDED,
     Draining,
     Gang,
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.core import events as ev
-    from orchestrator.core.attempt import Attempt, Exit, Stop
-    from orchestrator.core.checkpoints import Checkpoints, Durable
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
-    from orchestrator.core.phases import Phase
+    from orchestrator.core.job.attempt import Attempt, Exit, Stop
+    from orchestrator.core.job.checkpoints import Checkpoints, Durable
+    from orchestrator.core.job.phases import Phase
     from orchestrator.spec.model import JobSpec
 
 MAX_WORKERS = 10_000

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import UnknownEventError
-from orchestrator.core.job_record import event_body, event_from, job_from_dict, job_to_dict
 from orchestrator.core.states import JobState
+from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
 from tests.unit.core import strategies
 from tests.unit.core.builders import ID, T0, after, exited, in_state, make_spec, pending, running
 

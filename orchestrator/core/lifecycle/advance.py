@@ -1,0 +1,215 @@
+"""What follows from one job's record by itself: the events of its next step, a request to stop it, a hang.
+
+No rule here looks at another job or at a node; ``scheduler/`` decides what needs them. Each function returns events to be
+written, and none where nothing follows. The clock is an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from orchestrator.core import events as ev
+from orchestrator.core.facts.gangs import MaxDuration, StartupTimeout
+from orchestrator.core.facts.rank_ends import NoExitStatus
+from orchestrator.core.facts.reasons import Cancelled, MadeRoom, PlacedAnew, RanksSucceeded
+from orchestrator.core.job.phases import Draining, Finishing, GivingUp, Replacing, Restarting, Running, Starting
+from orchestrator.core.lifecycle.failure import classify, decide_retry, gang_failure, stop_failure
+from orchestrator.core.states import FailureClass, JobState, StopPurpose
+
+if TYPE_CHECKING:
+    from orchestrator.core.job.phases import Recovering
+    from orchestrator.core.job.record import Job
+
+
+class Step(NamedTuple):
+    """The events that follow from a record, and when to ask again at the latest; None: when another event was folded."""
+
+    events: tuple[ev.Event, ...] = ()
+    wake_at: float | None = None
+
+
+_NOTHING = Step()
+
+
+def advance(job: Job, now: float) -> Step:
+    """What follows from the record of a job that may hold a gang, at wall time ``now``."""
+    match job.phase:
+        case Starting() | Running():
+            return _advance_live(job, now)
+        case Finishing(gang=None):
+            return Step((_finished(job, now),))
+        case Restarting() | Replacing() | GivingUp() as phase:
+            return _advance_recovering(job, phase, now)
+        case Draining(gang=None) as phase:
+            return _advance_drained(job, phase, now)
+        case _:
+            return _NOTHING
+
+
+def request_stop(job: Job, purpose: StopPurpose, by: str, now: float) -> list[ev.Event]:
+    """The events of a person's cancel or pause, or of the scheduler's own stop.
+
+    Empty when it is asked for already, or when the job's end is decided and only its gang has to go.
+    """
+    if job.state is JobState.PENDING or (job.state is JobState.SUSPENDED and purpose is StopPurpose.CANCEL):
+        if purpose is StopPurpose.CANCEL:
+            return [ev.JobFinished(job_id=job.id, at=now, state=JobState.CANCELLED, reason=Cancelled(by=by))]
+        return [ev.JobSuspended(job_id=job.id, at=now, by=by)] if purpose is StopPurpose.PAUSE else []
+    if job.state.is_terminal or job.state is JobState.SUSPENDED:
+        return []
+    if job.stop is not None and not purpose.overrides(job.stop.purpose):
+        return []
+    if job.succeeded or isinstance(job.phase, GivingUp):
+        return []
+    deadline = now + job.spec.stop_duration.total_seconds()
+    return [ev.StopRequested(job_id=job.id, at=now, purpose=purpose, by=by, deadline=deadline)]
+
+
+def request_resume(job: Job, by: str, now: float) -> list[ev.Event] | None:
+    """The events of a person's resume: empty when the job waits or runs already, None when it drains or has ended."""
+    if job.state is JobState.SUSPENDED:
+        return [ev.JobResumed(job_id=job.id, at=now, by=by)]
+    return None if job.state is JobState.DRAINING or job.state.is_terminal else []
+
+
+def declare_hung(job: Job, failure: ev.Failure, failed_at: float, now: float) -> list[ev.Event]:
+    """The events that end an attempt which hangs since ``failed_at``; empty when it has ended, or is ending, by itself.
+
+    Ranks that wait for one that has left hang because of what made it leave.
+    """
+    if job.state is not JobState.RUNNING or job.succeeded or job.gang_lost or any(not e.ok for e in job.exits):
+        return []
+    left = job.left_early
+    return [_failed(job, stop_failure(left) if left else failure, failed_at, now)]
+
+
+def is_resizing(job: Job) -> bool:
+    """The job was stopped only to start again on another number of ranks."""
+    return isinstance(job.phase, Draining) and job.phase.stop.purpose is StopPurpose.RESIZE
+
+
+def returns(job: Job, now: float) -> bool:
+    """An elastic job that holds nothing any more and is to go on at once, on as many ranks as there is room for."""
+    if not job.is_elastic or job.gang_open or job.succeeded or job.not_before > now:
+        return False
+    return isinstance(job.phase, Replacing) or is_resizing(job)
+
+
+def wants_gang(job: Job, now: float) -> bool:
+    """A gang is to be placed for the job as soon as there is room."""
+    if job.state is JobState.DRAINING and _ended_by_itself(job):
+        return False
+    return job.state is JobState.PENDING or returns(job, now)
+
+
+def _advance_live(job: Job, now: float) -> Step:
+    if job.ended_well:
+        return Step((_all_ended_well(job, now),))
+    found = classify(job, now)
+    if found is not None and not isinstance(found, float):
+        return Step((_failed(job, found.failure, found.failed_at, now),))
+    if found is None and job.gang_lost:
+        return Step((_failed(job, gang_failure(job.reason), now, now),))
+    if found is None and not job.attempt_live:
+        return Step((_failed(job, gang_failure(NoExitStatus()), now, now),))
+    return _check_deadlines(job, now, found)
+
+
+def _all_ended_well(job: Job, now: float) -> ev.Event:
+    if job.state is JobState.STARTING:  # they ended before it was known that all of them were up
+        return ev.AttemptRunning(job_id=job.id, at=now, attempt=job.attempt_number, pids=())
+    return ev.AttemptSucceeded(job_id=job.id, at=now, attempt=job.attempt_number)
+
+
+def _check_deadlines(job: Job, now: float, wake_at: float | None) -> Step:
+    if job.state is JobState.STARTING:
+        startup = job.spec.health.startup_timeout.total_seconds()
+        limit = job.attempts[-1].started_at + startup
+        if now >= limit:
+            failure = ev.Failure(failure_class=FailureClass.INFRA, cause=StartupTimeout(limit_seconds=startup))
+            return Step((_failed(job, failure, now, now),))
+        wake_at = _sooner(wake_at, limit)
+    if job.spec.max_duration is not None and job.started_at is not None:
+        limit = job.started_at + job.spec.max_duration.total_seconds()
+        if now >= limit:
+            return Step(tuple(request_stop(job, StopPurpose.TIMEOUT, "max_duration", now)), wake_at)
+        wake_at = _sooner(wake_at, limit)
+    return _NOTHING if wake_at is None else Step(wake_at=wake_at)
+
+
+def _sooner(known: float | None, at: float) -> float:
+    return at if known is None else min(known, at)
+
+
+def _failed(job: Job, failure: ev.Failure, failed_at: float, now: float) -> ev.AttemptFailed:
+    retry = decide_retry(job, failure, now)
+    return ev.AttemptFailed(
+        job_id=job.id,
+        at=now,
+        attempt=job.attempt_number,
+        failure=replace(failure, refusal=retry.refusal),
+        failed_at=failed_at,
+        retry=retry.retry,
+        keep_gang=retry.keep_gang,
+        not_before=retry.not_before,
+    )
+
+
+def _advance_recovering(job: Job, phase: Recovering, now: float) -> Step:
+    if isinstance(phase, Restarting):
+        return _restart(job, phase, now)
+    if phase.gang is not None or returns(job, now):
+        return _NOTHING
+    if isinstance(phase, GivingUp):
+        return Step((_finished(job, now),))
+    reason = PlacedAnew(cause=phase.failure.reason)
+    return Step((ev.JobRequeued(job_id=job.id, at=now, reason=reason, not_before=phase.not_before),))
+
+
+def _restart(job: Job, phase: Restarting, now: float) -> Step:
+    """The next attempt in the same gang, when the processes of the last one are gone and its time has come."""
+    if phase.gang.pids is not None:
+        return _NOTHING
+    if now < phase.not_before:
+        return Step(wake_at=phase.not_before)
+    number, nodes = job.attempt_number + 1, phase.gang.nodes
+    return Step((ev.AttemptStarted(job_id=job.id, at=now, attempt=number, gang=job.gang, nodes=nodes),))
+
+
+def _advance_drained(job: Job, phase: Draining, now: float) -> Step:
+    if job.succeeded or _ended_by_itself(job):
+        return Step((_finished(job, now),))
+    return _NOTHING if returns(job, now) else Step((_after_stop(job, phase, now),))
+
+
+def _after_stop(job: Job, phase: Draining, now: float) -> ev.Event:
+    by = phase.stop.by
+    match phase.stop.purpose:
+        case StopPurpose.CANCEL:
+            return ev.JobFinished(job_id=job.id, at=now, state=JobState.CANCELLED, reason=Cancelled(by=by))
+        case StopPurpose.PAUSE:
+            return ev.JobSuspended(job_id=job.id, at=now, by=by)
+        case StopPurpose.TIMEOUT:
+            limit = job.spec.max_duration
+            reason = MaxDuration(limit_seconds=limit.total_seconds() if limit else 0.0)
+            return ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=reason)
+        case StopPurpose.PREEMPT | StopPurpose.RESIZE:
+            return ev.JobRequeued(job_id=job.id, at=now, reason=MadeRoom(by=by), not_before=job.fenced_until)
+
+
+def _ended_by_itself(job: Job) -> bool:
+    """Every rank had ended well before a stop was requested."""
+    stop_at = job.stop.at if job.stop else 0.0
+    return job.ended_well and all(e.at <= stop_at for e in job.exits)
+
+
+def _finished(job: Job, now: float) -> ev.JobFinished:
+    if job.succeeded or _ended_by_itself(job):
+        return ev.JobFinished(job_id=job.id, at=now, state=JobState.SUCCEEDED, reason=RanksSucceeded(), exit_code=0)
+    failure = job.failure
+    code = failure.exit_code if failure else None
+    if failure is not None and code is None and failure.signal is not None:
+        code = 128 + failure.signal
+    reason = failure.reason if failure else job.reason
+    return ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=reason, exit_code=code or 1)
