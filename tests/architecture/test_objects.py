@@ -68,8 +68,6 @@ LINES: dict[str, int] = {
     "api/server/testing.py": 481,
     "api/views.py": 511,
     "checkpoint/external/external_checkpoints.py": 506,
-    "checkpoint/repository/persister.py": 408,
-    "checkpoint/snapshots/file.py": 458,
     "checkpoint/snapshots/writer.py": 425,
     "core/lifecycle/fold.py": 430,
     "runtime/forkserver/keeper.py": 488,

@@ -22,22 +22,14 @@ from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
-from orchestrator.checkpoint.snapshots.file import (
-    HeldVersion,
-    PartRegion,
-    SnapshotDirectory,
-    SnapshotMeta,
-    SnapshotSlot,
-    StoreState,
-    held,
-    identity,
-    version_of,
-)
+from orchestrator.checkpoint.snapshots.file import PartRegion, SnapshotMeta, held, identity, version_of
+from orchestrator.checkpoint.snapshots.unmapped import FileSlot, UnmappedDirectory
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
 
+    from orchestrator.checkpoint.snapshots.shared_words import HeldVersion, StoreState
     from orchestrator.checkpoint.storage.info import CheckpointInfo
     from orchestrator.checkpoint.storage.storage import Storage
 
@@ -99,20 +91,19 @@ class PersisterStatus:
 class _RegionPart:
     """A part in a slot, as the checkpoint writer takes it."""
 
-    memory: memoryview
+    slot: FileSlot
     region: PartRegion
-
-    @property
-    def tree(self) -> memoryview:
-        return self.memory[self.region.tree_at : self.region.tree_at + self.region.tree_bytes]
 
     @property
     def total_bytes(self) -> int:
         return self.region.tree_bytes + self.region.image_bytes
 
-    def tensor_file(self) -> Iterator[bytes | memoryview] | None:
+    def tree_file(self) -> Iterator[memoryview]:
+        return self.slot.pieces(self.region.tree_at, self.region.tree_bytes)
+
+    def tensor_file(self) -> Iterator[memoryview] | None:
         start, size = self.region.image_at, self.region.image_bytes
-        return iter((self.memory[start : start + size],)) if size else None
+        return self.slot.pieces(start, size) if size else None
 
 
 class SnapshotPersister:
@@ -134,7 +125,7 @@ class SnapshotPersister:
         pace: Pace | None = None,
     ) -> None:
         self.pace = pace or Pace()
-        self._directory = SnapshotDirectory(snapshot_dir)
+        self._directory = UnmappedDirectory(snapshot_dir)
         self._rank, self._settings = rank, settings
         self._interval, self._on_persisted = interval_seconds, on_persisted
         self._store: CheckpointRepository | None = None
@@ -239,7 +230,7 @@ class SnapshotPersister:
             )
             return False
 
-    def _oldest_pending(self) -> tuple[SnapshotMeta, SnapshotSlot] | None:
+    def _oldest_pending(self) -> tuple[SnapshotMeta, FileSlot] | None:
         """The rank's oldest snapshot that has to reach storage and has not."""
         wanted = frozenset[int]() if self._leader is None else self._leader.wanted()
         pending = [(word, slot) for slot in self._directory.slots(self._rank) if (word := slot.pending(wanted))]
@@ -264,7 +255,7 @@ class SnapshotPersister:
         why = f": {self._status.failure}" if self._status.failure else ""
         return f"the snapshot of {which} was not on storage after {seconds:g} s{why}"
 
-    def _coordinate(self, hold: HeldVersion, mine: list[tuple[SnapshotMeta, SnapshotSlot]], *, flushing: bool) -> None:
+    def _coordinate(self, hold: HeldVersion, mine: list[tuple[SnapshotMeta, FileSlot]], *, flushing: bool) -> None:
         """Rank 0: end the round when it is over, and begin the next one when it is due."""
         now = time.monotonic()
         word = hold.get()
@@ -285,7 +276,7 @@ class SnapshotPersister:
         self._round_since = now
         self._not_before = max(self._not_before, now + self._interval)
 
-    def _is_over(self, word: int, mine: list[tuple[SnapshotMeta, SnapshotSlot]]) -> bool:
+    def _is_over(self, word: int, mine: list[tuple[SnapshotMeta, FileSlot]]) -> bool:
         """Whether the held checkpoint is in storage; or ranks hold different ones, and it never will be."""
         chosen = held([identity(meta.version) for meta, _ in mine], word)
         meta = next((meta for meta, _ in mine if identity(meta.version) == chosen), None)
@@ -320,7 +311,7 @@ class SnapshotPersister:
             return True
         return meta.version.name in self._store_for(meta).storage.names()
 
-    def _persist(self, meta: SnapshotMeta, slot: SnapshotSlot) -> bool:
+    def _persist(self, meta: SnapshotMeta, slot: FileSlot) -> bool:
         started, word = time.monotonic(), identity(meta.version)
         try:
             with self._directory.storing(self._rank) as alone:
@@ -345,14 +336,14 @@ class SnapshotPersister:
         self._tell(meta, info, seconds)
         return True
 
-    def _write(self, meta: SnapshotMeta, slot: SnapshotSlot) -> CheckpointInfo | None:
-        parts = {region.name: _RegionPart(memory=memoryview(slot.memory), region=region) for region in meta.parts}
+    def _write(self, meta: SnapshotMeta, slot: FileSlot) -> CheckpointInfo | None:
+        parts = {region.name: _RegionPart(slot=slot, region=region) for region in meta.parts}
         for _ in range(_CLEARED_AGAIN if meta.attempt < self._lease else 0):
             with contextlib.suppress(FileNotFoundError):  # the next attempt's ranks clear away what is half written
                 return self._save(meta, slot, parts)
         return self._save(meta, slot, parts)
 
-    def _save(self, meta: SnapshotMeta, slot: SnapshotSlot, parts: Mapping[str, _RegionPart]) -> CheckpointInfo | None:
+    def _save(self, meta: SnapshotMeta, slot: FileSlot, parts: Mapping[str, _RegionPart]) -> CheckpointInfo | None:
         return self._store_for(meta).save_parts(
             parts, step=meta.step, gang=meta.gang, metrics=meta.metrics, still_valid=lambda: slot.holds(meta)
         )

@@ -12,29 +12,31 @@ the standard library is used here.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import mmap
 import os
 import re
 import struct
 import zlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from orchestrator.checkpoint.format import layout
 from orchestrator.checkpoint.format.layout import Version
-from orchestrator.private_files import make_private
+from orchestrator.checkpoint.snapshots.available_memory import available_memory_bytes
+from orchestrator.checkpoint.snapshots.shared_words import HeldVersion, MappedWords, StoreState
+from orchestrator.checkpoint.snapshots.writer_lock import SnapshotUnavailableError, WriterLock
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
+
+    from orchestrator.checkpoint.snapshots.shared_words import Words
 
 HEADER_BYTES = 16 * 1024
 SLOTS = 3  # the newest, the one being written, and one that is being persisted
 MOST_OF_AVAILABLE = 0.9  # the rest is for allocations of other processes
-MEMINFO = Path("/proc/meminfo")
-CGROUPS = Path("/sys/fs/cgroup")
 _MAGIC = b"ORCHSNAP"
 _FORMAT = 1
 _HEAD = struct.Struct("<8sII")
@@ -50,10 +52,6 @@ _TOKEN = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 _STEP_BITS = 40
 _MAX_STEP = 2**_STEP_BITS - 1
 _MAX_ATTEMPT = 2**23
-
-
-class SnapshotUnavailableError(Exception):
-    """Shared memory cannot be used for this snapshot; it is saved to storage directly instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +101,98 @@ def version_of(word: int) -> Version | None:
     return None if word == 0 else Version(attempt=(word >> _STEP_BITS) - 1, step=word & _MAX_STEP)
 
 
-class SnapshotSlot:
-    """One mapped slot. Its memory stays mapped for as long as anything refers to it."""
+class Slot(ABC):
+    """What a slot says of itself, however its bytes are reached."""
+
+    path: Path
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The bytes that the slot has now."""
+
+    @abstractmethod
+    def word(self, at: int) -> int:
+        """The word at this offset; 0 where the file ends before it."""
+
+    @abstractmethod
+    def put_word(self, at: int, word: int) -> None:
+        """Write a word."""
+
+    @abstractmethod
+    def header(self) -> bytes:
+        """The first ``HEADER_BYTES``, or what there is of them."""
+
+    def identity(self) -> int:
+        """The identity of the snapshot in here; 0 when there is none, or it is being written."""
+        return self.word(_IDENTITY_AT)
+
+    def mark_stored(self, word: int) -> None:
+        """The rank's part of the snapshot of this identity is on storage, or storage will never take it."""
+        self.put_word(_STORED_AT, word)
+
+    def pending(self, wanted: Container[int] = ()) -> int:
+        """The identity of the snapshot in here if it still has to reach storage, else 0.
+
+        ``wanted`` holds identities that have to reach storage because rank 0 says so.
+        """
+        word = self.identity()
+        if word == 0 or self.word(_STORED_AT) == word:
+            return 0
+        return word if word in wanted or self.word(_WANTED_AT) == word else 0
+
+    def meta(self) -> SnapshotMeta | None:
+        """What is in here; None when it does not count or changed while it was read."""
+        before = self.identity()
+        if before == 0:
+            return None
+        header = self.header()
+        if len(header) != HEADER_BYTES:
+            return None
+        length, crc = _META.unpack_from(header, _META_AT)
+        start = _META_AT + _META.size
+        raw = header[start : start + length]
+        if zlib.crc32(raw) != crc or self.identity() != before:
+            return None
+        try:
+            meta = _meta_from(json.loads(raw), self.size)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return None  # no version has ever written that
+        return meta if identity(meta.version) == before else None
+
+    def holds(self, meta: SnapshotMeta) -> bool:
+        """Whether this is still the snapshot that ``meta`` describes."""
+        return self.identity() == identity(meta.version)
+
+
+S = TypeVar("S", bound=Slot)
+
+
+class SnapshotSlot(Slot):
+    """One mapped slot. Its memory stays mapped for as long as anything refers to it.
+
+    Only for the job's own processes: a map of a file that was cut short kills its reader. Others use unmapped.py.
+    """
 
     def __init__(self, path: Path, memory: mmap.mmap) -> None:
         self.path, self.memory = path, memory
+
+    @property
+    def size(self) -> int:
+        """The bytes that are mapped."""
+        return len(self.memory)
+
+    def word(self, at: int) -> int:
+        """See Slot."""
+        return int(_IDENTITY.unpack_from(self.memory, at)[0])
+
+    def put_word(self, at: int, word: int) -> None:
+        """See Slot."""
+        _IDENTITY.pack_into(self.memory, at, word)
+
+    def header(self) -> bytes:
+        """See Slot."""
+        return self.memory[:HEADER_BYTES]
 
     @classmethod
     def create(cls, path: Path, size: int) -> Self:
@@ -139,7 +224,7 @@ class SnapshotSlot:
     def open(cls, path: Path) -> Self | None:
         """An existing slot; None when there is none or it is not one of this format."""
         try:
-            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return None
         try:
@@ -149,19 +234,16 @@ class SnapshotSlot:
             memory = mmap.mmap(handle, size)
         finally:
             os.close(handle)
-        if _HEAD.unpack_from(memory) != (_MAGIC, _FORMAT, HEADER_BYTES):
+        slot = cls(path, memory)
+        if not is_slot(slot.header()):
             memory.close()
             return None
-        return cls(path, memory)
+        return slot
 
     def prefault(self) -> None:
         """Map all pages at once, where the kernel can: before reading everything, not for a look at the header."""
         with contextlib.suppress(OSError, ValueError):
             self.memory.madvise(_MADV_POPULATE_READ)
-
-    def identity(self) -> int:
-        """The identity of the snapshot in here; 0 when there is none, or it is being written."""
-        return int(_IDENTITY.unpack_from(self.memory, _IDENTITY_AT)[0])
 
     def begin(self) -> None:
         """What is in here no longer counts."""
@@ -171,21 +253,6 @@ class SnapshotSlot:
     def want(self, word: int) -> None:
         """The snapshot of this identity has to reach storage before the slot is used again; 0: none has to."""
         _IDENTITY.pack_into(self.memory, _WANTED_AT, word)
-
-    def mark_stored(self, word: int) -> None:
-        """The rank's part of the snapshot of this identity is on storage, or storage will never take it."""
-        _IDENTITY.pack_into(self.memory, _STORED_AT, word)
-
-    def pending(self, wanted: Container[int] = ()) -> int:
-        """The identity of the snapshot in here if it still has to reach storage, else 0.
-
-        ``wanted`` holds identities that have to reach storage because rank 0 says so.
-        """
-        word = self.identity()
-        if word == 0 or _IDENTITY.unpack_from(self.memory, _STORED_AT)[0] == word:
-            return 0
-        own = _IDENTITY.unpack_from(self.memory, _WANTED_AT)[0] == word
-        return word if own or word in wanted else 0
 
     def describe(self, meta: SnapshotMeta) -> None:
         """Say of what this is to be a snapshot. Raises SnapshotUnavailableError when that takes too much room."""
@@ -200,67 +267,37 @@ class SnapshotSlot:
         """Everything is written, and described: from now on it counts, under this identity."""
         _IDENTITY.pack_into(self.memory, _IDENTITY_AT, word)
 
-    def meta(self) -> SnapshotMeta | None:
-        """What is in here; None when it does not count or changed while it was read."""
-        before = self.identity()
-        if before == 0:
-            return None
-        length, crc = _META.unpack_from(self.memory, _META_AT)
-        start = _META_AT + _META.size
-        raw = self.memory[start : min(start + length, HEADER_BYTES)]
-        if zlib.crc32(raw) != crc or self.identity() != before:
-            return None
-        try:
-            meta = _meta_from(json.loads(raw), len(self.memory))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            return None  # no version has ever written that
-        return meta if identity(meta.version) == before else None
 
-    def holds(self, meta: SnapshotMeta) -> bool:
-        """Whether this is still the snapshot that ``meta`` describes."""
-        return self.identity() == identity(meta.version)
+def is_slot(header: bytes) -> bool:
+    """Whether a file that begins like this is a slot of this format."""
+    return len(header) == HEADER_BYTES and _HEAD.unpack_from(header) == (_MAGIC, _FORMAT, HEADER_BYTES)
 
 
-def available_memory_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS) -> int | None:
-    """Memory that new pages may take on this machine, and in this process's control group; None where the system does not tell."""
-    found = []
-    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
-        lines = meminfo.read_text().splitlines()
-        found.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024)
-    with contextlib.suppress(OSError, ValueError, LookupError):
-        group = cgroups / Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
-        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        # Pages of files are given back when something else wants them; those of shared memory are not among these.
-        found.append(limit - used + int(stat["active_file"]) + int(stat["inactive_file"]))
-    with contextlib.suppress(OSError, ValueError, LookupError, StopIteration):
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        path = next(line.split(":", 2)[2] for line in lines if "memory" in line.split(":")[1].split(","))
-        group = cgroups / "memory" / path.lstrip("/")
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        used = int((group / "memory.usage_in_bytes").read_text())
-        files = int(stat["total_active_file"]) + int(stat["total_inactive_file"])
-        found.append(int(stat["hierarchical_memory_limit"]) - used + files)
-    return min(found, default=None)
-
-
-class SnapshotDirectory:
+class SlotDirectory(ABC, Generic[S]):
     """The snapshots of one job on one node, in a directory that all of its ranks and rank actors see."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._open: dict[Path, tuple[int, SnapshotSlot]] = {}  # by inode: a slot is replaced when it gets too small
+        self._open: dict[Path, tuple[int, S]] = {}  # by inode: a slot is replaced when it gets too small
 
     def slot_path(self, rank: int, index: int) -> Path:
         """The file of a rank's slot."""
         return self.path / f"{layout.rank_part(rank)}.{index}.snap"
 
-    def slots(self, rank: int) -> list[SnapshotSlot]:
+    @abstractmethod
+    def _slot_at(self, path: Path) -> S | None:
+        """The slot in this file; None when there is none."""
+
+    @abstractmethod
+    def _words_at(self, path: Path) -> Words:
+        """The page of words in this file, which is made where there is none."""
+
+    def slots(self, rank: int) -> list[S]:
         """The slots that a rank has."""
         found = (self._slot(self.slot_path(rank, index)) for index in range(SLOTS))
         return [slot for slot in found if slot is not None]
 
-    def _slot(self, path: Path) -> SnapshotSlot | None:
+    def _slot(self, path: Path) -> S | None:
         try:
             inode = path.stat().st_ino
         except OSError:
@@ -269,12 +306,12 @@ class SnapshotDirectory:
         known = self._open.get(path)
         if known is not None and known[0] == inode:
             return known[1]
-        slot = SnapshotSlot.open(path)
+        slot = self._slot_at(path)
         if slot is not None:
             self._open[path] = (inode, slot)
         return slot
 
-    def snapshots(self, rank: int) -> list[tuple[SnapshotMeta, SnapshotSlot]]:
+    def snapshots(self, rank: int) -> list[tuple[SnapshotMeta, S]]:
         """A rank's snapshots that count, newest first."""
         found = [(meta, slot) for slot in self.slots(rank) if (meta := slot.meta()) is not None]
         return sorted(found, key=lambda item: item[0].version, reverse=True)
@@ -292,7 +329,7 @@ class SnapshotDirectory:
 
     def store_state(self, rank: int) -> StoreState:
         """The words by which a rank and its persister tell each other how storage keeps up."""
-        return StoreState(self.path / f"{layout.rank_part(rank)}.store")
+        return StoreState(self._words_at(self.path / f"{layout.rank_part(rank)}.store"))
 
     @contextlib.contextmanager
     def storing(self, rank: int) -> Iterator[bool]:
@@ -313,112 +350,17 @@ class SnapshotDirectory:
 
     def hold(self) -> HeldVersion:
         """The word by which the persisters ask that a snapshot be left alone."""
-        return HeldVersion(self.path / "hold")
+        return HeldVersion(self._words_at(self.path / "hold"))
 
 
-class WriterLock:
-    """Held for life by the process that writes a rank's slots.
+class SnapshotDirectory(SlotDirectory[SnapshotSlot]):
+    """The snapshots of a job, for its ranks: slots and words are mapped."""
 
-    A POSIX record lock: the kernel frees it with the process, and forked children do not hold on to it.
-    """
+    def _slot_at(self, path: Path) -> SnapshotSlot | None:
+        return SnapshotSlot.open(path)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._handle: int | None = None
-
-    def acquire(self) -> None:
-        """Take the lock. Raises SnapshotUnavailableError when another live process has it, or nothing can be made there."""
-        try:
-            make_private(self._path.parent)
-            handle = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise SnapshotUnavailableError(f"{self._path.parent} cannot be used for snapshots: {error}") from error
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(handle)
-            raise SnapshotUnavailableError(f"another live process writes the snapshots of {self._path.stem}") from error
-        self._handle = handle
-
-    def release(self) -> None:
-        """Give it back; without effect when it is not held."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-
-
-class HeldVersion:
-    """A 64-bit word that all ranks and rank actors of a node share.
-
-    It holds an identity: every rank leaves its first snapshot from that version on alone until the word changes. So
-    the persisters of all ranks find snapshots of the same step, although no rank waits for another.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._memory = _shared_page(path)
-
-    def get(self) -> int:
-        """The identity held, 0 for none."""
-        return int(_IDENTITY.unpack_from(self._memory)[0])
-
-    def set(self, word: int) -> None:
-        """Hold another identity; 0 releases."""
-        _IDENTITY.pack_into(self._memory, 0, word)
-
-    def close(self) -> None:
-        """Unmap."""
-        self._memory.close()
-
-
-class StoreState:
-    """What a rank's persister tells the rank, and rank 0 the persisters of all ranks. A page of 64-bit words.
-
-    A rank waits for storage only while its persister says that it brings all wanted snapshots there, and that storage
-    takes them.
-    """
-
-    _SERVED, _FAILING, _WANTED, _WANTED_WORDS = 0, 1, 8, 64
-
-    def __init__(self, path: Path) -> None:
-        self._words = memoryview(_shared_page(path)).cast("Q")
-
-    @property
-    def takes_all(self) -> bool:
-        """Whether a persister stores every wanted snapshot, and its last write did not fail."""
-        return self.serves and self._words[self._FAILING] == 0
-
-    @property
-    def serves(self) -> bool:
-        """Whether a persister looks after this rank's snapshots."""
-        return self._words[self._SERVED] == 1
-
-    def serve(self, *, serving: bool) -> None:
-        """Say that a persister looks after this rank's snapshots, or no longer does."""
-        self._words[self._SERVED] = int(serving)
-
-    def fail(self, *, failing: bool) -> None:
-        """Say whether the last write to storage failed."""
-        self._words[self._FAILING] = int(failing)
-
-    def wanted(self) -> frozenset[int]:
-        """The identities that this rank, rank 0 of a gang, wants on storage; the newest 64."""
-        return frozenset(self._words[self._WANTED : self._WANTED + self._WANTED_WORDS]) - {0}
-
-    def publish_wanted(self, words: Iterable[int]) -> None:
-        """Say which identities every rank of the gang has to bring to storage."""
-        newest = sorted(words)[-self._WANTED_WORDS :]
-        for index in range(self._WANTED_WORDS):
-            self._words[self._WANTED + index] = newest[index] if index < len(newest) else 0
-
-
-def _shared_page(path: Path) -> mmap.mmap:
-    make_private(path.parent)
-    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(handle, 0, mmap.PAGESIZE)
-        return mmap.mmap(handle, mmap.PAGESIZE)
-    finally:
-        os.close(handle)
+    def _words_at(self, path: Path) -> Words:
+        return MappedWords(path)
 
 
 def held(identities: list[int], word: int) -> int:

@@ -21,7 +21,7 @@ from orchestrator.checkpoint.format.manifest import FileRecord, Manifest
 from orchestrator.checkpoint.storage.reader import CheckpointReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from orchestrator.checkpoint.format.codec import Leaf
     from orchestrator.checkpoint.format.layout import Version
@@ -36,17 +36,16 @@ class Part(Protocol):
     """One part of a checkpoint (the shared state, or a rank's own), ready to be written."""
 
     @property
-    def tree(self) -> bytes | memoryview:
-        """The JSON tree."""
-        ...
-
-    @property
     def total_bytes(self) -> int:
         """What the part takes on storage, about."""
         ...
 
+    def tree_file(self) -> Iterable[bytes | memoryview]:
+        """The JSON tree, piece by piece; a piece may be overwritten by the next."""
+        ...
+
     def tensor_file(self) -> Iterator[bytes | memoryview] | None:
-        """The content of its tensor file, piece by piece; None when it has no tensors."""
+        """The content of its tensor file in the same way; None when it has no tensors."""
         ...
 
 
@@ -60,6 +59,9 @@ class EncodedPart:
     @property
     def total_bytes(self) -> int:
         return len(self.tree) + sum(leaf.total_bytes for leaf in self.leaves)
+
+    def tree_file(self) -> Iterable[bytes | memoryview]:
+        return (self.tree,)
 
     def tensor_file(self) -> Iterator[bytes | memoryview] | None:
         return _tensor_file(self.leaves) if self.leaves else None
@@ -143,7 +145,7 @@ class CheckpointWriter:
         files: dict[str, FileRecord] = {}
         for part, content in draft.parts.items():
             name = layout.tree_file(part)
-            files[name] = self._storage.write(f"{staging}/{name}", [content.tree])
+            files[name] = self._storage.write(f"{staging}/{name}", content.tree_file())
             chunks = content.tensor_file()
             if chunks is not None:
                 name = layout.tensor_file(part)

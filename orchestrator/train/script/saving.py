@@ -13,11 +13,12 @@ from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, U
 from orchestrator.checkpoint.format.sharded import parts_of
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.snapshots.async_copy import AsyncCopyPolicy, OptimizerGuard, Window
-from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotUnavailableError, identity
+from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, identity
 from orchestrator.checkpoint.snapshots.reader import SnapshotReader
 from orchestrator.checkpoint.snapshots.tensor_copy import copy_threads
 from orchestrator.checkpoint.snapshots.top_scores import TopScores
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
+from orchestrator.checkpoint.snapshots.writer_lock import SnapshotUnavailableError
 from orchestrator.train.script.progress_facts import CheckpointFacts
 
 if TYPE_CHECKING:

@@ -1,0 +1,175 @@
+"""Pages of 64-bit words that the ranks of a job and their persisters share: which version is held, what storage takes.
+
+Ranks map them: a save looks at them without a system call. A persister reads and writes them as files: a rank can cut a
+file short, and a process that reads a map of it would be killed (SIGBUS). Only the standard library is used here.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+from orchestrator.private_files import make_private
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+_WORD_BYTES = 8
+
+
+class Words(Protocol):
+    """A page of words. A word that the file does not have any more reads as 0."""
+
+    def get(self, index: int) -> int:
+        """One word."""
+        ...
+
+    def some(self, first: int, count: int) -> Sequence[int]:
+        """Several words."""
+        ...
+
+    def put(self, index: int, word: int) -> None:
+        """Write one word."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the page; it cannot be used afterwards."""
+        ...
+
+
+class MappedWords:
+    """For the ranks: the page is mapped."""
+
+    def __init__(self, path: Path) -> None:
+        handle = _page(path)
+        try:
+            self._page = mmap.mmap(handle, mmap.PAGESIZE)
+        finally:
+            os.close(handle)
+        self._words = memoryview(self._page).cast("Q")
+
+    def get(self, index: int) -> int:
+        """See Words."""
+        return self._words[index]
+
+    def some(self, first: int, count: int) -> Sequence[int]:
+        """See Words."""
+        return self._words[first : first + count]
+
+    def put(self, index: int, word: int) -> None:
+        """See Words."""
+        self._words[index] = word
+
+    def close(self) -> None:
+        """See Words."""
+        self._words.release()
+        self._page.close()
+
+
+class FileWords:
+    """For other processes: each access is a system call, which no length of the file can end the process by."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = _page(path)
+        self._close = weakref.finalize(self, os.close, self._handle)
+
+    def get(self, index: int) -> int:
+        """See Words."""
+        return self.some(index, 1)[0]
+
+    def some(self, first: int, count: int) -> Sequence[int]:
+        """See Words."""
+        raw = os.pread(self._handle, count * _WORD_BYTES, first * _WORD_BYTES)
+        return struct.unpack(f"={count}Q", raw.ljust(count * _WORD_BYTES, b"\0"))
+
+    def put(self, index: int, word: int) -> None:
+        """See Words."""
+        os.pwrite(self._handle, struct.pack("=Q", word), index * _WORD_BYTES)
+
+    def close(self) -> None:
+        """See Words."""
+        self._close()
+
+
+def _page(path: Path) -> int:
+    """A descriptor of the page, which is made where there is none. Raises OSError."""
+    make_private(path.parent)
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(handle, 0, mmap.PAGESIZE)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+class HeldVersion:
+    """A 64-bit word that all ranks and rank actors of a node share.
+
+    It holds an identity: every rank leaves its first snapshot from that version on alone until the word changes. So
+    the persisters of all ranks find snapshots of the same step, although no rank waits for another.
+    """
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+
+    def get(self) -> int:
+        """The identity held, 0 for none."""
+        return self._words.get(0)
+
+    def set(self, word: int) -> None:
+        """Hold another identity; 0 releases."""
+        self._words.put(0, word)
+
+    def close(self) -> None:
+        """Let go of the page."""
+        self._words.close()
+
+
+class StoreState:
+    """What a rank's persister tells the rank, and rank 0 the persisters of all ranks. A page of 64-bit words.
+
+    A rank waits for storage only while its persister says that it brings all wanted snapshots there, and that storage
+    takes them.
+    """
+
+    _SERVED, _FAILING, _WANTED, _WANTED_WORDS = 0, 1, 8, 64
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether a persister stores every wanted snapshot, and its last write did not fail."""
+        return self.serves and self._words.get(self._FAILING) == 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether a persister looks after this rank's snapshots."""
+        return self._words.get(self._SERVED) == 1
+
+    def serve(self, *, serving: bool) -> None:
+        """Say that a persister looks after this rank's snapshots, or no longer does."""
+        self._words.put(self._SERVED, int(serving))
+
+    def fail(self, *, failing: bool) -> None:
+        """Say whether the last write to storage failed."""
+        self._words.put(self._FAILING, int(failing))
+
+    def wanted(self) -> frozenset[int]:
+        """The identities that this rank, rank 0 of a gang, wants on storage; the newest 64."""
+        return frozenset(self._words.some(self._WANTED, self._WANTED_WORDS)) - {0}
+
+    def publish_wanted(self, words: Iterable[int]) -> None:
+        """Say which identities every rank of the gang has to bring to storage."""
+        newest = sorted(words)[-self._WANTED_WORDS :]
+        for index in range(self._WANTED_WORDS):
+            self._words.put(self._WANTED + index, newest[index] if index < len(newest) else 0)
+
+    def close(self) -> None:
+        """Let go of the page."""
+        self._words.close()

@@ -1,0 +1,106 @@
+"""A rank that cuts its own slots short ends no other process: what reads them as files tells of it, and goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.checkpoint import CheckpointRepository, CorruptCheckpointError
+from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
+from orchestrator.checkpoint.snapshots.file import HEADER_BYTES
+from orchestrator.checkpoint.snapshots.unmapped import PIECE_BYTES, FileSlot, UnmappedDirectory
+from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
+
+# In a process of its own: what this test is about would end the whole suite.
+PERSISTS = """
+import os, sys
+from pathlib import Path
+from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
+
+folder, root, names, size = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+persister = SnapshotPersister(folder, rank=0, settings=StoreSettings(root=root), interval_seconds=0.0)
+assert persister.poll() or persister.poll(), persister.status
+for path in folder.glob(names):
+    os.truncate(path, size)
+persister.poll()
+persister.flush(0.0)
+persister.poll()
+persister.close()
+print("goes on")
+"""
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A directory with the snapshots of two steps, the second wanted on storage."""
+    writer = SnapshotWriter(tmp_path / "snapshots", rank=0, world_size=1, attempt=1, job_id="j", token="t")
+    for step in (1, 2):
+        writer.save({"state": {"weight": torch.full((5000,), float(step))}}, step=step, gang=False, wanted=step == 2)
+    writer.close()
+    return tmp_path / "snapshots"
+
+
+@pytest.mark.parametrize("size", [0, 70, 200, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 5000])
+@pytest.mark.parametrize("names", ["*.snap", "*.store", "hold"])
+def test_a_persister_outlives_files_that_are_cut_short(saved: Path, tmp_path: Path, names: str, size: int) -> None:
+    command = [sys.executable, "-c", PERSISTS, str(saved), str(tmp_path / "store"), names, str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
+    good = CheckpointRepository(tmp_path / "store", attempt=2).latest_good()
+    assert good is not None
+    assert good.step == 2
+
+
+def test_a_wanted_snapshot_that_is_cut_short_is_told_and_given_up(saved: Path, tmp_path: Path) -> None:
+    for path in saved.glob("*.snap"):
+        os.truncate(path, HEADER_BYTES)
+    persister = SnapshotPersister(saved, rank=0, settings=StoreSettings(root=str(tmp_path / "store")))
+    assert not persister.poll()
+    assert "is damaged and was given up" in persister.status.failure
+    assert not list(UnmappedDirectory(saved).snapshots(0))
+    persister.close()
+
+
+def test_a_slot_that_is_cut_short_while_it_is_read_is_an_error(saved: Path) -> None:
+    path = min(saved.glob("*.snap"))
+    os.truncate(path, HEADER_BYTES + 2 * PIECE_BYTES)
+    slot = FileSlot.open(path)
+    assert slot is not None
+    pieces = slot.pieces(HEADER_BYTES, 2 * PIECE_BYTES)
+    assert len(next(pieces)) == PIECE_BYTES
+    os.truncate(path, HEADER_BYTES)
+    with pytest.raises(CorruptCheckpointError, match="was cut short while it was read"):
+        next(pieces)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 77])
+def test_pieces_are_the_bytes_of_the_slot(saved: Path, size: int) -> None:
+    path = min(saved.glob("*.snap"))
+    content = os.urandom(size)
+    with path.open("r+b") as file:
+        file.seek(HEADER_BYTES)
+        file.write(content)
+    slot = FileSlot.open(path)
+    assert slot is not None
+    assert b"".join(bytes(piece) for piece in slot.pieces(HEADER_BYTES, size)) == content
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link", "socket", "empty"])
+def test_what_is_no_slot_is_none(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "rank-00000.0.snap"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    elif kind == "socket":
+        os.mknod(path, 0o140600)
+    else:
+        path.touch()
+    assert UnmappedDirectory(tmp_path).slots(0) == []
