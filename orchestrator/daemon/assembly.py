@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.daemon.daemon import Daemon
+from orchestrator.daemon.gpus.balances import JobBalances
 from orchestrator.daemon.gpus.conditions import known_conditions
 from orchestrator.daemon.gpus.reserving import GpuReserving
+from orchestrator.daemon.gpus.table import GpuTable
 from orchestrator.daemon.gpus.watch import GpuWatch
 from orchestrator.daemon.health import DaemonHealth, Endpoints
 from orchestrator.daemon.jobs.hangs import HangWatch
@@ -58,8 +60,8 @@ if TYPE_CHECKING:
     from orchestrator.daemon.metrics.metering import Metering
     from orchestrator.runtime.cluster.cluster import Cluster
     from orchestrator.runtime.exporters.exporters import Exporters
+    from orchestrator.runtime.gangs.files.job_files import JobFiles
     from orchestrator.runtime.gangs.gangs import Gangs
-    from orchestrator.runtime.gangs.job_files import JobFiles
     from orchestrator.runtime.gangs.rank_rpc import GangCalls
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
@@ -247,7 +249,8 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
     health = NodeHealth(
         ground.trust, ground.store, cluster.ray, cluster.nodes, known, reserve=reserving.reserve, spawn=spawn, log=log
     )
-    gpus = GpuWatch(cluster.ray, cluster.nodes, exporters, ground.settings.paths, _live(loop), ground.book.of, log)
+    balances = JobBalances(ground.book.of)
+    gpus = GpuWatch(cluster.ray, cluster.nodes, exporters, ground.settings.paths, _live(loop), balances, log)
     return Nodes(
         known=known, care=care, fork_servers=fork_servers, head=head, reserving=reserving, health=health, gpus=gpus
     )
@@ -282,7 +285,8 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
 def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jobs) -> Parts:
     shutdown = Shutdown(ground.stop, loop, ground.changes, lambda: ground.background.failure is not None, ground.log)
     known, blind = runtime.cluster.nodes, runtime.files.blind
-    queries = NodeQueries(known, loop, ground.trust, runtime.exporters, blind=blind, rows=nodes.gpus.rows)
+    table = GpuTable(known, runtime.exporters, _live(loop))
+    queries = NodeQueries(known, loop, ground.trust, runtime.exporters, blind=blind, rows=table.rows)
     health = DaemonHealth(
         loop,
         ground.store,
@@ -298,7 +302,7 @@ def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Job
         loop=loop,
         store=ground.store,
         book=ground.book,
-        gpus=nodes.gpus,
+        balances=nodes.gpus.balances,
         hangs=jobs.hangs,
         known=runtime.cluster.nodes,
         exporters=runtime.exporters,
@@ -366,7 +370,7 @@ def _service(
     queries, health, shutdown = own
     settings, store = ground.settings, ground.store
     reader = JobReader(
-        loop, store, settings.paths, ground.pools, progress=jobs.intake, balances=lambda: nodes.gpus.balances
+        loop, store, settings.paths, ground.pools, progress=jobs.intake, balances=lambda: nodes.gpus.balances.told
     )
     submissions = Submissions(
         loop,

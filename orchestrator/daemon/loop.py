@@ -56,7 +56,7 @@ def _ignore_failure() -> None:
 
 
 class Loop:
-    """See the module. ``on_change`` is told each job whose record changed; ``on_end`` those that became terminal.
+    """Folds, decides and writes. ``on_change`` is told each job whose record changed; ``on_end`` those that became terminal.
 
     ``jobs`` are the live jobs as they are written, for readers. ``decided`` are the same with what
     the round under way has decided: what a command's new facts must follow from.

@@ -200,7 +200,7 @@ class Sampler:
         details = Details(self._pace)
         try:
             # Opening takes tens of milliseconds, which the first tick should not; if it fails, that tick says so.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # any error of a driver's library: the first tick reports it
                 self._reader.reopen()
             while not self._stopping:
                 if ticker.period != 1.0 / self.rate:  # someone changed the rate

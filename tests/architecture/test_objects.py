@@ -34,7 +34,6 @@ METHODS: dict[str, int] = {
     "gpu/drivers/nvidia/device.py:Device": 25,
     "runtime/forkserver/keeper.py:Keeper": 26,
     "runtime/forkserver/serve.py:Server": 17,
-    "runtime/gangs/job_files.py:JobFiles": 22,
     "runtime/memory/cluster.py:MemoryCluster": 20,
     "runtime/memory/gangs.py:MemoryGangs": 25,
     "runtime/nodes/agent.py:NodeAgent": 18,
@@ -53,7 +52,6 @@ ATTRIBUTES: dict[str, int] = {
     "checkpoint/repository/persister.py:SnapshotPersister": 21,
     "checkpoint/snapshots/writer.py:SnapshotWriter": 24,
     "cli/top/source.py:TopSource": 13,
-    "daemon/gpus/watch.py:GpuWatch": 15,
     "daemon/loop.py:Loop": 18,
     "gpu/sampler.py:Sampler": 16,
     "runtime/forkserver/keeper.py:Keeper": 21,
@@ -79,7 +77,6 @@ LINES: dict[str, int] = {
 MODULES_OF_A_FOLDER: dict[str, int] = {
     "runtime/cluster": 18,
     "runtime/forkserver": 21,
-    "runtime/gangs": 17,
     "store": 17,
 }
 

@@ -166,7 +166,7 @@ class Arm(ABC):
 
 
 class RuntimeContract:
-    """See the module."""
+    """Tests that hold for every runtime; a subclass provides ``arm``."""
 
     def test_a_gang_is_placed_launched_and_reported(self, arm: Arm) -> None:
         async def test() -> None:

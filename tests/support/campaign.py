@@ -60,7 +60,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Campaign:
-    """See the module. ``drivers`` jobs are alive at a time; each takes ``steps`` steps of ``seconds``."""
+    """Drives ``drivers`` jobs at a time; each takes ``steps`` steps of ``seconds``."""
 
     stack: Stack
     ledger: Ledger

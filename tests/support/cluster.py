@@ -63,7 +63,7 @@ class RayNode:
 
 
 class RayCluster:
-    """See the module. ``close`` leaves no process and no file."""
+    """Starts a head and ``workers`` nodes. ``close`` leaves no process and no file."""
 
     def __init__(self, *, workers: int, cpus: float = 2, gpus: float = 0) -> None:
         self._cpus, self._gpus = cpus, gpus

@@ -57,7 +57,7 @@ class _Rank:
 
 
 class Heartbeat:
-    """See the module. ``ranks`` is how many there are; ranks that never report are as still as the attempt is old."""
+    """Measures how still each of ``ranks`` ranks is; ranks that never report are as still as the attempt is old."""
 
     def __init__(self, ranks: int, now: float) -> None:
         self._clock = 0.0

@@ -19,7 +19,7 @@ def sentence(fact: Fact) -> str:
 
 
 @singledispatch
-def advice(fact: Fact, job_id: str = "JOB") -> str:  # noqa: ARG001  # a person puts the job's id for JOB
+def advice(fact: Fact, job_id: str = "JOB") -> str:  # a person puts the job's id for JOB
     """What a person can do about it; empty for most."""
     return ""
 

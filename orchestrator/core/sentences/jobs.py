@@ -13,12 +13,12 @@ RAYLET_SILENT: Final = "its raylet does not answer; Ray has not declared it dead
 
 
 @sentence.register
-def _(fact: reasons.Queued) -> str:  # noqa: ARG001
+def _(fact: reasons.Queued) -> str:
     return "waiting to be placed"
 
 
 @sentence.register
-def _(fact: reasons.PlacingGang) -> str:  # noqa: ARG001
+def _(fact: reasons.PlacingGang) -> str:
     return "placing the gang"
 
 
@@ -28,7 +28,7 @@ def _(fact: reasons.StartingRanks) -> str:
 
 
 @sentence.register
-def _(fact: reasons.RanksUp) -> str:  # noqa: ARG001
+def _(fact: reasons.RanksUp) -> str:
     return "every rank is up"
 
 
@@ -102,7 +102,7 @@ def _(fact: reasons.NotEnoughFree) -> str:
 
 
 @sentence.register
-def _(fact: reasons.LogPolicyFails) -> str:  # noqa: ARG001
+def _(fact: reasons.LogPolicyFails) -> str:
     return "a log policy says fail"
 
 
@@ -187,7 +187,7 @@ def _(fact: hangs.Slow) -> str:
 
 
 @advice.register
-def _(fact: hangs.Slow, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: hangs.Slow, job_id: str = "JOB") -> str:
     return f"see `orch stacks {job_id}`"
 
 

@@ -28,7 +28,7 @@ def _(fact: Legacy) -> str:
 
 
 @advice.register
-def _(fact: Legacy, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: Legacy, job_id: str = "JOB") -> str:
     return fact.advice
 
 
@@ -56,7 +56,7 @@ def _(fact: memory.MemoryLimit) -> str:
 
 
 @advice.register
-def _(fact: memory.MemoryLimit, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: memory.MemoryLimit, job_id: str = "JOB") -> str:
     return (
         "raise resources_per_worker.memory, or use a smaller batch, fewer data loader workers or less prefetching; snapshots"
         " in shared memory count too"
@@ -78,7 +78,7 @@ def _(fact: memory.OomKill) -> str:
 
 
 @advice.register
-def _(fact: memory.OomKill, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: memory.OomKill, job_id: str = "JOB") -> str:
     if fact.used_bytes is None:
         return _OOM_ADVICE
     return (
@@ -94,7 +94,7 @@ def _(fact: memory.OomCount) -> str:
 
 
 @advice.register
-def _(fact: memory.OomCount, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: memory.OomCount, job_id: str = "JOB") -> str:
     return _OOM_ADVICE
 
 
@@ -130,12 +130,12 @@ def _(fact: gpus.GpuEcc) -> str:
 @advice.register(gpus.Xid)
 @advice.register(gpus.GpuLost)
 @advice.register(gpus.GpuEcc)
-def _(fact: gpus.GpuFault, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: gpus.GpuFault, job_id: str = "JOB") -> str:
     return _XID_ADVICE[fact.code]
 
 
 @sentence.register
-def _(fact: gpus.GpuSilent) -> str:  # noqa: ARG001
+def _(fact: gpus.GpuSilent) -> str:
     return "its exporter does not answer; it is restarted by itself"
 
 
@@ -163,7 +163,7 @@ def _(fact: gangs.ActorMissing) -> str:
 
 
 @sentence.register
-def _(fact: gangs.ResourcesTaken) -> str:  # noqa: ARG001
+def _(fact: gangs.ResourcesTaken) -> str:
     return "other users of the Ray cluster hold what its gang was to get"
 
 
@@ -175,7 +175,7 @@ def _(fact: gangs.NodeLost) -> str:
 
 
 @sentence.register
-def _(fact: gangs.HeadLost) -> str:  # noqa: ARG001
+def _(fact: gangs.HeadLost) -> str:
     return "Ray's head died"
 
 
@@ -199,7 +199,7 @@ def _(fact: gangs.StorageUnseen) -> str:
 
 
 @sentence.register
-def _(fact: gangs.StoppedUnplaced) -> str:  # noqa: ARG001
+def _(fact: gangs.StoppedUnplaced) -> str:
     return "it was stopped before its gang was placed"
 
 

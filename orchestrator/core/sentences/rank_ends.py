@@ -61,7 +61,7 @@ def _(fact: f.ProcessSignal) -> str:
 
 
 @advice.register
-def _(fact: f.ProcessSignal, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: f.ProcessSignal, job_id: str = "JOB") -> str:
     match fact.signal:
         case 9:
             return (
@@ -75,7 +75,7 @@ def _(fact: f.ProcessSignal, job_id: str = "JOB") -> str:  # noqa: ARG001
 
 
 @advice.register
-def _(fact: f.TerminatedFromOutside, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: f.TerminatedFromOutside, job_id: str = "JOB") -> str:
     return _STOPPED_ADVICE
 
 
@@ -88,7 +88,7 @@ def _(fact: f.LeftEarly) -> str:
 
 
 @advice.register
-def _(fact: f.LeftEarly, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: f.LeftEarly, job_id: str = "JOB") -> str:
     return _STOPPED_ADVICE
 
 
@@ -105,7 +105,7 @@ def _(fact: f.FileLeftOut) -> str:
 
 
 @advice.register
-def _(fact: f.FileLeftOut, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: f.FileLeftOut, job_id: str = "JOB") -> str:
     name = fact.path.rpartition("/")[2]
     return f"add the line !{name[:CUT]} to a file .orchignore beside the {fact.ignore_file}, or read data by an absolute path"
 
@@ -119,7 +119,7 @@ def _(fact: f.CollectiveTimeout) -> str:
 
 
 @advice.register
-def _(fact: f.CollectiveTimeout, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: f.CollectiveTimeout, job_id: str = "JOB") -> str:
     return _LATE_ADVICE.replace("JOB", job_id)
 
 
@@ -129,7 +129,7 @@ def _(fact: f.DiskFull) -> str:
 
 
 @advice.register
-def _(fact: f.DiskFull, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: f.DiskFull, job_id: str = "JOB") -> str:
     return "free space under the job's working or checkpoint directory"
 
 
@@ -139,7 +139,7 @@ def _(fact: f.CudaOutOfMemory) -> str:
 
 
 @advice.register
-def _(fact: f.CudaOutOfMemory, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: f.CudaOutOfMemory, job_id: str = "JOB") -> str:
     return "use a smaller batch per rank, gradient accumulation or checkpointing, or a GPU with more memory"
 
 
@@ -149,7 +149,7 @@ def _(fact: f.NonFiniteLoss) -> str:
 
 
 @advice.register
-def _(fact: f.NonFiniteLoss, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: f.NonFiniteLoss, job_id: str = "JOB") -> str:
     return (
         "lower the learning rate, clip gradients, or look at the last batch; torch.autograd.set_detect_anomaly finds the"
         " operation"
@@ -162,7 +162,7 @@ def _(fact: f.PeerLost) -> str:
 
 
 @advice.register
-def _(fact: f.PeerLost, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: f.PeerLost, job_id: str = "JOB") -> str:
     return "the cause is in that rank's log; if none failed by itself, in the network between the nodes"
 
 
@@ -172,7 +172,7 @@ def _(fact: f.RendezvousTimeout) -> str:
 
 
 @advice.register
-def _(fact: f.RendezvousTimeout, job_id: str = "JOB") -> str:  # noqa: ARG001
+def _(fact: f.RendezvousTimeout, job_id: str = "JOB") -> str:
     return "look at the rank that is missing; between nodes, whether a firewall keeps them apart"
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GpuRecording:
-    """See the module."""
+    """Tells exporters which samples to record for which job."""
 
     def __init__(self, exporters: Exporters, paths: Paths) -> None:
         self._exporters = exporters

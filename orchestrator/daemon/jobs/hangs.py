@@ -1,7 +1,7 @@
-"""Finds jobs that hang: keeps the pulse of every running attempt, has ranks that are still looked at, and acts on it.
+"""Finds jobs that hang: keeps the heartbeat of every running attempt, has ranks that are still inspected, and acts on it.
 
-When a job is late, core.pulse says; whether it hangs, core.health judges; runtime takes the looks. Here is only when to do
-what, and what follows: the stacks of all ranks in their logs, then a restart out of the hang budget, or a note.
+``core/diagnosis/heartbeat.py`` says when a job is late, ``core/diagnosis/health.py`` whether it hangs; the runtime inspects
+processes. This module decides when to do what, and what follows: the stacks of all ranks in their logs, then a restart out of the hang budget, or a note.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Watched:
 
 
 class HangWatch:
-    """See the module. ``clock`` gives seconds that never go backwards; ``pause`` lets so many of them pass."""
+    """Looks at every running attempt. ``clock`` gives seconds that never go backwards; ``pause`` lets so many of them pass."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ LAGS_KEPT: Final = 15
 
 
 class Metering:
-    """See the module."""
+    """Counts events, latencies and goodput for the daemon's metrics."""
 
     def __init__(self, settings: Settings, started_at: float) -> None:
         self._settings = settings

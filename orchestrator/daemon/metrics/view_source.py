@@ -8,7 +8,7 @@ from orchestrator.daemon.gpus.conditions import known_conditions
 from orchestrator.daemon.nodes.views import gpu_states
 
 if TYPE_CHECKING:
-    from orchestrator.daemon.gpus.watch import GpuWatch
+    from orchestrator.daemon.gpus.balances import JobBalances
     from orchestrator.daemon.jobs.hangs import HangWatch
     from orchestrator.daemon.jobs.progress import ProgressBook
     from orchestrator.daemon.loop import Loop
@@ -30,7 +30,7 @@ class MetricsViewSource:
         loop: Loop,
         store: Store,
         book: ProgressBook,
-        gpus: GpuWatch,
+        balances: JobBalances,
         hangs: HangWatch,
         known: NodeRegistry,
         exporters: Exporters,
@@ -40,7 +40,7 @@ class MetricsViewSource:
         self._loop = loop
         self._store = store
         self._book = book
-        self._gpus = gpus
+        self._balances = balances
         self._hangs = hangs
         self._known = known
         self._exporters = exporters
@@ -55,7 +55,7 @@ class MetricsViewSource:
             nodes=list(self._loop.nodes.values()),
             finished=await self._store.finished_counts(),
             progress=self._book.all(),
-            balances=self._gpus.raw_balances,
+            balances=self._balances.raw,
             gpu_states=gpu_states(jobs, self._known.reports, self._exporters, self._trust.cordoned, conditions),
             hang_suspected=self._hangs.suspected,
         )

@@ -1,6 +1,6 @@
 """Keeps what is held against nodes and GPUs, has their health looked at before they are trusted again, and marks nodes.
 
-The policy is ``core.trust``. The daemon writes what ``unsaved`` tells to the store, and reads it back with ``restore``: a
+The policy is ``core/diagnosis/quarantine.py``. The daemon writes what ``unsaved`` tells to the store, and reads it back with ``restore``: a
 cordon, a bad node and a bad GPU stay what they are through a restart. A node that comes back under another id (Ray gives a
 new one with each head) is known by its host name, where no other node has that name.
 """
@@ -64,7 +64,7 @@ class _Held:
 
 
 class NodeQuarantine:
-    """See the module."""
+    """Holds the strikes, cordons and health checks of nodes and GPUs."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

@@ -35,7 +35,7 @@ def delay_seconds(number: int, attempts: int, first: float = FIRST_DELAY_SECONDS
 
 
 class Notifier:
-    """See the module. ``wake`` says that a transition was written; ``run`` goes on until cancelled."""
+    """Sends due notices. ``wake`` says that a transition was written; ``run`` goes on until cancelled."""
 
     def __init__(
         self, store: Store, key_file: Path, log: FilteringBoundLogger, *, first_delay: float = FIRST_DELAY_SECONDS

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Pruning:
-    """See the module."""
+    """Deletes directories of jobs that ended before a given age."""
 
     def __init__(self, store: Store, paths: Paths) -> None:
         self._store = store

@@ -51,7 +51,7 @@ class RayCalls(Protocol):
 
 
 class GpuReservations:
-    """See the module. ``held`` says which GPU is held on which node."""
+    """Makes and ends placeholder actors. ``held`` maps each reserved GPU to its node."""
 
     def __init__(self, ray: RayCalls) -> None:
         self._ray = ray

@@ -34,7 +34,7 @@ class ExporterTarget:
 
 
 class Exporters:
-    """See the module. ``reports`` holds what each GPU's exporter said last; one that does not answer is not in it."""
+    """Makes the exporters and asks them. ``reports`` holds the last answer for each GPU; one that does not answer is not in it."""
 
     # A GPU that falls off the bus is missing from its node's inventory too, and an exporter that hangs from the reports.
     # Both are what alerts are for, so neither ends an exporter, nor its place in ``places``.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.cluster.cluster import Cluster
-    from orchestrator.runtime.gangs.job_files import JobFiles
+    from orchestrator.runtime.gangs.files.job_files import JobFiles
     from orchestrator.runtime.gangs.launching import LaunchSettings
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.pools import Pool

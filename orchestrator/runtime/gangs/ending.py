@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.gangs.job_files import JobFiles
+    from orchestrator.runtime.gangs.files.job_files import JobFiles
     from orchestrator.runtime.gangs.orders import Orders
     from orchestrator.runtime.gangs.relay import EventRelay
     from orchestrator.runtime.gangs.table import GangTable

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.ending import Ender
-    from orchestrator.runtime.gangs.job_files import JobFiles
+    from orchestrator.runtime.gangs.files.job_files import JobFiles
     from orchestrator.runtime.gangs.launching import Launcher
     from orchestrator.runtime.gangs.table import GangTable
     from orchestrator.spec.paths import Paths

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
+    from orchestrator.runtime.gangs.files.job_files import JobFiles
     from orchestrator.runtime.gangs.gang import Gang
-    from orchestrator.runtime.gangs.job_files import JobFiles
     from orchestrator.runtime.gangs.orders import Orders
     from orchestrator.runtime.gangs.relay import EventRelay
     from orchestrator.runtime.gangs.table import GangTable

@@ -22,7 +22,7 @@ LOOK_SECONDS: Final = 15.0
 
 
 class GangCalls:
-    """See the module."""
+    """Asks the rank actors of the gangs in ``table``."""
 
     def __init__(self, table: GangTable) -> None:
         self._table = table

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.errors import GangLostError
+    from orchestrator.runtime.gangs.files.job_files import JobFiles
     from orchestrator.runtime.gangs.gang import Gang
-    from orchestrator.runtime.gangs.job_files import JobFiles
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.ranks.rank_events import PollReply, RankEvent
     from orchestrator.spec.paths import Paths

@@ -72,7 +72,7 @@ class NodeReport:
 
 
 class NodeAgent:
-    """See the module. ``home_token`` is a file of the daemon's node; seeing it means that the home is shared.
+    """Answers for one node. ``home_token`` is a file of the daemon's node; seeing it means that the home is shared.
 
     A node started with ``ORCH_NODE_HOME`` keeps jobs' files there, whether it sees the daemon's home or not.
     """

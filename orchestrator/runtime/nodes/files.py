@@ -55,7 +55,7 @@ class LogPart:
 
 
 class NodeFiles:
-    """See the module. ``home`` is a directory of this node, laid out like the daemon's own.
+    """Reads and writes the files of jobs below ``home``, a directory of this node, laid out like the daemon's own.
 
     Files are read in chunks of ``chunk_bytes``; blobs are kept up to ``cache_bytes`` in all.
     """

@@ -55,7 +55,7 @@ def result(model: torch.nn.Module) -> list[float]:
 
 
 def main(what: str, ranks: int, rank: int, folder: Path) -> None:
-    """See the module."""
+    """Run one rank: save, load or read a whole state in ``folder``."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{what}-{ranks}", rank=rank, world_size=ranks)
     from orchestrator.checkpoint import IncompatibleStateError
     from orchestrator.train import context

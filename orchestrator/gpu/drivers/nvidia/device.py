@@ -375,7 +375,7 @@ class Device:
 
     def close(self) -> None:
         """Let go of the driver. Never raises."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # a driver that is gone has nothing left to release
             self._library.close()
 
 

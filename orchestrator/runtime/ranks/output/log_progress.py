@@ -44,7 +44,7 @@ for batch in sys.stdin:
 
 
 class LogProgress:
-    """See the module. ``feed`` takes lines; ``over`` adds what was found to a snapshot; ``warn`` is told why it ended."""
+    """Searches lines for steps: ``feed`` takes lines, ``over`` adds what was found to a snapshot, ``warn`` is told why it ended."""
 
     def __init__(
         self,

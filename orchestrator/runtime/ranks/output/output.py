@@ -25,7 +25,10 @@ _READ_BYTES: Final = 256 * 1024
 
 
 class RankOutput:
-    """See the module. What ``masker`` replaces never reaches the log; ``progress_pattern`` is the job's `health.progress`, or empty."""
+    """Takes a rank's lines into its log, and finds steps in them.
+
+    What ``masker`` replaces never reaches the log; ``progress_pattern`` is the job's `health.progress`, or empty.
+    """
 
     def __init__(
         self, path: Path, *, masker: Masker, limits: LogLimits, progress_pattern: str, previous_step: int

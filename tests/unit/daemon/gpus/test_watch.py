@@ -14,7 +14,8 @@ import pytest
 import structlog
 
 from orchestrator.core.ids import JobId
-from orchestrator.daemon.gpus.watch import POOR_SECONDS, GpuWatch
+from orchestrator.daemon.gpus.balances import POOR_SECONDS, JobBalances
+from orchestrator.daemon.gpus.watch import GpuWatch
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.gpu.balance.balance import GpuLoad, LoadPoint
 from orchestrator.gpu.exporter.exporter import GpuStatus
@@ -93,15 +94,15 @@ class World:
         nodes: Any = SimpleNamespace(reports={}, agents={}, lost_gpus={})
         ray: Any = SimpleNamespace(connected=True)
         exporters: Any = self.exporters
+        self.balances = JobBalances(lambda _job_id: self.progress, clock=lambda: self.now)
         self.watch = GpuWatch(
             ray,
             nodes,
             exporters,
             Paths(home=home, socket=home / "s"),
             lambda: self.jobs,
-            lambda _job_id: self.progress,
+            self.balances,
             structlog.get_logger(),
-            clock=lambda: self.now,
         )
 
     def round(self) -> None:
@@ -126,11 +127,11 @@ def test_a_daemon_that_has_just_started_knows_the_last_minute(world: World) -> N
     world.jobs = [job(("GPU-a",), ("GPU-b",))]
     world.loads(a=300.0, b=100.0)
     world.round()
-    assert world.watch.raw_balances[JOB].worst is not None
-    assert world.watch.balances[JOB]["quantities"]["power"]["cv"] == pytest.approx(0.5)
+    assert world.balances.raw[JOB].worst is not None
+    assert world.balances.told[JOB]["quantities"]["power"]["cv"] == pytest.approx(0.5)
     world.exporters.points.clear()  # nothing new: what is known stays, and is not taken twice
     world.round()
-    assert world.watch.balances[JOB]["quantities"]["power"]["mean"] == pytest.approx(200.0)
+    assert world.balances.told[JOB]["quantities"]["power"]["mean"] == pytest.approx(200.0)
 
 
 def test_telemetry_is_begun_again_by_an_exporter_that_died(world: World, tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def poor(world: World) -> list[dict[str, Any]]:
     world.exporters.points.clear()
     world.now += POOR_SECONDS
     world.round()
-    found: list[dict[str, Any]] = world.watch.balances[JOB]["findings"]
+    found: list[dict[str, Any]] = world.balances.told[JOB]["findings"]
     return found
 
 

@@ -17,7 +17,8 @@ import pytest
 from orchestrator.core.job.record import Job
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.runtime.cluster.registry import NodeRegistry
-from orchestrator.runtime.gangs.job_files import JobFiles, LogMirror
+from orchestrator.runtime.gangs.files.job_files import JobFiles
+from orchestrator.runtime.gangs.files.log_mirrors import LogMirror
 from orchestrator.runtime.nodes.directories import clear_pages, node_directory, page_directory
 from orchestrator.runtime.nodes.files import CHUNK_BYTES, BlobDamagedError, NodeFiles
 from orchestrator.runtime.nodes.working_copy import find_outputs, keep_output, new_output
@@ -227,11 +228,13 @@ class Agent:
 
 
 def two_sides(
-    tmp_path: Path, *agents: Agent, limit: int = 1000, chunk_bytes: int = CHUNK_BYTES
+    tmp_path: Path, *agents: Agent, limit: int = 1000, chunk_bytes: int = CHUNK_BYTES, gone: tuple[str, ...] = ()
 ) -> tuple[JobFiles, Paths]:
-    """The daemon's side with nodes "n0", "n1", ... that share nothing, and "here", which does."""
-    known = {f"n{number}": agent for number, agent in enumerate(agents)}
-    reports = {name: SimpleNamespace(home_shared=False) for name in known} | {"here": SimpleNamespace(home_shared=True)}
+    """The daemon's side with nodes "n0", "n1", ... that share nothing, and "here", which does; ``gone`` have no agent."""
+    known = {name: agent for number, agent in enumerate(agents) if (name := f"n{number}") not in gone}
+    reports = {name: SimpleNamespace(home_shared=False) for name in [*known, *gone]} | {
+        "here": SimpleNamespace(home_shared=True)
+    }
     cluster = cast("NodeRegistry", SimpleNamespace(agents=known, reports=reports))
     paths = Paths(home=tmp_path / "daemon", socket=tmp_path)
     pool = Pool("outputs", 1)
@@ -273,9 +276,8 @@ def test_a_job_without_a_working_directory_has_an_empty_one(tmp_path: Path) -> N
 
 
 def test_a_node_that_is_gone_is_told_by_name(tmp_path: Path) -> None:
-    ours, paths = two_sides(tmp_path, Agent(tmp_path / "node"))
+    ours, paths = two_sides(tmp_path, Agent(tmp_path / "node"), gone=["n0"])
     job = changed(job_on(paths, "n0"), snapshot="")
-    ours._nodes.agents.clear()
     with pytest.raises(LookupError, match="node n0 is gone"):
         run(ours.ship(job))
 

@@ -1,0 +1,38 @@
+"""Which processes run on which simulated GPU: their drivers cannot see it, so the daemon tells the nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.runtime.deadline import within
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from orchestrator.core.job.record import Job
+    from orchestrator.runtime.cluster.registry import NodeRegistry
+
+
+class SimulatedGpus:
+    """Tells the agents of nodes with simulated GPUs what runs on them, each time that it has changed."""
+
+    def __init__(self, nodes: NodeRegistry) -> None:
+        self._nodes = nodes
+        self._assigned: dict[str, dict[int, tuple[int, ...]]] = {}
+
+    async def assign(self, holding: Collection[Job]) -> None:
+        """Tell each of the nodes which processes of the jobs run on which GPU."""
+        wanted: dict[str, dict[int, tuple[int, ...]]] = {
+            node_id: {} for node_id, report in self._nodes.reports.items() if any(g.simulated for g in report.gpus)
+        }
+        for job in holding:
+            for seat in job.seats:
+                if seat.node_id in wanted and seat.rank < len(job.pids):
+                    for gpu in seat.gpu_ids:
+                        pids = wanted[seat.node_id].get(int(gpu), ())
+                        wanted[seat.node_id][int(gpu)] = (*pids, job.pids[seat.rank])
+        for node_id, assignment in wanted.items():
+            agent = self._nodes.agents.get(node_id)
+            if agent is not None and self._assigned.get(node_id, {}) != assignment:
+                await within(10.0, agent.assign.remote(assignment))
+                self._assigned[node_id] = assignment

@@ -1,0 +1,81 @@
+"""Every GPU of every node as it is now, for people: values, condition, holders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from orchestrator.core.facts.codec import fact_to_dict
+from orchestrator.core.facts.gpus import GpuState
+from orchestrator.core.sentences import sentence
+from orchestrator.daemon.gpus.conditions import gpu_conditions
+from orchestrator.gpu.balance.view import GpuOwner, GpuRow, gpu_row
+from orchestrator.gpu.sampler import Health
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.facts.gpus import GpuCondition
+    from orchestrator.core.job.record import Job
+    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.exporters.actor import ExporterReport
+    from orchestrator.runtime.exporters.exporters import Exporters
+    from orchestrator.runtime.nodes.agent import NodeGpu
+
+
+class GpuTable:
+    """Asks the exporters of all GPUs when a reader asks. ``jobs`` gives the live jobs."""
+
+    def __init__(self, nodes: NodeRegistry, exporters: Exporters, jobs: Callable[[], Collection[Job]]) -> None:
+        self._nodes = nodes
+        self._exporters = exporters
+        self._jobs = jobs
+
+    async def rows(self, quarantined: Mapping[str, Fact]) -> list[GpuRow]:
+        """A row for each GPU, by node and index; ``quarantined`` says by UUID why some are held back."""
+        reports = await self._exporters.ask()
+        holders: dict[str, list[GpuOwner]] = {}
+        for job in self._jobs():
+            for seat in job.seats if job.gang_open else ():
+                for uuid in seat.gpu_uuids:
+                    holders.setdefault(uuid, []).append(GpuOwner(job=job.id, rank=seat.rank))
+        here = [(gpu, node) for node in self._nodes.reports.values() for gpu in node.gpus]
+        gone = [(gpu, self._nodes.reports[i]) for i, lost in self._nodes.lost_gpus.items() for gpu in lost]
+        conditions = gpu_conditions(
+            [gpu.uuid for gpu, _ in (*here, *gone)],
+            lost={gpu.uuid for gpu, _ in gone},
+            quarantined=quarantined,
+            reports=reports,
+            silent={gpu.uuid for gpu, _ in here} - reports.keys(),
+        )
+        rows = [
+            _row(gpu, node.hostname, reports.get(gpu.uuid), conditions[gpu.uuid], holders.get(gpu.uuid, ()))
+            for gpu, node in (*here, *gone)
+        ]
+        return sorted(rows, key=lambda row: (row.node, row.index, row.gpu_uuid))
+
+
+def _row(
+    gpu: NodeGpu, node: str, report: ExporterReport | None, condition: GpuCondition, holders: Sequence[GpuOwner]
+) -> GpuRow:
+    lost, told = condition.state is GpuState.LOST, None if condition.cause is None else sentence(condition.cause)
+    if report is None or lost:
+        row = GpuRow(
+            gpu_uuid=gpu.uuid,
+            node=node,
+            index=gpu.index,
+            vendor="simulated" if gpu.simulated else "",
+            model=gpu.model,
+            simulated=gpu.simulated,
+            health=Health.LOST if lost else Health.FAILING,
+            problem=told,
+            job=holders[0].job if holders else None,
+            rank=holders[0].rank if holders else None,
+            holders=tuple(holders),
+        )
+    else:
+        status, problem = report.status, told or report.status.error
+        row = gpu_row(status.info, node, status.sample, health=status.health, problem=problem, holders=tuple(holders))
+    causes = tuple(map(fact_to_dict, condition.causes))
+    return replace(row, condition=condition.state.value, causes=causes)

@@ -1,0 +1,51 @@
+"""Calls to the agents of nodes about jobs' files: ``runtime/nodes/files.py`` answers them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.runtime.deadline import within
+from orchestrator.runtime.gangs.errors import NodeGoneError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from orchestrator.core.job.record import Job
+    from orchestrator.runtime.cluster.registry import NodeRegistry
+
+CALL_SECONDS: Final = 60.0
+
+
+class FileNodes:
+    """The nodes that ranks' files lie on."""
+
+    def __init__(self, nodes: NodeRegistry) -> None:
+        self._nodes = nodes
+
+    def apart(self, job: Job) -> list[str]:
+        """The job's nodes that do not share the home, in the order of their ranks."""
+        reports = self._nodes.reports
+        return [n for n in dict.fromkeys(job.nodes) if n in reports and not reports[n].home_shared]
+
+    async def ask(self, node_id: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        """What the node's agent answers. Raises NodeGoneError when the node has none any more."""
+        agent = self._nodes.agents.get(node_id)
+        if agent is None:
+            raise NodeGoneError(node_id)
+        return await within(CALL_SECONDS, agent.files.remote(method, *args, **kwargs))
+
+    async def reads(self, node_id: str, path: str, text: str) -> bool:
+        """Whether the node reads ``text`` in the file ``path``. False as well where it does not answer."""
+        try:
+            agent = self._nodes.agents[node_id]
+            return bool(await within(CALL_SECONDS, agent.reads.remote(path, text)))
+        except Exception:
+            return False
+
+    async def keep_only(self, live: Collection[str]) -> None:
+        """Have every node delete the files of jobs that are not live."""
+        for node_id, report in list(self._nodes.reports.items()):
+            with contextlib.suppress(Exception):  # the next round asks again
+                agent = self._nodes.agents[node_id]
+                await within(CALL_SECONDS, agent.keep_only.remote(list(live), shared=report.home_shared))

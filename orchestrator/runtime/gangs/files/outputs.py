@@ -1,0 +1,79 @@
+"""Collects a job's outputs from its nodes, this one included, below its directory in the home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.runtime.nodes.working_copy import find_outputs, keep_output, new_output
+
+if TYPE_CHECKING:
+    from orchestrator.core.job.record import Job
+    from orchestrator.runtime.gangs.files.node_files import FileNodes
+    from orchestrator.runtime.nodes.working_copy import Output, Outputs
+    from orchestrator.runtime.pools import Pool
+    from orchestrator.spec.paths import Paths
+
+
+class OutputCollection:
+    """Keeps at most ``max_bytes`` of outputs for each job; what is more stays where it is."""
+
+    def __init__(self, nodes: FileNodes, paths: Paths, pool: Pool, *, max_bytes: int, chunk_bytes: int) -> None:
+        self._nodes = nodes
+        self._paths = paths
+        self._pool = pool
+        self._max_bytes = max_bytes
+        self._chunk_bytes = chunk_bytes
+
+    async def bring(self, job: Job) -> str:
+        """Collect the outputs. Returns what a person should know of those that were not."""
+        target, left = self._paths.outputs(job.id), self._max_bytes
+        said = []
+        apart = self._nodes.apart(job)
+        if len(apart) < len(set(job.nodes)):
+            try:
+                found = await self._pool.run(self._keep_own, job, target, left)
+                left -= sum(each.size_bytes for each in found.files)
+                said.append(self._left(found, job.work_dir))
+            except (OSError, ValueError) as error:
+                said.append(f"outputs could not be kept in {target}: {error}; they are in {job.work_dir}")
+        taken: set[str] = set()
+        for number, node_id in enumerate(apart):
+            try:
+                found = await self._nodes.ask(node_id, "find_outputs", job.id, job.spec.outputs, left)
+                for each in found.files:
+                    name = each.path if each.path not in taken else f"{each.path}.node-{number}"
+                    await self._fetch(job, node_id, each, target, name)
+                    taken.add(each.path)
+                left -= sum(each.size_bytes for each in found.files)
+                said.append(self._left(found, f"the working copy on node {node_id[:12]}"))
+            except Exception as error:
+                said.append(f"outputs of node {node_id[:12]} could not be brought to {target}: {error}")
+        return "; ".join(filter(None, said))
+
+    def _keep_own(self, job: Job, target: Path, max_bytes: int) -> Outputs:
+        work = Path(job.work_dir)
+        found = find_outputs(work, job.spec.outputs, max_bytes)
+        for each in found.files:
+            keep_output(work, each, target)
+        return found
+
+    def _left(self, found: Outputs, where: str) -> str:
+        if not found.left_files:
+            return ""
+        limit = self._max_bytes / 1e6
+        return (
+            f"{found.left_files} outputs ({found.left_bytes / 1e6:.0f} MB) stay in {where}: more than"
+            f" ORCH_OUTPUTS_MAX_BYTES ({limit:.0f} MB)"
+        )
+
+    async def _fetch(self, job: Job, node_id: str, found: Output, target: Path, name: str) -> None:
+        with new_output(target, name) as place:
+            with place.create(found.mode) as file:
+                offset = 0
+                while data := await self._nodes.ask(node_id, "read_output", job.id, found.path, offset):
+                    await self._pool.run(file.write, data)
+                    offset += len(data)
+                    if len(data) < self._chunk_bytes:
+                        break
+            place.finish()
