@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from orchestrator.api.errors import DaemonFrozenError, DaemonUnreachableError, DeadlineError
-from orchestrator.api.transport import wire
+from orchestrator.api.transport import serving_lock, wire
 from orchestrator.api.transport.peer import credentials, is_stopped
 
 if TYPE_CHECKING:
@@ -23,18 +23,31 @@ POLL_SECONDS = 0.05
 class DaemonProcess:
     """The daemon's process, held from before it is asked to stop: its id cannot come to mean another one."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        """Raises DaemonUnreachableError where none listens."""
-        self._endpoint = endpoint
-        self._handle: int | None = None
-        self.pid = 0
-        with wire.connect(self._endpoint, time.monotonic() + CONNECT_SECONDS) as sock:
+    def __init__(self, endpoint: Endpoint, pid: int = 0, handle: int | None = None) -> None:
+        """``pid`` is 0 where it is not known; ``handle`` is None where the process cannot be held."""
+        self._endpoint, self.pid, self._handle = endpoint, pid, handle
+        self._listens = True
+
+    @classmethod
+    def listening(cls, endpoint: Endpoint) -> DaemonProcess:
+        """The process that takes connections. Raises DaemonUnreachableError where none does."""
+        with wire.connect(endpoint, time.monotonic() + CONNECT_SECONDS) as sock:
             peer = credentials(sock)
         if peer is None or peer[0] in {0, os.getpid()}:
-            return  # on another machine or in another container: only its address can be watched
-        self.pid = peer[0]
+            return cls(endpoint)  # on another machine or in another container: only its address can be watched
         with contextlib.suppress(ProcessLookupError):
-            self._handle = os.pidfd_open(self.pid)
+            return cls(endpoint, peer[0], os.pidfd_open(peer[0]))
+        return cls(endpoint, peer[0])
+
+    @classmethod
+    def ending(cls, endpoint: Endpoint) -> DaemonProcess | None:
+        """The process that listens no more, or not yet, and has not ended; None where there is none."""
+        pid = serving_lock.holder(endpoint.socket_path) if endpoint.socket_path else None
+        if pid is None:
+            return None
+        process = cls(endpoint, pid)
+        process._listens = False
+        return process
 
     def close(self) -> None:
         """Let go of the process."""
@@ -60,6 +73,10 @@ class DaemonProcess:
     def _has_ended(self, seconds: float) -> bool:
         if self._handle is not None:
             return bool(select.select([self._handle], [], [], seconds)[0])
+        if not self._listens:
+            pid = serving_lock.holder(self._endpoint.socket_path)
+            time.sleep(POLL_SECONDS)
+            return pid is None or pid != self.pid  # another process's is the next daemon's
         try:
             wire.connect(self._endpoint, time.monotonic() + CONNECT_SECONDS).close()
         except DaemonUnreachableError:

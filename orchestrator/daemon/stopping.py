@@ -32,9 +32,14 @@ class StopRequest:
         self.stop_jobs = False
 
     @property
+    def requested(self) -> bool:
+        """Whether the daemon is on its way out."""
+        return self._requested.is_set()
+
+    @property
     def drains(self) -> bool:
         """Jobs go back to the queue now: nothing is placed any more."""
-        return self.stop_jobs and self._requested.is_set()
+        return self.stop_jobs and self.requested
 
     def now(self) -> None:
         """Stop."""
@@ -46,7 +51,7 @@ class StopRequest:
 
     def refuse(self) -> None:
         """Raise DaemonStoppingError once the daemon is on its way out."""
-        if self._requested.is_set():
+        if self.requested:
             raise DaemonStoppingError("the daemon is shutting down")
 
 
@@ -61,13 +66,17 @@ class Shutdown:
         self._changes = changes
         self._failed = failed
         self._log = log
+        self._begun = False
 
     def holding(self) -> tuple[JobId, ...]:
         """The jobs that have a gang."""
         return tuple(j.id for j in self._loop.decided.values() if j.gang_open)
 
     def begin(self, *, stop_jobs: bool, by: str) -> v.ShutdownReply:
-        """Answer what will happen, then stop."""
+        """Answer what will happen, then stop. Once that has begun, a second request changes nothing about it."""
+        if self._begun or self._stop.requested:
+            stop_jobs = self._stop.stop_jobs
+        self._begun = True
         holding = self.holding()
         self._log.info("daemon.stopping", by=by, stop_jobs=stop_jobs, jobs=len(holding))
         self._stop.stop_jobs = stop_jobs

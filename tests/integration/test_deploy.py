@@ -27,6 +27,7 @@ import yaml
 
 from dashboards import rules
 from orchestrator.cli.registry import ENTRIES
+from orchestrator.runtime.cluster.head_start import SYSTEM_CONFIG
 from orchestrator.spec.settings import Settings
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry import local_prometheus as lp
@@ -538,6 +539,31 @@ def test_objects_of_the_prometheus_operator_fit_its_schemas(
     values, keys = operators_findings(wrong, packages, tmp_path / "wrong")
     assert "url must be string" in values
     assert "intervall" in keys
+
+
+# -- memory: what the embedded head sets for itself, wherever else Ray is started
+
+
+OOM_SETTINGS = {
+    f"RAY_{name}": str(SYSTEM_CONFIG[name]) for name in ("worker_oom_score_adjustment", "memory_monitor_refresh_ms")
+}
+
+
+def test_compose_has_ray_spare_its_workers_when_memory_runs_out() -> None:
+    environment = COMPOSE["services"]["ray"]["environment"]
+    assert {name: environment.get(name) for name in OOM_SETTINGS} == OOM_SETTINGS
+
+
+def test_kubernetes_has_ray_spare_its_workers_when_memory_runs_out(objects: list[dict[str, Any]]) -> None:
+    for template in pods(objects):
+        (ray,) = [c for c in template["spec"]["containers"] if c["name"].startswith("ray-")]
+        environment = {entry["name"]: entry["value"] for entry in ray["env"]}
+        assert {name: environment.get(name) for name in OOM_SETTINGS} == OOM_SETTINGS
+
+
+def test_the_unit_has_ray_spare_its_workers_when_memory_runs_out() -> None:
+    told = " ".join(unit("orch-ray.service")["Environment"]).split()
+    assert {f"{name}={value}" for name, value in OOM_SETTINGS.items()} <= set(told)
 
 
 # -- systemd

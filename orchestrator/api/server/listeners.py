@@ -28,6 +28,7 @@ from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.protocol import BODY_SECONDS
 from orchestrator.api.server.gate import LOOPBACK_NAMES, Peer
 from orchestrator.api.server.group_access import give_to_group, group_id
+from orchestrator.api.transport import serving_lock
 from orchestrator.api.transport.peer import credentials
 from orchestrator.gpu.exporter.acceptor import Acceptor
 from orchestrator.private_files import NotPrivateError, make_private
@@ -246,7 +247,7 @@ class ApiServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSocket:
-    """The bound control socket. ``lock`` is held as long as it is ours; ``release`` removes the file."""
+    """The bound control socket. ``lock`` is held as long as this process serves, and says which process that is."""
 
     sock: socket.socket
     path: Path
@@ -255,11 +256,15 @@ class ControlSocket:
 
     def release(self) -> None:
         """Remove the file, if it is still ours, and let the next daemon in."""
+        self.withdraw()
+        os.close(self.lock)
+
+    def withdraw(self) -> None:
+        """Remove the file, if it is still ours. The lock stays until this process has ended, for those who wait for that."""
         self.sock.close()
         with contextlib.suppress(FileNotFoundError):
             if self.path.stat().st_ino == self.inode:
                 self.path.unlink()
-        os.close(self.lock)
 
 
 def bind_control_socket(
@@ -273,9 +278,10 @@ def bind_control_socket(
     """
     gid = None if group is None else group_id(group)
     _private_directory(path.parent, traversable=group is not None)
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = os.open(serving_lock.lock_path(str(path)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         _take(lock, path, predecessor_seconds)
+        serving_lock.sign(lock)
         _clear(path)
         sock = _bind(path)
         if gid is not None and group is not None:

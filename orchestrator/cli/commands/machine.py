@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from orchestrator.cli.console import clean
 from orchestrator.cli.daemon_process import DaemonProcess
 from orchestrator.cli.render.units import parse_span, size, span
 from orchestrator.cli.session import Session, print_json
+
+if TYPE_CHECKING:
+    from orchestrator.api.views import ShutdownReply
 
 DOWN_SECONDS = 60.0
 STOP_JOBS_SECONDS = 3600.0
@@ -123,21 +126,14 @@ def down(
     Ray ends with it where no job needs it any more.
     """
     session = Session(quiet=quiet)
-    try:
-        daemon = DaemonProcess(session.endpoint)
-    except DaemonUnreachableError as error:
-        if type(error) is not DaemonUnreachableError:
-            raise
-        if json:
-            print_json(session, {"running": [], "stopped": [], "was_running": False})
-        else:
-            session.console.print("no daemon is running")
-        return EXIT_OK
-    with contextlib.closing(daemon):
-        reply = session.client().shutdown(stop_jobs=stop_jobs)
-        daemon.wait_until_gone(STOP_JOBS_SECONDS if stop_jobs else DOWN_SECONDS)
+    seconds = STOP_JOBS_SECONDS if stop_jobs else DOWN_SECONDS
+    reply = _shut_down(session, stop_jobs=stop_jobs, seconds=seconds) or _wait_for_one_that_ends(session, seconds)
     if json:
-        print_json(session, {**reply.to_json(), "was_running": True})
+        told = {"running": [], "stopped": []} if reply is None else reply.to_json()
+        print_json(session, {**told, "was_running": reply is not None})
+        return EXIT_OK
+    if reply is None:
+        session.console.print("no daemon is running")
         return EXIT_OK
     session.console.print("the daemon has stopped")
     if reply.stopped:
@@ -145,6 +141,31 @@ def down(
     if reply.running:
         session.console.note(f"running on without it: {', '.join(reply.running)}; `orch up` looks after them again")
     return EXIT_OK
+
+
+def _shut_down(session: Session, *, stop_jobs: bool, seconds: float) -> ShutdownReply | None:
+    """Have the daemon stop, and return when its process has ended; None where none listens."""
+    try:
+        daemon = DaemonProcess.listening(session.endpoint)
+        with contextlib.closing(daemon):
+            reply = session.client().shutdown(stop_jobs=stop_jobs)
+            daemon.wait_until_gone(seconds)
+            return reply
+    except DaemonUnreachableError as error:
+        if type(error) is not DaemonUnreachableError:
+            raise
+        return None
+
+
+def _wait_for_one_that_ends(session: Session, seconds: float) -> ShutdownReply | None:
+    """Return when a daemon has ended that was asked to stop before; None where there is none."""
+    daemon = DaemonProcess.ending(session.endpoint)
+    if daemon is None:
+        return None
+    from orchestrator.api.views import ShutdownReply
+
+    daemon.wait_until_gone(seconds)
+    return ShutdownReply()
 
 
 def doctor(json: Json = False) -> int:

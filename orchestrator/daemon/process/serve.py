@@ -105,7 +105,7 @@ async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, s
     try:
         await _serve_on(parts, control, settings, options)
     finally:
-        control.release()
+        control.withdraw()
         # asyncio.run, or the interpreter's exit, would wait for these without an end; everything that matters is closed.
         if parts.background.deaf or parts.pools.busy or calls_under_way():
             failed = sys.exception()

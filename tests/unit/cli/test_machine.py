@@ -257,6 +257,66 @@ def test_down_beside_a_daemon_that_is_stopped_meanwhile(
     assert f"kill -CONT {slow_to_end.pid}" in done.err
 
 
+ENDS_DEAF = """
+import fcntl, os, sys
+from orchestrator.api.transport import serving_lock
+lock = os.open(serving_lock.lock_path(sys.argv[1]), os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX)
+serving_lock.sign(lock)
+print("holds", flush=True)
+sys.stdin.readline()
+"""
+"""A daemon that another `orch down` has asked to stop: it listens no more and has not ended."""
+
+
+@pytest.fixture
+def ends_deaf(home: object) -> Iterator[subprocess.Popen[bytes]]:
+    path = endpoint_from(os.environ).socket_path
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDS_DEAF, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"holds\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("flags", [[], ["--stop-jobs"], ["--json"]])
+def test_a_second_down_returns_when_the_process_has_ended(
+    orch: Orch, ends_deaf: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    seen: list[int | None] = []
+    wait = DaemonProcess.wait_until_gone
+
+    def ends_only_while_it_is_waited_for(process: DaemonProcess, seconds: float) -> None:
+        assert ends_deaf.stdin is not None
+        seen.append(process.pid)
+        threading.Timer(0.2, ends_deaf.stdin.close).start()
+        wait(process, seconds)
+        with open(f"/proc/{ends_deaf.pid}/stat") as file:
+            assert file.read().rpartition(")")[2].split()[0] == "Z", "it has ended, and its parent has not asked yet"
+
+    monkeypatch.setattr(DaemonProcess, "wait_until_gone", ends_only_while_it_is_waited_for)
+    done = orch("down", *flags)
+    assert done.code == 0, done.err
+    assert seen == [ends_deaf.pid]
+    if "--json" in flags:
+        assert done.json == {"running": [], "stopped": [], "was_running": True}
+    else:
+        assert done.out == "the daemon has stopped\n"
+
+
+def test_a_second_down_beside_a_daemon_that_will_not_go(
+    orch: Orch, ends_deaf: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = DaemonProcess.wait_until_gone
+    monkeypatch.setattr(DaemonProcess, "wait_until_gone", lambda process, _seconds: wait(process, 0.2))
+    done = orch("down")
+    assert done.code == 4
+    assert f"has not ended 0 s after it was asked to stop (process {ends_deaf.pid})" in done.err
+
+
 def test_doctor(orch: Orch, daemon: dict[str, Any], home: object) -> None:
     assert orch("doctor") == (0, "ok      Python 3.11\n", "")
     daemon["findings"] = [

@@ -29,13 +29,47 @@ def test_the_answer_names_jobs_with_a_gang_and_the_stop_follows() -> None:
         rounds, stop = Rounds(), StopRequest()
         job = running()
         rounds.loop.decided = {job.id: job}
-        shutdown = Shutdown(stop, rounds.loop, Changes(0), lambda: False, LOG)
-        assert shutdown.begin(stop_jobs=False, by="ada").running == (job.id,)
-        reply = shutdown.begin(stop_jobs=True, by="ada")
+        leaving = Shutdown(StopRequest(), rounds.loop, Changes(0), lambda: False, LOG)
+        assert leaving.begin(stop_jobs=False, by="ada").running == (job.id,)
+        reply = Shutdown(stop, rounds.loop, Changes(0), lambda: False, LOG).begin(stop_jobs=True, by="ada")
         assert (reply.running, reply.stopped) == ((), (job.id,))
         async with asyncio.timeout(10):
             await stop.wait()
         assert stop.drains
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_second_request_changes_nothing_about_the_first(*, first: bool, at_once: bool) -> None:
+    """A plain `down` after `down --stop-jobs` would have the jobs placed again that are on their way to the queue."""
+
+    async def run() -> None:
+        rounds, stop = Rounds(), StopRequest()
+        job = running()
+        rounds.loop.decided = {job.id: job}
+        shutdown = Shutdown(stop, rounds.loop, Changes(0), lambda: False, LOG)
+        told = shutdown.begin(stop_jobs=first, by="ada")
+        async with asyncio.timeout(10):
+            if not at_once:
+                await stop.wait()
+            assert shutdown.begin(stop_jobs=not first, by="ada") == told
+            await stop.wait()
+        assert stop.drains is first
+
+    asyncio.run(run())
+
+
+def test_a_request_after_sigterm_leaves_jobs_running() -> None:
+    async def run() -> None:
+        rounds, stop = Rounds(), StopRequest()
+        job = running()
+        rounds.loop.decided = {job.id: job}
+        stop.now()
+        shutdown = Shutdown(stop, rounds.loop, Changes(0), lambda: False, LOG)
+        assert shutdown.begin(stop_jobs=True, by="ada").running == (job.id,)
+        assert not stop.drains
 
     asyncio.run(run())
 

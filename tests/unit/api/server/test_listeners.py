@@ -19,6 +19,7 @@ from orchestrator.api.errors import BadRequestError, DaemonUnreachableError, Ref
 from orchestrator.api.server import listeners as serve
 from orchestrator.api.server.listeners import address_of, bind_control_socket, bind_tcp, host_names, is_loopback
 from orchestrator.api.server.testing import serve_fake
+from orchestrator.api.transport import serving_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +50,18 @@ def test_a_group_may_connect_when_it_is_named(tmp_path: Path) -> None:
     assert mode(tmp_path / "s") == 0o660
     assert (tmp_path / "s").stat().st_gid == os.getgid()
     bound.release()
+
+
+def test_the_lock_says_who_serves_until_the_process_has_ended(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    assert serving_lock.holder(path) is None
+    bound = bind_control_socket(tmp_path / "s")
+    assert serving_lock.holder(path) == os.getpid()
+    bound.withdraw()
+    assert not (tmp_path / "s").exists()
+    assert serving_lock.holder(path) == os.getpid()
+    os.close(bound.lock)
+    assert serving_lock.holder(path) is None
 
 
 def test_an_unknown_group_is_refused_before_anything_is_made(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""The lock beside the control socket: a daemon holds it from before it listens until its process has ended.
+
+For the command line, which looks at it only where no daemon listens: standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+
+_SIGNATURE_BYTES = 32
+
+
+def lock_path(socket_path: str) -> str:
+    """The lock's file. It stays: removing it would let two processes hold two files of the same name."""
+    return f"{socket_path}.lock"
+
+
+def sign(lock: int) -> None:
+    """Note the own process id in the lock's file; in place and padded, for a full disk."""
+    with contextlib.suppress(OSError):  # only messages name it
+        os.pwrite(lock, f"{os.getpid()}\n".encode().ljust(_SIGNATURE_BYTES), 0)
+
+
+def holder(socket_path: str) -> int | None:
+    """The process that holds the lock: its id, or 0 where that is not known. None where no process holds it.
+
+    None as well for a lock that this user may not open.
+    """
+    try:
+        lock = os.open(lock_path(socket_path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(lock, _SIGNATURE_BYTES, 0).split(b"\n", 1)[0].strip()
+        return int(text) if text.isdigit() else 0
+    finally:
+        os.close(lock)
+    return None
