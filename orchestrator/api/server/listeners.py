@@ -1,19 +1,14 @@
-"""Listeners: sockets with the right owner and mode, and the uvicorn servers behind them.
+"""Listeners: TCP sockets, and the uvicorn servers behind them and behind the control socket (`control_socket.py`).
 
-Owns the control socket's file: at most one daemon listens on it, what a dead one left behind is replaced, and at no
-moment is it open to more people than it should be. The daemon owns signals and decides when to stop; the servers here
-install no handlers and wake up for nothing but requests.
+The daemon owns signals and decides when to stop; the servers here install no handlers and wake up for nothing but requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import resource
 import socket
-import stat
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -27,15 +22,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.protocol import BODY_SECONDS
 from orchestrator.api.server.gate import LOOPBACK_NAMES, Peer
-from orchestrator.api.server.group_access import give_to_group, group_id
-from orchestrator.api.transport import serving_lock
 from orchestrator.api.transport.peer import credentials
 from orchestrator.gpu.exporter.acceptor import Acceptor
-from orchestrator.private_files import NotPrivateError, make_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from starlette.types import ASGIApp
 
@@ -55,8 +46,6 @@ MANY_FILES = 65536
 
 KEEP_ALIVE_SECONDS = 5
 STOP_SECONDS = 2
-PREDECESSOR_SECONDS = 10.0
-PREDECESSOR_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,120 +232,6 @@ class ApiServer:
             await self._task
         for sock in self._sockets:
             sock.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlSocket:
-    """The bound control socket. ``lock`` is held as long as this process serves, and says which process that is."""
-
-    sock: socket.socket
-    path: Path
-    lock: int
-    inode: int
-
-    def release(self) -> None:
-        """Remove the file, if it is still ours, and let the next daemon in."""
-        self.withdraw()
-        os.close(self.lock)
-
-    def withdraw(self) -> None:
-        """Remove the file, if it is still ours. The lock stays until this process has ended, for those who wait for that."""
-        self.sock.close()
-        with contextlib.suppress(FileNotFoundError):
-            if self.path.stat().st_ino == self.inode:
-                self.path.unlink()
-
-
-def bind_control_socket(
-    path: Path, *, group: str | None = None, predecessor_seconds: float = PREDECESSOR_SECONDS
-) -> ControlSocket:
-    """Listen on ``path`` with mode 0600, or 0660 for ``group``.
-
-    A socket that a dead daemon left is replaced. Raises RefusedError where a live daemon listens, where the path holds
-    something else than a socket, or where its directory is open to others; BadRequestError for an unknown group.
-    A daemon on its way out is waited for ``predecessor_seconds``.
-    """
-    gid = None if group is None else group_id(group)
-    _private_directory(path.parent, traversable=group is not None)
-    lock = os.open(serving_lock.lock_path(str(path)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        _take(lock, path, predecessor_seconds)
-        serving_lock.sign(lock)
-        _clear(path)
-        sock = _bind(path)
-        if gid is not None and group is not None:
-            give_to_group(path, gid, group, 0o660)
-        return ControlSocket(sock=sock, path=path, lock=lock, inode=path.stat().st_ino)
-    except BaseException:
-        os.close(lock)
-        raise
-
-
-def _private_directory(directory: Path, *, traversable: bool) -> None:
-    try:
-        make_private(directory, traversable=traversable)
-    except NotPrivateError as error:
-        raise RefusedError(
-            f"no socket can be made where other users could put a false daemon: {error}",
-            hint="set ORCH_HOME, or XDG_RUNTIME_DIR, to a directory of your own",
-        ) from error
-
-
-def _take(lock: int, path: Path, seconds: float) -> None:
-    """Lock, or refuse; a daemon that has stopped answering and is on its way out is waited for."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if _is_answered(path) or time.monotonic() > deadline:
-                raise _in_use(path) from error
-        time.sleep(PREDECESSOR_POLL_SECONDS)
-
-
-def _is_answered(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:
-            return True
-    return True
-
-
-def _in_use(path: Path) -> RefusedError:
-    return RefusedError(
-        f"another daemon listens on {path}",
-        hint="`orch down` stops it (jobs go on); a second daemon needs an ORCH_HOME of its own",
-    )
-
-
-def _clear(path: Path) -> None:
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(status.st_mode):
-        raise RefusedError(f"{path} is in the way: it is not a socket", hint="move it away and start again")
-    if _is_answered(path):
-        raise _in_use(path)
-    path.unlink(missing_ok=True)
-
-
-def _bind(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    previous = os.umask(0o177)
-    try:
-        sock.bind(str(path))
-        sock.listen(512)
-    except BaseException:
-        sock.close()
-        raise
-    finally:
-        os.umask(previous)
-    return sock
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:

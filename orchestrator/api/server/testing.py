@@ -27,12 +27,12 @@ from orchestrator.api.errors import (
 )
 from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION
 from orchestrator.api.server.app import control_routes
+from orchestrator.api.server.control_socket import bind_control_socket
 from orchestrator.api.server.gate import Gate, GatePolicy
 from orchestrator.api.server.listeners import (
     ApiServer,
     Deadlines,
     address_of,
-    bind_control_socket,
     bind_tcp,
     host_names,
 )
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from orchestrator.api.server.listeners import ControlSocket
+    from orchestrator.api.server.control_socket import ControlSocket
     from orchestrator.api.service import (
         ActionRequest,
         Caller,

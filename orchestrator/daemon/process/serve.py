@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from orchestrator.api.errors import DaemonFrozenError, InternalError, OrchError, RefusedError
 from orchestrator.api.server.app import create_control_app
+from orchestrator.api.server.control_socket import bind_control_socket
 from orchestrator.api.server.gate import GatePolicy
 from orchestrator.api.server.group_access import open_way
 from orchestrator.api.server.listeners import (
     MAX_READERS,
     ApiServer,
     address_of,
-    bind_control_socket,
     bind_tcp,
     connection_cap,
     raise_file_limit,
@@ -41,7 +41,7 @@ from orchestrator.telemetry.logging import configure_logging
 
 if TYPE_CHECKING:
     from orchestrator.api.launch import ServeOptions
-    from orchestrator.api.server.listeners import ControlSocket
+    from orchestrator.api.server.control_socket import ControlSocket
     from orchestrator.daemon.assembly import Parts
     from orchestrator.daemon.service import Service
     from orchestrator.spec.settings import Settings

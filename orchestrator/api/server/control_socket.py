@@ -1,0 +1,140 @@
+"""The control socket: at most one daemon listens on it, and what a dead one left behind is replaced.
+
+Owns its file and the lock beside it. At no moment is it open to more people than it should be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import RefusedError
+from orchestrator.api.server.group_access import give_to_group, group_id
+from orchestrator.api.transport import serving_lock
+from orchestrator.private_files import NotPrivateError, make_private
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PREDECESSOR_SECONDS = 10.0
+PREDECESSOR_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSocket:
+    """The bound control socket. ``lock`` is held as long as this process serves, and says which process that is."""
+
+    sock: socket.socket
+    path: Path
+    lock: int
+    inode: int
+
+    def release(self) -> None:
+        """Remove the file, if it is still ours, and let the next daemon in."""
+        self.withdraw()
+        os.close(self.lock)
+
+    def withdraw(self) -> None:
+        """Remove the file, if it is still ours. The lock stays until this process has ended, for those who wait for that."""
+        self.sock.close()
+        with contextlib.suppress(FileNotFoundError):
+            if self.path.stat().st_ino == self.inode:
+                self.path.unlink()
+
+
+def bind_control_socket(
+    path: Path, *, group: str | None = None, predecessor_seconds: float = PREDECESSOR_SECONDS
+) -> ControlSocket:
+    """Listen on ``path`` with mode 0600, or 0660 for ``group``.
+
+    A socket that a dead daemon left is replaced. Raises RefusedError where a live daemon listens, where the path holds
+    something else than a socket, or where its directory is open to others; BadRequestError for an unknown group.
+    A daemon on its way out is waited for ``predecessor_seconds``.
+    """
+    gid = None if group is None else group_id(group)
+    _private_directory(path.parent, traversable=group is not None)
+    lock = os.open(serving_lock.lock_path(str(path)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        _take(lock, path, predecessor_seconds)
+        serving_lock.sign(lock)
+        _clear(path)
+        sock = _bind(path)
+        if gid is not None and group is not None:
+            give_to_group(path, gid, group, 0o660)
+        return ControlSocket(sock=sock, path=path, lock=lock, inode=path.stat().st_ino)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _private_directory(directory: Path, *, traversable: bool) -> None:
+    try:
+        make_private(directory, traversable=traversable)
+    except NotPrivateError as error:
+        raise RefusedError(
+            f"no socket can be made where other users could put a false daemon: {error}",
+            hint="set ORCH_HOME, or XDG_RUNTIME_DIR, to a directory of your own",
+        ) from error
+
+
+def _take(lock: int, path: Path, seconds: float) -> None:
+    """Lock, or refuse; a daemon that has stopped answering and is on its way out is waited for."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if _is_answered(path) or time.monotonic() > deadline:
+                raise _in_use(path) from error
+        time.sleep(PREDECESSOR_POLL_SECONDS)
+
+
+def _is_answered(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True
+
+
+def _in_use(path: Path) -> RefusedError:
+    return RefusedError(
+        f"another daemon listens on {path}",
+        hint="`orch down` stops it (jobs go on); a second daemon needs an ORCH_HOME of its own",
+    )
+
+
+def _clear(path: Path) -> None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise RefusedError(f"{path} is in the way: it is not a socket", hint="move it away and start again")
+    if _is_answered(path):
+        raise _in_use(path)
+    path.unlink(missing_ok=True)
+
+
+def _bind(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    previous = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+        sock.listen(512)
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.umask(previous)
+    return sock
