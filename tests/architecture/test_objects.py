@@ -62,7 +62,6 @@ ATTRIBUTES: dict[str, int] = {
     "train/trainer/measure/metrics.py:MetricsCollector": 20,
 }
 LINES: dict[str, int] = {
-    "api/server/listeners.py": 402,
     "api/server/testing.py": 481,
     "api/views.py": 511,
     "checkpoint/external/external_checkpoints.py": 506,
