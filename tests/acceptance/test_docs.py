@@ -85,7 +85,7 @@ def test_every_command_of_the_tour_runs(tmp_path: Path) -> None:
             words = shlex.split(line.removeprefix("$ "))
             assert words[0] == "orch", line
             more = ["--read-listen", "127.0.0.1:0"] if words[1] == "up" else []
-            done = stack.orch(*words[1:], *more, cwd=directory, seconds=120)
+            done = stack.orch(*words[1:], *more, cwd=directory)
             assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
     finally:
         stack.close()

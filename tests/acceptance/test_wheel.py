@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.stack import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,7 +33,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def _run(site: Path, *arguments: str, cwd: Path, seconds: float = 150) -> subprocess.CompletedProcess[str]:
+def _run(site: Path, *arguments: str, cwd: Path, seconds: float = PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("ORCH_", "RAY_"))}
     return subprocess.run(
         [sys.executable, *arguments],

@@ -31,9 +31,8 @@ from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.spec.paths import Paths
 from tests.contract.runtime_contract import GPUS, Arm, Does, RuntimeContract
 from tests.support.cluster import RayCluster
-from tests.support.stack import process_gone
+from tests.support.stack import PATIENCE_SECONDS, process_gone
 
-PATIENCE = 120.0
 SCRIPTS = {
     Does.WAIT: "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nstarted()\nwhile True: signal.pause()\n",
     Does.ENDURE: "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nstarted()\nwhile True: signal.pause()\n",
@@ -74,7 +73,7 @@ class Raylets:
     async def ready(self) -> None:
         """Both nodes are there and known."""
         self.raylets.keep(2)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             nodes = await self.cluster.refresh()
             if all(node.id in nodes and nodes[node.id].schedulable for node in self.raylets.workers):
@@ -155,7 +154,7 @@ class RayArm(Arm):
         return {"work_dir": str(work), "python": sys.executable, "path": os.environ["PATH"], "snapshot": ""}
 
     async def until(self, what: str, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             assert time.monotonic() < deadline, f"never: {what}; posted: {self.facts}"
             await asyncio.sleep(0.02)
@@ -182,7 +181,7 @@ class RayArm(Arm):
 
     async def lose_node(self, node_id: str) -> None:
         await asyncio.to_thread(self._raylets.raylets.node(node_id).kill)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while (await self.nodes())[node_id].alive:
             assert time.monotonic() < deadline, "Ray does not declare the node dead"
             await asyncio.sleep(0.1)

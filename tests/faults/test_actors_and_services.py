@@ -52,7 +52,7 @@ def test_an_actor_takes_its_whole_tree_along_and_the_job_recovers(
     trees = tree(keeper)
     assert len(trees) >= 4, "keeper, rank, and two grandchildren"
     os.kill(actor_pids(stack, job_id)[rank], signal.SIGKILL)
-    all_gone("what the actor had started", trees, seconds=3)
+    all_gone("what the actor had started", trees)
     finish(stack, ledger, job_id, tmp_path, attempts=2)
     assert stack.job(job_id).restarts_by_class == {"infra": 1}
     assert f"rank {rank}" in stack.job(job_id).attempts[0].reason
@@ -74,7 +74,7 @@ def test_a_keeper_takes_its_whole_tree_along_and_the_job_recovers(
     keeper = parent(ledger.pids(job_id, 1)[rank])
     trees = tree(keeper)
     os.kill(keeper, signal.SIGKILL)
-    all_gone("what the keeper kept", trees, seconds=3)
+    all_gone("what the keeper kept", trees)
     finish(stack, ledger, job_id, tmp_path, attempts=2)
     assert stack.job(job_id).restarts_by_class == {"infra": 1}
 

@@ -29,7 +29,7 @@ def test_a_gpu_that_fails_twice_is_handed_out_no_more(stack: Stack, tmp_path: Pa
         "retry": {"backoff": {"initial": "3s", "max": "3s"}},
     }
     job_id = stack.submit(json.dumps(spec), tmp_path / "work", train=SCRIPT)
-    job = stack.wait(job_id, 90)
+    job = stack.wait(job_id)
     assert (job.state, job.attempt) == ("SUCCEEDED", 3), job.failure
     used = [e.body["seats"][0]["gpu_uuids"][0] for e in stack.client.events(job_id) if e.kind == "gang_placed"]
     assert used[0] == used[1], "Ray had given it the same one again"

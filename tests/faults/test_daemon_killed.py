@@ -128,7 +128,7 @@ def test_down_with_stop_jobs_ends_soon_and_the_next_daemon_goes_on(
     job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
     wait_until("it steps", lambda: ledger.last_step(job_id) >= 6)
     pids = stack.pids(job_id)
-    ended = stack.orch("down", "--stop-jobs", seconds=60)
+    ended = stack.orch("down", "--stop-jobs")
     assert (ended.returncode, job_id in ended.stderr) == (0, True), ended.stderr
     all_gone("the job's ranks", pids)
     before = ledger.last_step(job_id)
@@ -215,7 +215,7 @@ def test_a_half_started_ray_is_not_left_behind_and_two_who_start_the_daemon_at_o
 
     try:
         daemon = stack.serve()
-        strays = wait_until("the head is half started", lambda: started("raylet"), 60) + started("gcs_server")
+        strays = wait_until("the head is half started", lambda: started("raylet")) + started("gcs_server")
         daemon.kill()
         daemon.wait()
         with ThreadPoolExecutor(2) as pool:

@@ -17,7 +17,7 @@ import pytest
 from orchestrator.api.transport.peer import is_stopped
 from orchestrator.runtime.cluster.head_processes import ray_environment
 from tests.support.processes import all_gone
-from tests.support.stack import Stack, wait_until
+from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ def test_up_beside_a_daemon_that_is_stopped(stack: Stack) -> None:
         assert f"process {pid}" in done.stderr.splitlines()[0]
         assert f"kill -CONT {pid}" in done.stderr
     os.kill(pid, signal.SIGCONT)
-    all_gone("the daemon that was asked to stop", [pid], 60)
+    all_gone("the daemon that was asked to stop", [pid])
     stack.up()
 
 
@@ -120,7 +120,7 @@ def test_a_start_that_is_cut_short_leaves_no_process(stack: Stack, moment: str) 
     }
     wait_until(moment, begun[moment], 60, interval=0.001)
     daemon.send_signal(signal.SIGTERM)
-    assert daemon.wait(timeout=120) == 0, stack.serve_log()
+    assert daemon.wait(timeout=PATIENCE_SECONDS) == 0, stack.serve_log()
     assert "Traceback" not in stack.serve_log()
     assert left_of(stack) == []
 
@@ -157,7 +157,7 @@ def test_rays_handler_of_sigterm_aborts_no_process_of_orch(breakable: Stack) -> 
         env={**os.environ, **ray_environment(token)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.stdout.split() == ["True", "True", "True", "2"], done.stderr

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.api.errors import EXIT_REFUSED
 from tests.support import disks
 from tests.support.ledger import SCRIPT, Ledger, job_spec
-from tests.support.stack import Stack, wait_until
+from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def job_id(breakable: Stack, ledger: Ledger, tmp_path: Path) -> str:
 
 
 def drill(stack: Stack, job_id: str, *options: str) -> dict[str, Any]:
-    done = stack.orch("drill", job_id, *options, "--yes", "--json", "--timeout", "60", seconds=90)
+    done = stack.orch("drill", job_id, *options, "--yes", "--json", "--timeout", str(int(PATIENCE_SECONDS)))
     assert done.returncode == 0, (done.stdout, done.stderr)
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["intact"], report

@@ -63,7 +63,7 @@ def test_one_job_s_reports_are_its_own_affair(breakable: Stack, tmp_path: Path) 
     stack, done = breakable, tmp_path / "done"
     jobs = {how: stack.submit(spec(how, done), tmp_path / how, train=SCRIPT) for how in HOWS}
     for job_id in jobs.values():
-        stack.wait_state(job_id, "RUNNING", seconds=120)
+        stack.wait_state(job_id, "RUNNING")
     told = {
         how: ("unusable_report", field)
         for how, field in {
@@ -80,7 +80,7 @@ def test_one_job_s_reports_are_its_own_affair(breakable: Stack, tmp_path: Path) 
             bodies = [event.body for event in stack.client.events(job_id) if event.kind == "job_noted"]
             return any(body["code"] == code and field in body["message"] for body in bodies)
 
-        wait_until(f"{how} is told", noted, 60)
+        wait_until(f"{how} is told", noted)
     for _ in range(8):  # more than there are threads
         shown = stack.orch("logs", jobs["logs"])
         assert "is not a regular file" in shown.stdout, shown.stderr
@@ -94,5 +94,5 @@ def test_one_job_s_reports_are_its_own_affair(breakable: Stack, tmp_path: Path) 
     assert stack.orch("status").returncode == 0
     done.touch()
     for how, job_id in jobs.items():
-        job = stack.wait(job_id, 120)
+        job = stack.wait(job_id)
         assert (job.state, job.attempt) == ("SUCCEEDED", 1), how

@@ -23,7 +23,6 @@ from tests.support.processes import parent, tree
 from tests.support.stack import Stack, process_gone, wait_until
 
 STEPS = 60
-GRACE_SECONDS = 8.0
 BUDGET = {"retry": {"max_restarts": {"user": 0, "infra": 3}}}
 
 # No word of orch in it: it keeps its step in a file of its own, and treats SIGTERM as its argument says.
@@ -81,7 +80,7 @@ def ranks_at(ledger: Ledger, job_id: str, step: int, attempt: int = 1, ranks: in
         lines = [line for line in ledger.lines(job_id) if line.attempt == attempt and line.what == "step"]
         return all(any(line.rank == rank and line.step >= step for line in lines) for rank in range(ranks))
 
-    wait_until(f"{job_id} does step {step}", there, 60)
+    wait_until(f"{job_id} does step {step}", there)
     pids = ledger.pids(job_id, attempt)
     return [pids[rank] for rank in range(ranks)]
 
@@ -165,7 +164,7 @@ def starts(file: Path) -> list[tuple[int, int]]:
 
 def at_step(file: Path, step: int) -> int:
     """The process id of the plain script, once it has done that step."""
-    wait_until("it has done some steps", lambda: file.exists() and int(file.read_text()) >= step, 60)
+    wait_until("it has done some steps", lambda: file.exists() and int(file.read_text()) >= step)
     return starts(file)[-1][0]
 
 
@@ -186,7 +185,7 @@ def test_a_script_that_had_printed_its_last_step_has_finished(stack: Stack, tmp_
     job_id = stack.submit(plain("late", file, **health), tmp_path / "work", train=PLAIN)
     terminate(at_step(file, STEPS))
     if not progress:  # what it did is not known, so it gets to do it again
-        wait_until("it is started again", lambda: len(starts(file)) == 2, 60)
+        wait_until("it is started again", lambda: len(starts(file)) == 2)
         stack.client.cancel(job_id)
         assert stack.wait(job_id).state == "CANCELLED"
         return
@@ -260,13 +259,13 @@ def every_kind(stack: Stack, ledger: Ledger, tmp_path: Path) -> tuple[list[str],
 
 def check_all(stack: Stack, ledger: Ledger, tmp_path: Path, jobs: list[str], files: dict[str, Path]) -> None:
     for job_id in jobs:
-        wait_until(f"{job_id} is there again", lambda job_id=job_id: 2 in ledger.attempts(job_id), 120)
+        wait_until(f"{job_id} is there again", lambda job_id=job_id: 2 in ledger.attempts(job_id))
     for job_id, file in files.items():
-        wait_until(f"{job_id} is there again", lambda file=file: len(starts(file)) == 2, 120)
+        wait_until(f"{job_id} is there again", lambda file=file: len(starts(file)) == 2)
         Path(f"{file}.done").touch()
     (tmp_path / "done").touch()
     for job_id in (*jobs, *files):
-        job = stack.wait(job_id, 120)
+        job = stack.wait(job_id)
         assert job.state == "SUCCEEDED", (job.name, job.failure)
         assert set(job.restarts_by_class) <= {"preemption", "infra"}
     for job_id in jobs:
@@ -293,7 +292,7 @@ def test_the_machine_shuts_down_with_a_grace_of_some_seconds(breakable: Stack, l
     ranks = [pid for job_id in jobs for pid in ledger.pids(job_id, 1).values()]
     everything = tree(*(process.pid for process in stack.processes()))
     terminate(*everything)
-    wait_until("the ranks have ended", lambda: all(process_gone(pid) for pid in ranks), GRACE_SECONDS)
+    wait_until("the ranks have ended", lambda: all(process_gone(pid) for pid in ranks))
     stack.kill_everything()
     shutil.rmtree(page_directory(namespace(stack.home)))  # shared memory is empty after a boot
     shutil.rmtree(stack.node_root)

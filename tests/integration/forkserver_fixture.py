@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from orchestrator.runtime.spawn.client import ForkServerClient, ForkServerError, Hello, StartedServer, start_fork_server
+from tests.support.stack import PATIENCE_SECONDS
 
 BARE_PYTHON = Path(sys.base_prefix) / "bin" / "python3"
 """An interpreter without torch: its server is warm at once."""
@@ -70,7 +71,9 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_until(condition: Callable[[], bool], what: str, deadline: timedelta = timedelta(seconds=90)) -> None:
+def wait_until(
+    condition: Callable[[], bool], what: str, deadline: timedelta = timedelta(seconds=PATIENCE_SECONDS)
+) -> None:
     """Polls until the condition holds; fails the test with `what` when it never does."""
     until = time.monotonic() + deadline.total_seconds()
     while not condition():

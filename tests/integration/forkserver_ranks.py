@@ -27,8 +27,9 @@ from orchestrator.runtime.spawn.client import (
 from orchestrator.runtime.spawn.environment import node_environment, rank_environment
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, wait_until
 from tests.support.processes import own_umask
+from tests.support.stack import PATIENCE_SECONDS
 
-DEADLINE = timedelta(seconds=60)
+DEADLINE = timedelta(seconds=PATIENCE_SECONDS)
 
 
 @dataclass

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.stack import PATIENCE_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -24,7 +26,9 @@ def installed(packages: Sequence[str], scratch: Path) -> Path:
     if not (folder / "complete").is_file():
         (scratch / "package.json").write_text('{"name": "orch-tests", "private": true}')
         command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--no-package-lock", *packages]
-        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False, timeout=150)
+        done = subprocess.run(
+            command, cwd=scratch, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+        )
         assert done.returncode == 0, done.stderr
         (scratch / "complete").touch()
         shutil.rmtree(folder, ignore_errors=True)
@@ -44,6 +48,6 @@ def typescript(packages: Path, folder: Path) -> str:
     (folder / "package.json").write_text('{"type": "module"}')
     compiler = str(packages / "node_modules/typescript/bin/tsc")
     done = subprocess.run(
-        ["node", compiler, "-p", "."], cwd=folder, capture_output=True, text=True, check=False, timeout=150
+        ["node", compiler, "-p", "."], cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
     )
     return done.stdout + done.stderr

@@ -50,7 +50,7 @@ def listed(stack: Stack, job_id: str) -> list[dict[str, Any]]:
 
 def test_the_best_the_newest_and_no_others_of_an_explicit_interval_are_kept(stack: Stack, tmp_path: Path) -> None:
     job_id = stack.submit(SPEC, tmp_path, train=SCRIPT)
-    stack.wait_state(job_id, "SUCCEEDED", seconds=120)
+    stack.wait_state(job_id, "SUCCEEDED")
     saved = listed(stack, job_id)
     assert [item["step"] for item in saved] == [30, 29, 14, 13, 12]
     assert [item["step"] for item in saved if item["is_best"]] == [13]
@@ -59,7 +59,7 @@ def test_the_best_the_newest_and_no_others_of_an_explicit_interval_are_kept(stac
 
 def test_every_save_of_the_trainers_own_frequency_is_on_storage(stack: Stack, tmp_path: Path) -> None:
     job_id = stack.submit(TRAINER_SPEC, tmp_path, train=TRAINER)
-    stack.wait_state(job_id, "SUCCEEDED", seconds=120)
+    stack.wait_state(job_id, "SUCCEEDED")
     assert [item["step"] for item in listed(stack, job_id)] == [100, 80, 60, 40, 20]
 
 
@@ -91,9 +91,9 @@ def test_what_is_only_in_memory_is_told_apart(stack: Stack, tmp_path: Path) -> N
     def places() -> list[tuple[int, str]]:
         return [(item["step"], item["location"]) for item in listed(stack, job_id)]
 
-    wait_until("step 2 is in memory only", lambda: places() == [(2, "memory")], 60)
+    wait_until("step 2 is in memory only", lambda: places() == [(2, "memory")])
     assert "memory" in stack.orch("checkpoints", job_id).stdout
     (Path(stack.job(job_id).working_dir) / "back").touch()
-    wait_until("both are on storage", lambda: places() == [(2, "disk"), (1, "disk")], 60)
+    wait_until("both are on storage", lambda: places() == [(2, "disk"), (1, "disk")])
     stack.orch("cancel", job_id)
-    stack.wait_state(job_id, "CANCELLED", seconds=60)
+    stack.wait_state(job_id, "CANCELLED")

@@ -58,13 +58,13 @@ def test_every_restart_goes_on_from_the_newest_whole_file(stack: Stack, tmp_path
     job_id = stack.submit(SPEC.format(torn=int(torn)), tmp_path, train=SCRIPT)
     work = Path(stack.job(job_id).working_dir)
     for attempt, step in enumerate((100, 200, 300), start=1):
-        wait_until(f"step {step} is saved", (work / f"saved-{step}").exists, 60)
+        wait_until(f"step {step} is saved", (work / f"saved-{step}").exists)
         if torn:
-            wait_until("its copy is registered", lambda step=step: copied_step(work.parent / "watched") == step, 30)
+            wait_until("its copy is registered", lambda step=step: copied_step(work.parent / "watched") == step)
             (work / f"tear-{step}").touch()
             wait_until("it is torn", (work / f"torn-{step}").exists)
         os.kill(stack.pids(job_id)[0], signal.SIGKILL)
-        wait_until("the next attempt begins", lambda attempt=attempt: stack.job(job_id).attempt > attempt, 60)
+        wait_until("the next attempt begins", lambda attempt=attempt: stack.job(job_id).attempt > attempt)
     assert stack.wait(job_id).state == "SUCCEEDED"
     for attempt, step in enumerate((0, 100, 200, 300), start=1):
         assert f"begins at {step}\n" in stack.log(job_id, attempt=attempt)

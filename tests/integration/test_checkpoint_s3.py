@@ -136,7 +136,7 @@ def test_a_job_saves_there_and_another_begins_with_it(stack: Stack, s3: dict[str
         "env": s3,
     }
     first = stack.submit(json.dumps(spec), tmp_path, train=SCRIPT)
-    job = stack.wait(first, 90)
+    job = stack.wait(first)
     assert job.state == "SUCCEEDED", stack.log(first)
     found = wait_until("the last snapshot is on storage", lambda: stack.client.checkpoints(first, verify=True))
     assert found[0].path.startswith(f"s3://bucket/jobs/{first}/step-000000000003")
@@ -145,7 +145,7 @@ def test_a_job_saves_there_and_another_begins_with_it(stack: Stack, s3: dict[str
     done = stack.orch("submit", "job.yaml", "--resume-from", f"{first}@3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     second = done.stdout.strip()
-    assert stack.wait(second, 90).state == "SUCCEEDED"
+    assert stack.wait(second).state == "SUCCEEDED"
     assert "begins at 3" in stack.log(second)
     would = stack.client.prune(older_than_seconds=0, dry_run=True)
     assert {first, second} <= set(would.removed)

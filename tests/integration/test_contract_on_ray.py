@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.timeout(700)  # a suite of its own
 def test_the_runtime_on_ray_holds_the_contract_of_runtimes() -> None:
     command = [
         sys.executable,
@@ -27,7 +30,7 @@ def test_the_runtime_on_ray_holds_the_contract_of_runtimes() -> None:
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as session:
         try:
-            told, _ = session.communicate(timeout=550)
+            told, _ = session.communicate(timeout=680)
         except subprocess.TimeoutExpired:
             os.killpg(session.pid, signal.SIGINT)  # its fixtures end what they have started
             told, _ = session.communicate()

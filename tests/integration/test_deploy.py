@@ -35,7 +35,7 @@ from tests.integration import npm
 from tests.integration.test_boards import PACKAGES as GRAFANA_PACKAGES
 from tests.support.kuberay import RAY_CLUSTER
 from tests.support.processes import listening_on, tree
-from tests.support.stack import wait_until
+from tests.support.stack import PATIENCE_SECONDS, wait_until
 from tests.unit.core.builders import ID, submission
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ def tool(name: str) -> str:
 
 
 def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **options)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS, **options)
 
 
 def load(path: Path) -> Any:
@@ -142,7 +142,7 @@ class Container:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=PATIENCE_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -208,7 +208,7 @@ def interrupted(folder: Path, before: int, down: str) -> str | None:
                 time.sleep(0.02)
             if process.poll() is None and not told.exists():
                 return None
-            process.wait(timeout=60)
+            process.wait(timeout=PATIENCE_SECONDS)
             with pytest.raises(ProcessLookupError):
                 os.killpg(process.pid, 0)  # the daemon is gone as well
             return told.read_text().strip()
@@ -235,12 +235,14 @@ def test_a_container_of_a_ray_elsewhere_leaves_jobs_alone(tmp_path: Path, flag: 
 
 def test_other_programs_run_as_they_are_and_codes_come_through(tmp_path: Path) -> None:
     with Container(tmp_path, "sh", "-c", "exit 3") as container:
-        assert container.process.wait(timeout=60) == 3
+        assert container.process.wait(timeout=PATIENCE_SECONDS) == 3
     (tmp_path / "broken").mkdir()
     with Container(tmp_path / "broken", "orch", "serve") as container:
         container.wait_until_ready()
         os.kill(int((tmp_path / "broken/log.pid").read_text()), signal.SIGTERM)
-        assert container.process.wait(timeout=60) == 7, "a daemon that ends by itself ends the container with its code"
+        assert container.process.wait(timeout=PATIENCE_SECONDS) == 7, (
+            "a daemon that ends by itself ends the container with its code"
+        )
 
 
 # -- compose
@@ -522,7 +524,7 @@ def operators_findings(items: list[dict[str, Any]], packages: Path, folder: Path
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
     return done.stdout.strip(), typed
 
@@ -656,7 +658,7 @@ def test_the_units_ray_listens_on_loopback_only_and_where_probes_ask(tmp_path: P
     driver = None
     try:
         for number in (port, raylet):  # what the probes do
-            wait_until(f"port {number} accepts connections", lambda number=number: accepts(number), 120, 0.1)
+            wait_until(f"port {number} accepts connections", lambda number=number: accepts(number), interval=0.1)
         driver = subprocess.Popen(
             [sys.executable, "-c", DRIVER, f"127.0.0.1:{port}"],
             env=environment_of("orch.service", token),

@@ -21,6 +21,7 @@ from orchestrator.runtime.spawn.client import SpawnRequest, read_exit_record
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server
 from tests.integration.forkserver_ranks import Rank, start_rank
 from tests.integration.parity_scripts.endings import ENDINGS
+from tests.support.stack import PATIENCE_SECONDS
 
 SCRIPTS = Path(__file__).parent / "parity_scripts"
 # Another interpreter, with or without torch, to try a new version of Python with.
@@ -42,7 +43,7 @@ def by_hand(place: Path, *arguments: str) -> tuple[int, bytes, bytes]:
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
         start_new_session=True,
     )

@@ -37,9 +37,10 @@ from tests.integration.forkserver_fixture import (
     wait_until,
 )
 from tests.integration.forkserver_ranks import Rank, start_rank, start_store
+from tests.support.stack import PATIENCE_SECONDS
 
 SCRIPTS = Path(__file__).parent / "forkserver_scripts"
-EVENT = timedelta(seconds=90)
+EVENT = timedelta(seconds=PATIENCE_SECONDS)
 
 
 @pytest.fixture(scope="module")

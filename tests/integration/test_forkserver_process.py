@@ -20,11 +20,10 @@ import pytest
 from orchestrator.runtime.spawn.client import Gone, SpawnRequest, Started
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server, wait_until
 from tests.integration.forkserver_ranks import Rank, run_ranks, start_rank, start_store
+from tests.support.stack import PATIENCE_SECONDS
 
 SCRIPTS = Path(__file__).parent / "parity_scripts"
 SLEEP = "import time, pathlib\npathlib.Path('up').touch()\ntime.sleep(60)\n"
-# A generous bound for a machine shared with other tests; the benchmark holds the real one.
-MAX_FIRST_STEP_SECONDS = 1.5
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +168,7 @@ def test_output_ends_with_the_process_though_its_keeper_lives(server: RunningSer
     with open(reader, "rb") as pipe:
         assert pipe.read() == b""
     with contextlib.closing(spawned.lifeline) as lifeline:
-        while not isinstance(lifeline.next_event_sync(timedelta(seconds=10)), Gone):
+        while not isinstance(lifeline.next_event_sync(timedelta(seconds=PATIENCE_SECONDS)), Gone):
             pass
 
 
@@ -199,7 +198,7 @@ def test_command_line_that_others_see(server: RunningServer, tmp_path: Path) -> 
     )  # fmt: skip
     rank = asyncio.run(start_rank(server.client, tmp_path, request))
     wait_until((tmp_path / "up").exists, "the script")
-    started = rank.lifeline.next_event_sync(timedelta(seconds=10))
+    started = rank.lifeline.next_event_sync(timedelta(seconds=PATIENCE_SECONDS))
     assert isinstance(started, Started)
     assert psutil.Process(started.pid).cmdline() == [sys.executable, "-u", "program.py", "--lr", "0.1"]
     assert psutil.Process(rank.keeper_pid).cmdline() == f"orch-keeper of {started.pid}: script program.py".split()
@@ -291,7 +290,7 @@ def test_store_on_a_socket_that_does_not_listen(server: RunningServer, tmp_path:
             )
     with contextlib.closing(spawned.lifeline) as lifeline:
         kinds = []
-        while (event := lifeline.next_event_sync(timedelta(seconds=20))) is not None:
+        while (event := lifeline.next_event_sync(timedelta(seconds=PATIENCE_SECONDS))) is not None:
             kinds.append(type(event).__name__)
     assert kinds == ["Started", "ErrorRaised", "Exited", "Gone"]
 
@@ -299,17 +298,14 @@ def test_store_on_a_socket_that_does_not_listen(server: RunningServer, tmp_path:
 # -- jobs
 
 
-def test_two_ranks_train_together(server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two gloo ranks meet at the store, average their gradients, and have their first step behind them in no time."""
+def test_two_ranks_train_together(server: RunningServer, tmp_path: Path) -> None:
+    """Two gloo ranks meet at the store, and average their gradients. How long that takes is measured in benchmarks/start_latency."""
     ranks = asyncio.run(run_ranks(server.client, tmp_path, 2, str(SCRIPTS / "ddp_step.py")))
     assert [rank.exited.exit_code for rank in ranks] == [0, 0], [rank.stderr for rank in ranks]
     told = [json.loads(rank.stdout) for rank in ranks]
     assert [one["sum"] for one in told] == [3.0, 3.0]
     assert told[0]["weights"] == told[1]["weights"]
-    first_step = told[0]["marks"]["step_0"] - ranks[0].asked_at
-    with capsys.disabled():
-        print(f"\nfork to first optimizer step, 2 gloo ranks: {first_step * 1000:.0f} ms", end=" ")
-    assert first_step < MAX_FIRST_STEP_SECONDS
+    assert all(one["marks"]["step_0"] > rank.asked_at for one, rank in zip(told, ranks, strict=True))
 
 
 def test_jobs_side_by_side_do_not_meet(server: RunningServer, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from tests.integration.forkserver_fixture import (
     running_server,
     wait_until,
 )
+from tests.support.stack import PATIENCE_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def run(server: RunningServer, place: Path, **fields: Any) -> tuple[Started | No
         spawned = server.client.spawn_sync(request, stdout=file.fileno(), stderr=file.fileno())
     with contextlib.closing(spawned.lifeline) as lifeline:
         events = []
-        while (event := lifeline.next_event_sync(timedelta(seconds=30))) is not None:
+        while (event := lifeline.next_event_sync(timedelta(seconds=PATIENCE_SECONDS))) is not None:
             events.append(event)
     started = [event for event in events if isinstance(event, Started)]
     [exited] = [event for event in events if isinstance(event, Exited)]
@@ -170,7 +171,7 @@ def test_store_needs_torch(bare: RunningServer, tmp_path: Path) -> None:
         request = SpawnRequest(mode="store", cwd=str(tmp_path), env=ENVIRONMENT)
         spawned = bare.client.spawn_sync(request, stdout=log.fileno(), stderr=log.fileno(), listen=listener.fileno())
     with contextlib.closing(spawned.lifeline) as lifeline:
-        events = [lifeline.next_event_sync(timedelta(seconds=10)) for _ in range(3)]
+        events = [lifeline.next_event_sync(timedelta(seconds=PATIENCE_SECONDS)) for _ in range(3)]
     assert getattr(events[1], "type", None) == "ModuleNotFoundError"
     assert getattr(events[2], "exit_code", None) == 1
 

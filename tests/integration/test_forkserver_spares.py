@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -106,7 +105,7 @@ def test_spares_end_with_their_server(server: RunningServer, tmp_path: Path, end
 def test_spares_end_when_nothing_runs_that_could_need_them(server: RunningServer, tmp_path: Path) -> None:
     with holding_spares(server, 2, tmp_path):
         assert server.client.hello_sync().keepers == 2
-    wait_until(lambda: psutil.Process(server.started.pid).children() == [], "the last to end", timedelta(seconds=30))
+    wait_until(lambda: psutil.Process(server.started.pid).children() == [], "the last to end")
 
 
 def test_a_spare_holds_nothing_of_a_job(server: RunningServer, tmp_path: Path) -> None:

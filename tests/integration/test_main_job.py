@@ -21,7 +21,7 @@ def test_the_digits_example_trains_survives_a_kill_and_ends_with_a_good_model(st
     stack.wait_step(job_id, 100)
     before = stack.job(job_id)
     os.kill(before.gpus[1].pid or 0, signal.SIGKILL)
-    job = stack.wait(job_id, 90)
+    job = stack.wait(job_id)
     assert job.state == "SUCCEEDED", job.failure
     assert job.restarts_by_class == {"infra": 1}
     assert job.attempts[0].reason == "rank 1 was killed by SIGKILL"

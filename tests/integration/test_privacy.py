@@ -14,7 +14,7 @@ import pytest
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import page_directory
 from tests.support.processes import own_umask
-from tests.support.stack import Stack, wait_until
+from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 from tests.support.users import OTHER, as_root, as_user
 
 SCRIPT = """
@@ -73,7 +73,7 @@ def test_all_that_orch_and_ray_keep_is_closed_and_ranks_have_their_own_umask(sta
     closed = [stack.daemon_pid(), keeper.pid, *stack.head_pids().values()]
     assert {pid: oct(umask_of(pid)) for pid in closed} == dict.fromkeys(closed, "0o77")
     stack.client.cancel(job_id)
-    stack.client.wait(job_id, timeout_seconds=60)
+    stack.client.wait(job_id, timeout_seconds=PATIENCE_SECONDS)
 
 
 @as_root
@@ -94,5 +94,5 @@ def test_the_rendezvous_of_a_job_on_one_machine_is_not_on_the_network(stack: Sta
         "resources": {"num_workers": 2, "resources_per_worker": {"gpu": 0, "cpu": 0.1}},
     }
     job_id = stack.submit(json.dumps(spec), tmp_path, train=script)
-    stack.client.wait(job_id, timeout_seconds=60)
+    stack.client.wait(job_id, timeout_seconds=PATIENCE_SECONDS)
     assert "at 127.0.0.1" in stack.log(job_id)

@@ -19,6 +19,7 @@ import yaml
 
 from dashboards import rules
 from orchestrator.core.states import JobState
+from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -508,7 +509,12 @@ def run_promtool(folder: Path, tests: list[dict[str, Any]], *, interval: str = f
     }
     (folder / "tests.yml").write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
     done = subprocess.run(
-        ["promtool", "test", "rules", "tests.yml"], cwd=folder, capture_output=True, text=True, check=False, timeout=150
+        ["promtool", "test", "rules", "tests.yml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

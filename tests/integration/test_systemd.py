@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.support.stack import kill_all, wait_until
+from tests.support.stack import PATIENCE_SECONDS, kill_all, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,7 +120,7 @@ class Machine:
                 stderr=log,
                 start_new_session=True,
             )
-        wait_until("systemd runs", self._is_up, 60, 0.1)
+        wait_until("systemd runs", self._is_up, interval=0.1)
 
     def _is_up(self) -> bool:
         assert self._process is not None
@@ -134,7 +134,7 @@ class Machine:
         children = psutil.Process(self._process.pid).children()
         return children[0].pid if children else None
 
-    def do(self, *command: str, check: bool = True, seconds: float = 120) -> str:
+    def do(self, *command: str, check: bool = True, seconds: float = PATIENCE_SECONDS) -> str:
         """What a command says inside."""
         init = self.init()
         if init is None:
@@ -197,14 +197,14 @@ def machine() -> Iterator[Machine]:
 
 
 def test_the_units_run_and_a_restart_of_the_daemon_leaves_jobs_alone(machine: Machine) -> None:
-    wait_until("the daemon takes jobs", machine.ready, 240, 0.5)
+    wait_until("the daemon takes jobs", machine.ready, interval=0.5)
     (machine.root / "srv/job.yaml").write_text(JOB)
     machine.orch("submit", "/srv/job.yaml")
-    wait_until("the job runs", lambda: [j["state"] for j in machine.jobs()] == ["RUNNING"], 120, 0.5)
+    wait_until("the job runs", lambda: [j["state"] for j in machine.jobs()] == ["RUNNING"], interval=0.5)
     before = machine.do("systemctl", "show", "orch", "-p", "MainPID")
 
     machine.do("systemctl", "restart", "orch")
-    wait_until("the daemon takes jobs again", machine.ready, 120, 0.5)
+    wait_until("the daemon takes jobs again", machine.ready, interval=0.5)
     assert machine.do("systemctl", "show", "orch", "-p", "MainPID") != before
     (job,) = machine.jobs()
     assert (job["state"], job["attempt"]) == ("RUNNING", 1)

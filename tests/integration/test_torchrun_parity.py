@@ -23,6 +23,7 @@ from orchestrator.runtime.forkserver.linux import restore_priorities
 from orchestrator.runtime.spawn.client import SpawnRequest, Started
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server, wait_until
 from tests.integration.forkserver_ranks import Rank, environment, holding_spares, run_ranks, start_rank
+from tests.support.stack import PATIENCE_SECONDS
 
 SCRIPTS = Path(__file__).parent / "parity_scripts"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -67,7 +68,7 @@ def under_torchrun(workplace: Path, *arguments: str) -> tuple[Path, subprocess.C
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
         preexec_fn=restore_priorities,  # as orch's fork server does: the suite itself may run at a lower one
     )
@@ -205,7 +206,7 @@ def test_termination(server: RunningServer, workplace: Path, tmp_path: Path) -> 
     ready = [workplace / "out" / f"{rank}.ready" for rank in RANKS]
     wait_until(lambda: all(path.exists() for path in ready), "both ranks under torchrun")
     agent.terminate()
-    _, said = agent.communicate(timeout=60)
+    _, said = agent.communicate(timeout=PATIENCE_SECONDS)
     theirs = _put_aside(workplace, "torchrun")
     assert agent.returncode != 0, said
 

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.spec.job import parse_job
 from orchestrator.train.trainer.config.check import trainer_findings
-from tests.support.stack import Stack
+from tests.support.stack import PATIENCE_SECONDS, Stack
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROOT = EXAMPLES.parent
@@ -27,7 +27,7 @@ def run(example: str, *arguments: str, cwd: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
@@ -110,7 +110,7 @@ def test_under_orch(stack: Stack, example: str, arguments: str, said: str) -> No
     changed = ("--set", f"entrypoint=python train.py {arguments}", "--set", "resources.resources_per_worker.cpu=0.5")
     done = stack.orch("submit", "job.yaml", *changed, cwd=EXAMPLES / example)
     assert done.returncode == 0, done.stderr
-    job = stack.wait(done.stdout.strip(), 120)
+    job = stack.wait(done.stdout.strip())
     log = stack.log(job.id)
     assert job.state == "SUCCEEDED", log
     assert re.search(said, log), log

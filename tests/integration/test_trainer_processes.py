@@ -14,6 +14,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tests.integration.trainer_ranks import SCRIPTS, environment, run, start, wait_until
+from tests.support.stack import PATIENCE_SECONDS
 
 
 def result(path: Path) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
     assert rank.returncode == 1
     assert "RecoveryTimeoutError" in rank.stderr

@@ -27,8 +27,8 @@ def test_daemon_and_exporters_are_scraped_and_everything_stops_with_the_daemon()
         url = told["prometheus_url"]
         again = stack.orch("up").stderr
         assert {f"Prometheus: {url}", f"Alertmanager: {told['alertmanager_url']}"} <= set(again.splitlines())
-        wait_until("the daemon is scraped", lambda: _ready(url, 'up{job="orch-daemon"} == 1', 1), 60, 0.5)
-        wait_until("both exporters are scraped", lambda: _ready(url, "orch_gpu_info", 2), 60, 0.5)
+        wait_until("the daemon is scraped", lambda: _ready(url, 'up{job="orch-daemon"} == 1', 1), interval=0.5)
+        wait_until("both exporters are scraped", lambda: _ready(url, "orch_gpu_info", 2), interval=0.5)
         pids = [int(pid) for pid in json.loads((stack.home / "prometheus" / "pids.json").read_text())]
         assert all(psutil.pid_exists(pid) for pid in pids)
         assert stack.orch("down").returncode == 0

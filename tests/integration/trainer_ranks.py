@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.stack import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "trainer_scripts"
-DEADLINE_SECONDS = 240.0
+DEADLINE_SECONDS = PATIENCE_SECONDS
 _STARTS = itertools.count()
 
 

@@ -32,10 +32,9 @@ from orchestrator.store.queries import Reader
 from orchestrator.store.schema import connect
 from tests.support.ledger import SCRIPT, TINY, Ledger, job_spec
 from tests.support.processes import of_cwd
-from tests.support.stack import Stack
+from tests.support.stack import PATIENCE_SECONDS, Stack
 
 T = TypeVar("T")
-PATIENCE_SECONDS = 120.0
 LIVE_ATTEMPTS = (AttemptState.STARTING, AttemptState.RUNNING, AttemptState.DRAINING)
 KINDS = ("plain", "gang", "crash", "killed", "pause", "cancel", "early cancel", "deaf")
 
@@ -209,7 +208,7 @@ def left_in_ray(stack: Stack) -> list[str]:
     """Placement groups and rank actors that are in Ray although no job is alive."""
     environ = {**stack.environ, **ray_environment(stack.settings.paths.ray / "token")}
     command = [sys.executable, "-c", _LEFT, stack.client.health().ray_address, namespace(stack.home)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     return [f"{name} is left in Ray" for name in json.loads(done.stdout.splitlines()[-1])]
 
@@ -273,7 +272,7 @@ def kill_daemon_at_random(
     return seen
 
 
-def wait_ready(stack: Stack, daemon: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
+def wait_ready(stack: Stack, daemon: subprocess.Popen[bytes], seconds: float = PATIENCE_SECONDS) -> None:
     """Wait until the daemon, a child, takes and places jobs."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

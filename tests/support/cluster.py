@@ -27,9 +27,8 @@ import psutil
 
 from orchestrator.runtime.cluster.embedded_head import LOOPBACK, OBJECT_STORE_BYTES
 from orchestrator.runtime.cluster.head_processes import clear_sessions, ray_environment
-from tests.support.stack import kill_all, process_gone, wait_until
+from tests.support.stack import PATIENCE_SECONDS, kill_all, process_gone, wait_until
 
-START_SECONDS = 60.0
 # A dead node is noticed within three seconds, a frozen one within nine, instead of a minute.
 SYSTEM_CONFIG = {
     "health_check_initial_delay_ms": 1000,
@@ -111,7 +110,7 @@ class RayCluster:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=START_SECONDS,
+            timeout=PATIENCE_SECONDS,
             start_new_session=True,
             check=False,
         )
@@ -154,7 +153,7 @@ class RayCluster:
         """The worker with that id."""
         return next(node for node in self.workers if node.id == node_id)
 
-    def run(self, program: str, seconds: float = 30.0) -> str:
+    def run(self, program: str, seconds: float = PATIENCE_SECONDS) -> str:
         """What a program of another user of the cluster prints; it finds ``ray`` connected, in its own namespace."""
         connect = (
             f"import ray\nray.init(address={self.address!r}, namespace='somebody', log_to_driver=False,"

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 DAEMONS: Final = ("breakable", "stack")
 SECONDS: Final = {
-    "test_ray_cluster.py": 150,
-    "test_prometheus_stack.py": 100,
-    "test_ray_and_power.py": 90,
-    "test_drills.py": 90,
-    "test_stops_from_outside.py": 90,
-    "test_stopped.py": 90,
-    "test_daemon_kills.py": 70,
+    "test_ray_cluster.py": 200,
+    "test_stopped.py": 170,
+    "test_drills.py": 150,
+    "test_prometheus_stack.py": 110,
+    "test_ray_and_power.py": 110,
+    "test_contract_on_ray.py": 110,
+    "test_stops_from_outside.py": 100,
+    "test_daemon_kills.py": 90,
     "test_trainer_processes.py": 60,
     "test_trainer_huggingface.py": 60,
     "test_torchrun_parity.py": 60,

@@ -22,6 +22,7 @@ import yaml
 from dashboards import build, lint
 from dashboards.widgets import to_json
 from orchestrator.telemetry import local_prometheus as lp
+from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,7 +118,7 @@ def _shorten(folder: Path) -> None:
 class Watched:
     """Prometheus and Alertmanager watching the daemon whose reading listener is at `daemon`."""
 
-    def __init__(self, folder: Path, daemon: str, stack: ExitStack, *, seconds: float = 120.0) -> None:
+    def __init__(self, folder: Path, daemon: str, stack: ExitStack, *, seconds: float = PATIENCE_SECONDS) -> None:
         self._seconds = seconds
         self.webhook = Served()
         stack.callback(self.webhook.close)
@@ -141,7 +142,7 @@ class Watched:
         """The series of an instant query; fails the test when the query errs."""
         text = urllib.parse.urlencode({"query": expr})
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/query?{text}", timeout=10) as response:
+            with urllib.request.urlopen(f"{self.url}/api/v1/query?{text}", timeout=PATIENCE_SECONDS) as response:
                 found: list[dict[str, Any]] = json.load(response)["data"]["result"]
                 return found
         except urllib.error.HTTPError as error:
@@ -173,7 +174,7 @@ class Watched:
 
     def rules(self) -> Iterator[dict[str, Any]]:
         """Every rule as Prometheus has loaded and evaluated it."""
-        with urllib.request.urlopen(f"{self.url}/api/v1/rules", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.url}/api/v1/rules", timeout=PATIENCE_SECONDS) as response:
             for group in json.load(response)["data"]["groups"]:
                 yield from group["rules"]
 
