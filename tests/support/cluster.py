@@ -37,6 +37,12 @@ SYSTEM_CONFIG = {
     "health_check_failure_threshold": 6,
     "enable_metrics_collection": False,
     "event_stats": False,
+    # What eight raylets on two processors look after all the time, as seldom as in a head that orch starts.
+    "raylet_check_gc_period_milliseconds": 10_000,
+    "object_manager_timer_freq_ms": 1_000,
+    "local_fs_monitor_interval_ms": 10_000,
+    "kill_idle_workers_interval_ms": 1_000,
+    "gcs_pull_resource_loads_period_milliseconds": 10_000,
 }
 
 

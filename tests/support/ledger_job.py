@@ -80,21 +80,17 @@ class Job:
         sys.exit(self.options.get("stop_code", 0))
 
     def meet(self) -> None:
-        """Wait until every rank has loaded, as ranks do that train together."""
-        while True:
-            lines = [
-                json.loads(line)
-                for line in Path(self.options["ledger"]).read_bytes().splitlines(keepends=True)
-                if line.endswith(b"\n")
-            ]
-            here = {
-                x["rank"]
-                for x in lines
-                if (x["job"], x["attempt"], x["what"]) == (self.ctx.job_id, self.ctx.attempt, "resume")
-            }
-            if len(here) == self.ctx.world_size:
-                return
-            time.sleep(0.01)
+        """Wait until every rank has loaded, as ranks do that train together. Each line is parsed once: ledgers grow long."""
+        here: set[int] = set()
+        with Path(self.options["ledger"]).open("rb") as ledger:
+            rest = b""
+            while len(here) < self.ctx.world_size:
+                *whole, rest = (rest + ledger.read()).split(b"\n")
+                lines = [json.loads(line) for line in whole if b'"resume"' in line]
+                me = (self.ctx.job_id, self.ctx.attempt)
+                here |= {line["rank"] for line in lines if (line["job"], line["attempt"]) == me}
+                if len(here) < self.ctx.world_size:
+                    time.sleep(0.01)
 
     def is_over(self, step: int) -> bool:
         """As many steps as asked for are done, or the file that ends the job is there: ranks that meet agree on that."""
