@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-PARTS := lint types layers unit integration
+# What needs processors runs where the integration tests wait for something.
+PARTS := lint tools types+layers+unit+integration
 
-.PHONY: setup demo test check lint types layers unit integration faults soak dashboards format instructions clean
+.PHONY: setup demo test check tools lint types layers unit integration faults soak dashboards format instructions clean
 
 setup: $(STAMP)
 
@@ -30,6 +31,9 @@ test: $(STAMP)
 	@MAKE='$(MAKE)' .ci/parts $(PARTS)
 
 check: test
+
+tools: $(STAMP)
+	.ci/install-test-tools
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

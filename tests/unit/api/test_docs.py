@@ -14,6 +14,7 @@ from orchestrator.api.errors import ERRORS
 from orchestrator.api.launch import DEFAULT_READ_LISTEN
 from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, MAX_YAML_BYTES
 from orchestrator.api.server.testing import serve_fake
+from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from orchestrator.api.server.testing import FakeService
@@ -47,7 +48,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         thread = threading.Thread(target=finish_when_waited_for)
         thread.start()
         exec(compile(example, "docs/api.md", "exec"), {})
-        thread.join(timeout=60)
+        thread.join(timeout=PATIENCE_SECONDS)
     assert capsys.readouterr().out == "SUCCEEDED 1 ()\n0 accuracy 0.98\n"
 
 

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus
+from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.checkpoint.faulty import FaultyStorage, PowerCutError
 
 
@@ -156,7 +157,7 @@ def test_two_attempts_at_once_leave_only_whole_checkpoints_and_the_older_one_end
             check=True,
         )
     finally:
-        _, complaint = old.communicate(timeout=60)
+        _, complaint = old.communicate(timeout=PATIENCE_SECONDS)
     reader = CheckpointRepository(tmp_path, attempt=3)
     infos = reader.list()
     assert {info.status for info in infos} == {CheckpointStatus.COMPLETE}

@@ -13,6 +13,7 @@ import pytest
 from orchestrator.cli.console import Console
 from orchestrator.cli.live import LogOptions, Screen, show_logs
 from orchestrator.cli.session import Session
+from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.cli.render.test_table import Terminal
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Play:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(timeout=60)
+        self._thread.join(timeout=PATIENCE_SECONDS)
         assert not self._thread.is_alive()
 
 

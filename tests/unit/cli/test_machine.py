@@ -18,6 +18,7 @@ from orchestrator.api.errors import RefusedError
 from orchestrator.api.launch import DemoOptions, Finding, Level, ServeOptions, UpReply, serve_arguments
 from orchestrator.api.transport.endpoint import endpoint_from
 from orchestrator.cli.daemon_process import DaemonProcess
+from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.cli.commands.test_submit import module
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def test_down(orch: Orch, served: ServedFake) -> None:
     job = served.do(lambda service: service.add(state="RUNNING"))
     stopper = stop_when_asked(served)
     done = orch("down")
-    stopper.join(timeout=10)
+    stopper.join(timeout=PATIENCE_SECONDS)
     assert (done.code, done.out) == (0, "the daemon has stopped\n")
     assert f"running on without it: {job.id}" in done.err
     assert served.do(lambda service: service.calls[0][1][0]) is False
@@ -173,7 +174,7 @@ def test_down_with_jobs(orch: Orch, served: ServedFake) -> None:
     job = served.do(lambda service: service.add(state="RUNNING"))
     stopper = stop_when_asked(served)
     done = orch("down", "--stop-jobs", "--json")
-    stopper.join(timeout=10)
+    stopper.join(timeout=PATIENCE_SECONDS)
     assert done.json == {"running": [], "stopped": [job.id], "was_running": True}
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.stack import PATIENCE_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -44,7 +46,9 @@ def buffered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def orch(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*ORCH, *arguments], capture_output=True, text=True, timeout=60, check=False, **options)  # type: ignore[call-overload]
+    return subprocess.run(
+        [*ORCH, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, **options
+    )  # type: ignore[call-overload]
 
 
 def imported(*arguments: str) -> set[str]:
@@ -102,7 +106,7 @@ def test_ctrl_c(served: ServedFake) -> None:
     assert process.stdout is not None
     assert process.stdout.readline().startswith("-- ")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, err) == (130, "")
 
 
@@ -123,13 +127,15 @@ def test_a_reader_that_leaves_is_no_error(served: ServedFake, line: tuple[str, .
     process.stdout.close()
     err = process.stderr.read()
     process.stderr.close()
-    assert (process.wait(timeout=20), err) == (141, b"")
+    assert (process.wait(timeout=PATIENCE_SECONDS), err) == (141, b"")
 
 
 @pytest.mark.parametrize("line", [("status",), ("nodes",)])
 def test_output_that_cannot_be_written_is_told(served: ServedFake, line: tuple[str, ...]) -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run([*ORCH, *line], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [*ORCH, *line], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
     assert done.returncode == 5
     assert "could not be written: No space left" in done.stderr
     assert "Traceback" not in done.stderr
@@ -137,7 +143,9 @@ def test_output_that_cannot_be_written_is_told(served: ServedFake, line: tuple[s
 
 @pytest.mark.parametrize("line", [("status",), ("nodes",)])
 def test_streams_that_are_closed_are_no_error(served: ServedFake, line: tuple[str, ...]) -> None:
-    done = subprocess.run(["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", *ORCH, *line], timeout=60, check=False)
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", *ORCH, *line], timeout=PATIENCE_SECONDS, check=False
+    )
     assert done.returncode == 0
 
 

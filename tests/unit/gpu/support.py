@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.gpu.reader import Detail, ReaderOptions
 from orchestrator.gpu.sample import GpuInfo, Sample, Vendor
+from tests.support.stack import PATIENCE_SECONDS
 
 
 def gpu_info(uuid: str = "GPU-a", index: int = 0, **changes: Any) -> GpuInfo:
@@ -29,7 +30,7 @@ def sample(uuid: str = "GPU-a", at: float = 100.0, **values: Any) -> Sample:
     return Sample(gpu_uuid=uuid, timestamp=1.7e9 + at, monotonic=at, **values)
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout: float = 30.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_SECONDS) -> Any:
     """Poll until `condition` gives something true, and return that; fails the test after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (result := condition()):

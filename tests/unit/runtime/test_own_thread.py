@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from orchestrator.runtime.own_thread import in_own_thread
+from tests.support.stack import PATIENCE_SECONDS
 
 
 def test_what_the_function_gives_or_raises_arrives() -> None:
@@ -53,5 +54,7 @@ async def ask():
         print("given up")
 asyncio.run(ask())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
     assert done.stdout == "given up\n"

@@ -16,6 +16,7 @@ from orchestrator.store.errors import StoreInUseError, StoreTooNewError, StoreUn
 from orchestrator.store.port import FinishedCount
 from orchestrator.store.schema import Migration, connect, known_migrations, migrate, statements
 from orchestrator.store.sqlite import SqliteStore
+from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.core.builders import ID, exited, failed, finished, released, submission
 from tests.unit.store.lives import add, cancel, end, run_it, write
 
@@ -172,7 +173,7 @@ class TestRefused:
             "import sqlite3, os, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None);"
             "c.execute('PRAGMA journal_mode = WAL'); c.execute('PRAGMA user_version = 99'); os._exit(0)"
         )
-        subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=PATIENCE_SECONDS)
         assert path.with_name("orch.db-wal").stat().st_size > 0
         refused(path, StoreTooNewError, "schema version 99")
 

@@ -16,6 +16,7 @@ from orchestrator.api.errors import BadRequestError, DaemonUnreachableError, Ref
 from orchestrator.api.server import listeners as serve
 from orchestrator.api.server.listeners import address_of, bind_tcp, host_names, is_loopback
 from orchestrator.api.server.testing import serve_fake
+from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +65,7 @@ def test_stopping_ends_held_requests_and_followed_logs(served: ServedFake) -> No
     wait_until(lambda: served.do(lambda service: len(service._waiters)) == 2)
     served.stop()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=PATIENCE_SECONDS)
         assert not thread.is_alive(), "it is held no longer"
     assert len(failures) == 2
     served.start()

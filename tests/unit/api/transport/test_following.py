@@ -12,6 +12,7 @@ from orchestrator.api.client import Client
 from orchestrator.api.errors import DaemonUnreachableError, DeadlineError, InternalError, NoSuchJobError
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.transport.following import Patience, follow_logs, present, wait, watch
+from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ class Later:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(timeout=60)
+        self._thread.join(timeout=PATIENCE_SECONDS)
         assert not self._thread.is_alive()
 
 

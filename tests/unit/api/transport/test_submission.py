@@ -24,6 +24,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.protocol import MAX_YAML_BYTES
 from orchestrator.api.transport import submission, wire
 from orchestrator.api.transport.endpoint import Endpoint
+from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +72,7 @@ def losing_proxy(directory: Path, target: str, *, lose: int) -> Iterator[tuple[E
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(timeout=60)
+        thread.join(timeout=PATIENCE_SECONDS)
         assert not thread.is_alive()
 
 

@@ -24,7 +24,7 @@ from orchestrator.api.errors import (
 )
 from orchestrator.api.transport import wire
 from orchestrator.api.transport.endpoint import Endpoint
-from tests.support.stack import wait_until
+from tests.support.stack import PATIENCE_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ def server(path: Path, behave: Callable[[socket.socket], None]) -> Iterator[Endp
         yield Endpoint(socket_path=str(path / "s"))
     finally:
         listener.close()
-        thread.join(timeout=60)
+        thread.join(timeout=PATIENCE_SECONDS)
         assert not thread.is_alive()
 
 

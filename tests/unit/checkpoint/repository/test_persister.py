@@ -19,6 +19,7 @@ from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, identity
 from orchestrator.checkpoint.snapshots.top_scores import TopScores
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
 from orchestrator.checkpoint.storage.storage import LocalStorage
+from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.checkpoint.faulty import FaultyStorage
 
 
@@ -93,7 +94,7 @@ def stored(root):
     ]
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=PATIENCE_SECONDS):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the deadline passed"
@@ -441,7 +442,7 @@ one = SnapshotPersister({str(folder)!r}, rank=0, settings=StoreSettings(root={st
 assert one.flush(10.0)
 assert not {{"torch", "numpy", "ray"}} & set(sys.modules), "too much was imported"
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
     assert stored(root) == [4]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus, ResumeMismatchError
 from orchestrator.checkpoint.storage.storage import LocalStorage
+from tests.support.stack import PATIENCE_SECONDS
 
 
 def stores(root, world_size, attempt=1, **options):
@@ -173,7 +174,7 @@ def test_real_ranks_without_any_communication_and_with_kills_never_mix_steps(tmp
                 spin -= 1
             gang[chance.randrange(3)].send_signal(signal.SIGKILL)
             for member in gang:
-                _, complaint = member.communicate(timeout=60)
+                _, complaint = member.communicate(timeout=PATIENCE_SECONDS)
                 assert member.returncode in (0, -signal.SIGKILL), complaint
         finally:
             for member in gang:

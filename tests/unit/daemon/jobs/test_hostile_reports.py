@@ -27,6 +27,7 @@ from orchestrator.daemon.jobs.views import job_view
 from orchestrator.daemon.loop import Loop
 from orchestrator.store.memory import MemoryStore
 from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.core.builders import ID, T0, make_spec, pending, running, submission
 
 ODD: list[Any] = [(1,), math.inf, math.nan, "x", -1, 2**80, True, {"a": 1}]
@@ -55,7 +56,7 @@ async def take(loop: Loop, *events: ev.Event) -> None:
     rounds = asyncio.create_task(loop.run())
     loop.post(events)
     command = asyncio.create_task(loop.command(list))
-    await asyncio.wait([rounds, command], timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([rounds, command], timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     assert not rounds.done(), rounds.exception()
     rounds.cancel()
 

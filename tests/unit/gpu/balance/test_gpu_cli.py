@@ -38,6 +38,7 @@ from orchestrator.gpu.recording.recording_diff import compare, comparison_text
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health
 from tests.support.fake_nvml import FakeNvml
+from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.gpu.exporter.test_exposition import full_sample
 from tests.unit.gpu.support import ScriptedReader, gpu_info, wait_for
 
@@ -337,7 +338,7 @@ def test_a_signal_ends_a_recording_in_order(tmp_path: Path, number: signal.Signa
     ) as process:
         wait_for(lambda: list(out.glob("gpu_stats_*.json")), "the files")
         process.send_signal(number)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert "asked at 100 Hz" in err
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in out.glob("gpu_stats_*.json"))

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from orchestrator.runtime.forkserver import proctree
+from tests.support.stack import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_descendants(shell: subprocess.Popen[bytes], from_lists: bool) -> None:
     assert proctree.children(shell.pid, from_lists=from_lists) == [child]
     assert proctree.children(child, from_lists=from_lists) == [grandchild]
     assert proctree.kill_sweep(shell.pid, from_lists=from_lists) == 2
-    shell.communicate(timeout=10)  # it waited for the two
+    shell.communicate(timeout=PATIENCE_SECONDS)  # it waited for the two
     assert proctree.descendants(shell.pid) == []
 
 

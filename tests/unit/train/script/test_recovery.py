@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
 from orchestrator.train.script.progress import ProgressPage
+from tests.support.stack import PATIENCE_SECONDS
 
 SCRIPT = """
 import json, random, sys, time
@@ -63,7 +64,7 @@ def attempt(folder, number, *, snapshots=True):
 
 
 def finish(process, page):
-    output = process.communicate(timeout=60)[0].splitlines()
+    output = process.communicate(timeout=PATIENCE_SECONDS)[0].splitlines()
     page.close()
     return process.returncode, [json.loads(line) for line in output]
 

@@ -12,6 +12,7 @@ from orchestrator.train.script.progress import ProgressPage
 from orchestrator.train.script.shm_agreement import ShmAgreement
 from orchestrator.train.script.stopping import StopAgreement
 from orchestrator.train.script.training_context import Context
+from tests.support.stack import PATIENCE_SECONDS
 from tests.support.work import descriptors_stay
 
 
@@ -159,7 +160,7 @@ def test_real_ranks_asked_at_different_moments_end_after_the_same_step_with_one_
                     pages[1].request_stop()
                 for peer in peers:
                     peer.send(None)
-            last = [int(rank.communicate(timeout=30)[0]) for rank in ranks]
+            last = [int(rank.communicate(timeout=PATIENCE_SECONDS)[0]) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()

@@ -19,6 +19,7 @@ from orchestrator.train.trainer.config import rules as config_rules
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.config.rules import Surroundings
 from orchestrator.train.trainer.config.sources import TRAINER_VARIABLE, add_arguments, settings, show_default
+from tests.support.stack import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[5]
 
@@ -374,5 +375,7 @@ def test_a_configuration_is_read_without_pydantic() -> None:
         "import sys; from orchestrator.train import MultiGPUConfig; MultiGPUConfig.from_dict({'timeout': '5m'}); "
         "print([name for name in ('torch', 'pydantic', 'yaml') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
+    )
     assert done.stdout.strip() == "[]"

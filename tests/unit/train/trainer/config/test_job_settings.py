@@ -16,6 +16,7 @@ from orchestrator.train.trainer.config.check import trainer_findings
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.config.sources import TRAINER_VARIABLE
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
+from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.train.trainer.builders import a_context
 
 if TYPE_CHECKING:
@@ -110,5 +111,7 @@ def test_checking_needs_no_torch() -> None:
     script = (
         "import sys, orchestrator.train.trainer.config.check; print('torch' in sys.modules, 'numpy' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
+    )
     assert done.stdout.split() == ["False", "False"]
