@@ -62,9 +62,9 @@ def by_job(changes: Sequence[Change]) -> list[JobChanges]:
 def same_submission(job: Job, event: ev.JobSubmitted) -> bool:
     """Whether ``event`` asks for the job that exists: equal spec, snapshot and origin."""
     return (
-        job.snapshot == event.snapshot
-        and job.resume_from == event.resume_from
-        and job.rerun_of == event.rerun_of
+        job.submission.snapshot == event.snapshot
+        and job.submission.resume_from == event.resume_from
+        and job.submission.rerun_of == event.rerun_of
         and job.spec == event.spec
     )
 

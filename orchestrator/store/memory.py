@@ -100,10 +100,10 @@ class MemoryStore:
         found = [
             job
             for job in reversed(self._jobs.values())
-            if (query.user is None or job.user == query.user)
+            if (query.user is None or job.submission.user == query.user)
             and (not query.states or job.state.value in query.states)
-            and (query.since is None or job.submitted_at >= query.since)
-            and (query.before is None or job.sequence < query.before)
+            and (query.since is None or job.submission.submitted_at >= query.since)
+            and (query.before is None or job.submission.sequence < query.before)
         ]
         return found[: query.limit]
 
@@ -117,7 +117,14 @@ class MemoryStore:
         """The job that this user submitted with this key; None when there is none, or the key is empty."""
         self._check_open()
         key = (uid, idempotency_key)
-        return next((j for j in self._jobs.values() if idempotency_key and (j.uid, j.idempotency_key) == key), None)
+        return next(
+            (
+                j
+                for j in self._jobs.values()
+                if idempotency_key and (j.submission.uid, j.submission.idempotency_key) == key
+            ),
+            None,
+        )
 
     async def find(self, reference: str) -> Found:
         """The job that a reference means; see ``port.Store.find``."""
@@ -180,7 +187,7 @@ class MemoryStore:
     async def untidied(self) -> list[JobId]:
         """Terminal jobs whose leftovers were not told to be removed, in order of arrival."""
         self._check_open()
-        return sorted(self._untidied, key=lambda job_id: self._jobs[job_id].sequence)
+        return sorted(self._untidied, key=lambda job_id: self._jobs[job_id].submission.sequence)
 
     async def tidied(self, job_ids: Sequence[JobId]) -> None:
         """Nothing is left of these jobs outside their directories."""
@@ -192,7 +199,7 @@ class MemoryStore:
         """Terminal jobs that ended before ``older_than``, the oldest first."""
         self._check_open()
         ended = [
-            (j.ended_at, j.sequence, j.id)
+            (j.ended_at, j.submission.sequence, j.id)
             for j in self._jobs.values()
             if j.state.is_terminal and j.ended_at is not None
         ]
@@ -209,7 +216,7 @@ class MemoryStore:
     async def verify(self) -> list[str]:
         """Records that differ from the fold of their events."""
         self._check_open()
-        wrong = {i: difference(j, replay(self._events[i], j.sequence)) for i, j in self._jobs.items()}
+        wrong = {i: difference(j, replay(self._events[i], j.submission.sequence)) for i, j in self._jobs.items()}
         return [f"job {i}: its row differs from the fold of its events in {text}" for i, text in wrong.items() if text]
 
     async def answers(self) -> None:

@@ -42,15 +42,15 @@ class Parsed:
 def job_row(job: Job) -> dict[str, Any]:
     """The columns of a job's row. ``ended_at`` is set exactly when the state is terminal."""
     return {
-        "sequence": job.sequence,
+        "sequence": job.submission.sequence,
         "id": job.id,
         "version": job.version,
         "name": job.name,
-        "user": job.user,
-        "uid": job.uid,
-        "idempotency_key": job.idempotency_key,
+        "user": job.submission.user,
+        "uid": job.submission.uid,
+        "idempotency_key": job.submission.idempotency_key,
         "state": job.state.value,
-        "submitted_at": job.submitted_at,
+        "submitted_at": job.submission.submitted_at,
         "ended_at": job.ended_at if job.state.is_terminal else None,
         "record": _dumps(job_to_dict(job)),
     }

@@ -67,7 +67,7 @@ class Submit:
         (last,) = connection.execute(STATEMENTS["last_sequence"]).fetchone()
         job = submitted(event, last + 1)
         connection.execute(STATEMENTS["insert_job"], job_row(job))
-        connection.execute(STATEMENTS["insert_event"], event_row(job.sequence, job.version, event))
+        connection.execute(STATEMENTS["insert_event"], event_row(job.submission.sequence, job.version, event))
         _write_notices(connection, notices_of(None, job, event.at))
         return job, True
 
@@ -90,8 +90,8 @@ class Append:
             if of_job.ends:
                 totals = (after.spec.queue, after.state.value, finished_class(after))
                 connection.execute(STATEMENTS["count_finished"], totals)
-                connection.execute(STATEMENTS["insert_untidied"], (after.sequence,))
-            rows = [event_row(after.sequence, c.after.version, c.event) for c in of_job.changes]
+                connection.execute(STATEMENTS["insert_untidied"], (after.submission.sequence,))
+            rows = [event_row(after.submission.sequence, c.after.version, c.event) for c in of_job.changes]
             connection.executemany(STATEMENTS["insert_event"], rows)
             _write_notices(connection, of_job.notices())
 

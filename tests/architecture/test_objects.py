@@ -28,7 +28,7 @@ METHODS: dict[str, int] = {
     "checkpoint/storage/storage.py:LocalStorage": 21,
     "cli/drills/drills.py:Drill": 17,
     "cli/top/app.py:TopApp": 18,
-    "core/job/record.py:Job": 52,
+    "core/job/record.py:Job": 30,
     "daemon/loop.py:Loop": 19,
     "daemon/service.py:Service": 20,
     "gpu/drivers/nvidia/device.py:Device": 25,

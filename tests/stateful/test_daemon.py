@@ -139,7 +139,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def one(self, index: int, *states: JobState) -> Job:
         """Some live job, in one of ``states`` if there is one."""
         found = [j for j in self.jobs.values() if not states or j.state in states] or list(self.jobs.values())
-        return sorted(found, key=lambda j: j.sequence)[index % len(found)]
+        return sorted(found, key=lambda j: j.submission.sequence)[index % len(found)]
 
     def process(self, index: int) -> Process:
         running = sorted(self.cluster.processes, key=lambda p: p.pid)
@@ -185,7 +185,9 @@ class DaemonMachine(RuleBasedStateMachine):
             assert self.cluster.disk_full
         except RefusedError:  # it does not fit on the nodes that there are
             assert not all(found.alive for found in self.daemon.loop.nodes.values())
-        assert all(job.idempotency_key != key for job in self.jobs.values()), "a job that was refused is not stored"
+        assert all(job.submission.idempotency_key != key for job in self.jobs.values()), (
+            "a job that was refused is not stored"
+        )
         return None
 
     @precondition(lambda self: self.jobs)
@@ -411,7 +413,7 @@ class DaemonMachine(RuleBasedStateMachine):
             assert process.began >= max(earlier, default=0)
         for job in self.jobs.values():
             paths = [s.path for s in self.cluster.checkpoints.stored.get(job.id, [])]
-            assert not job.checkpoint_path or job.checkpoint_path in paths
+            assert not job.checkpoints.path or job.checkpoints.path in paths
 
     # -- how it ends ---------------------------------------------------------------------------------------------------
 

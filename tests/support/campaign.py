@@ -226,7 +226,7 @@ class RecordWatch:
             found = verification.problems(connection, after=self._settled)
             live = Reader(connection).live()
             (newest,) = connection.execute("SELECT coalesce(max(sequence), 0) FROM jobs").fetchone()
-        self._settled = min([newest, *(job.sequence - 1 for job in live)])
+        self._settled = min([newest, *(job.submission.sequence - 1 for job in live)])
         held: dict[str, str] = {}
         for job in live:
             numbers = [attempt.number for attempt in job.attempts]

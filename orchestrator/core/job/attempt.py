@@ -47,6 +47,10 @@ class Exit:
         """The rank had reported its last step."""
         return self.last_step is not None and self.total_steps is not None and self.last_step >= self.total_steps
 
+    def completed(self, *, others: bool) -> bool:
+        """The rank did all of its work; ``others``: another rank of its attempt had reported its last step."""
+        return self.ok and (self.finished or (others and self.last_step is None))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:

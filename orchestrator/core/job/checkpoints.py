@@ -25,14 +25,52 @@ class Durable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """The newest checkpoint of a job, and the newest on storage, often the same."""
+    """The newest checkpoint of a job, and the newest on storage, often the same. Raises ValueError for the second alone.
 
-    newest: Saved
+    ``step`` and ``at`` are those of the newest, the others of the newest on storage; steps are 0, times
+    None and the path is empty before the first.
+    """
+
+    newest: Saved | None = None
     durable: Durable | None = None
 
+    def __post_init__(self) -> None:
+        if self.newest is None and self.durable is not None:
+            raise ValueError("a job with a checkpoint on storage has a newest checkpoint")
+
     @property
-    def without_memory(self) -> Checkpoints | None:
-        """What is left when the actors are gone that had the newest in memory; None when that is nothing."""
+    def without_memory(self) -> Checkpoints:
+        """What is left when the actors are gone that had the newest in memory."""
         if self.durable is None:
-            return None
+            return Checkpoints()
         return replace(self, newest=Saved(step=self.durable.step, at=self.durable.at))
+
+    @property
+    def step(self) -> int:
+        """Its step; the checkpoint may lie in the memory of a rank actor."""
+        return self.newest.step if self.newest is not None else 0
+
+    @property
+    def at(self) -> float | None:
+        """When it was saved."""
+        return self.newest.at if self.newest is not None else None
+
+    @property
+    def path(self) -> str:
+        """Where the newest on storage lies."""
+        return self.durable.path if self.durable is not None else ""
+
+    @property
+    def digest(self) -> str:
+        """The digest of the newest on storage, where the script wrote it by itself."""
+        return self.durable.digest if self.durable is not None else ""
+
+    @property
+    def durable_step(self) -> int:
+        """Its step."""
+        return self.durable.step if self.durable is not None else 0
+
+    @property
+    def durable_at(self) -> float | None:
+        """When it was saved."""
+        return self.durable.at if self.durable is not None else None

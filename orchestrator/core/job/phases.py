@@ -91,6 +91,22 @@ class Holding:
     exits: tuple[Exit, ...] = ()
     failure: ev.Failure | None = None
 
+    @property
+    def left_early(self) -> tuple[Exit, ...]:
+        """The ranks that ended, however, after a request to stop that orch had not sent, and before their last step.
+
+        A rank that reports no steps has come to its last one when another has.
+        """
+        finished = any(e.finished for e in self.exits)
+        return tuple(e for e in self.exits if self._asked_from_outside(e) and not e.completed(others=finished))
+
+    def ended_well(self, ranks: int) -> bool:
+        """Each of so many ranks ended with 0, and none because it was asked to."""
+        return len(self.exits) == ranks and all(e.ok for e in self.exits) and not self.left_early
+
+    def _asked_from_outside(self, ended: Exit) -> bool:
+        return ended.stop_seen_at is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starting(Holding):
@@ -159,6 +175,9 @@ class Draining(Holding):
 
     state: ClassVar[JobState] = JobState.DRAINING
     stop: Stop
+
+    def _asked_from_outside(self, ended: Exit) -> bool:
+        return ended.stop_seen_at is not None and ended.stop_seen_at < self.stop.at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

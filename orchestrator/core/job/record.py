@@ -7,9 +7,10 @@ reader ask without knowing the phases: each answers for every phase, with nothin
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.core.errors import BrokenRuleError
+from orchestrator.core.job.checkpoints import Checkpoints
 from orchestrator.core.job.past_attempts import Past
 from orchestrator.core.job.phases import (
     ENDED,
@@ -31,11 +32,18 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.attempt import Attempt, Exit, Stop
-    from orchestrator.core.job.checkpoints import Checkpoints, Durable
     from orchestrator.core.job.phases import Phase
     from orchestrator.spec.model import JobSpec
 
 MAX_WORKERS = 10_000
+_NO_CHECKPOINTS = Checkpoints()
+
+
+class Size(NamedTuple):
+    """The fewest and the most ranks that an attempt may have."""
+
+    least: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +85,7 @@ class Job:
     past: Past = field(default_factory=Past)
     restarts: Mapping[str, int] = field(default_factory=dict)
     no_progress: int = 0
-    checkpoints: Checkpoints | None = None
+    checkpoints: Checkpoints = _NO_CHECKPOINTS
     fenced_until: float = 0.0
     notes: tuple[Fact, ...] = ()
     story: tuple[str, ...] = ()
@@ -97,11 +105,6 @@ class Job:
         return self.submission.id
 
     @property
-    def sequence(self) -> int:
-        """Its place of arrival."""
-        return self.submission.sequence
-
-    @property
     def name(self) -> str:
         """The name that its user gave it."""
         return self.submission.name
@@ -110,56 +113,6 @@ class Job:
     def spec(self) -> JobSpec:
         """Its job.yaml."""
         return self.submission.spec
-
-    @property
-    def user(self) -> str:
-        """The name of the user that submitted it."""
-        return self.submission.user
-
-    @property
-    def uid(self) -> int:
-        """The number of the user that submitted it."""
-        return self.submission.uid
-
-    @property
-    def submitted_at(self) -> float:
-        """When it was submitted."""
-        return self.submission.submitted_at
-
-    @property
-    def idempotency_key(self) -> str:
-        """A second submission with this key is the same job."""
-        return self.submission.idempotency_key
-
-    @property
-    def python(self) -> str:
-        """The interpreter of its ranks."""
-        return self.submission.python
-
-    @property
-    def path(self) -> str:
-        """The search path of its ranks."""
-        return self.submission.path
-
-    @property
-    def work_dir(self) -> str:
-        """Its own copy of the working directory."""
-        return self.submission.work_dir
-
-    @property
-    def snapshot(self) -> str:
-        """The digest of the archive that the copy was made from."""
-        return self.submission.snapshot
-
-    @property
-    def resume_from(self) -> str | None:
-        """The checkpoint that its first attempt begins with."""
-        return self.submission.resume_from
-
-    @property
-    def rerun_of(self) -> str | None:
-        """The job that it repeats."""
-        return self.submission.rerun_of
 
     # -- its phase -----------------------------------------------------------------------------------------------------
 
@@ -248,44 +201,30 @@ class Job:
     # -- its ranks -----------------------------------------------------------------------------------------------------
 
     @property
+    def elastic(self) -> ElasticWorkers | None:
+        """The range of its number of ranks, where that may change from attempt to attempt."""
+        workers = self.spec.resources.num_workers
+        return workers if isinstance(workers, ElasticWorkers) else None
+
+    @property
+    def size(self) -> Size:
+        """How many ranks the next attempt may have."""
+        match self.spec.resources.num_workers:
+            case ElasticWorkers() as elastic:
+                return Size(elastic.min, elastic.max)
+            case int(workers):
+                return Size(workers, workers)
+            case _:  # auto: whatever is free when it first starts, and from then on the same
+                first = self.past.first_ranks or (self.attempts[0].ranks if self.attempts else None)
+                return Size(first, first) if first else Size(1, MAX_WORKERS)
+
+    @property
     def num_workers(self) -> int:
         """Ranks of the current or last attempt; before the first, the fewest that it may have."""
         workers = self.spec.resources.num_workers
         if isinstance(workers, int):
             return workers
-        return self.attempts[-1].ranks if self.attempts else self.least_workers
-
-    @property
-    def least_workers(self) -> int:
-        """The fewest ranks that the next attempt may have."""
-        return self._size[0]
-
-    @property
-    def most_workers(self) -> int:
-        """The most ranks that the next attempt may have."""
-        return self._size[1]
-
-    @property
-    def _size(self) -> tuple[int, int]:
-        match self.spec.resources.num_workers:
-            case ElasticWorkers() as elastic:
-                return elastic.min, elastic.max
-            case int(workers):
-                return workers, workers
-            case _:  # auto: whatever is free when it first starts, and from then on the same
-                first = self.past.first_ranks or (self.attempts[0].ranks if self.attempts else None)
-                return (first, first) if first else (1, MAX_WORKERS)
-
-    @property
-    def is_elastic(self) -> bool:
-        """Its number of ranks may change from attempt to attempt."""
-        return isinstance(self.spec.resources.num_workers, ElasticWorkers)
-
-    @property
-    def grow_after(self) -> float:
-        """Seconds that an attempt of an elastic job runs before it may be stopped to grow."""
-        workers = self.spec.resources.num_workers
-        return workers.grow_after.total_seconds() if isinstance(workers, ElasticWorkers) else 0.0
+        return self.attempts[-1].ranks if self.attempts else self.size.least
 
     # -- its attempts --------------------------------------------------------------------------------------------------
 
@@ -306,23 +245,13 @@ class Job:
 
     @property
     def left_early(self) -> tuple[Exit, ...]:
-        """The ranks that ended, however, after a request to stop that orch had not sent, and before their last step.
-
-        A rank that reports no steps has come to its last one when another has.
-        """
-        finished = any(e.finished for e in self.exits)
-        return tuple(e for e in self.exits if self._asked_from_outside(e) and not self._completed(e, finished=finished))
-
-    def _asked_from_outside(self, ended: Exit) -> bool:
-        return ended.stop_seen_at is not None and (self.stop is None or ended.stop_seen_at < self.stop.at)
-
-    def _completed(self, ended: Exit, *, finished: bool) -> bool:
-        return ended.ok and (ended.finished or (finished and ended.last_step is None))
+        """The ranks of the current attempt that ended after a request to stop that orch had not sent, see ``Holding``."""
+        return self.phase.left_early if isinstance(self.phase, Holding) else ()
 
     @property
     def ended_well(self) -> bool:
-        """Every rank ended with 0, and none because it was asked to."""
-        return len(self.exits) == self.num_workers and all(e.ok for e in self.exits) and not self.left_early
+        """Every rank of the current attempt ended with 0, and none because it was asked to."""
+        return isinstance(self.phase, Holding) and self.phase.ended_well(self.num_workers)
 
     @property
     def whole(self) -> Past:
@@ -335,34 +264,3 @@ class Job:
         if self.past.running_at is not None:
             return self.past.running_at
         return next((a.running_at for a in self.attempts if a.running_at is not None), None)
-
-    # -- its checkpoints -----------------------------------------------------------------------------------------------
-
-    @property
-    def checkpoint_step(self) -> int:
-        """The step of the newest checkpoint, which may lie in the memory of a rank actor; 0 before the first."""
-        return self.checkpoints.newest.step if self.checkpoints is not None else 0
-
-    @property
-    def checkpoint_at(self) -> float | None:
-        """When the newest checkpoint was saved."""
-        return self.checkpoints.newest.at if self.checkpoints is not None else None
-
-    @property
-    def checkpoint_path(self) -> str:
-        """Where the newest checkpoint on storage lies; "" before the first."""
-        return self._durable.path if self._durable is not None else ""
-
-    @property
-    def durable_step(self) -> int:
-        """The step of the newest checkpoint on storage; 0 before the first."""
-        return self._durable.step if self._durable is not None else 0
-
-    @property
-    def durable_at(self) -> float | None:
-        """When the newest checkpoint on storage was saved."""
-        return self._durable.at if self._durable is not None else None
-
-    @property
-    def _durable(self) -> Durable | None:
-        return self.checkpoints.durable if self.checkpoints is not None else None

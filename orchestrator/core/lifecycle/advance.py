@@ -91,7 +91,7 @@ def is_resizing(job: Job) -> bool:
 
 def returns(job: Job, now: float) -> bool:
     """An elastic job that holds nothing any more and is to go on at once, on as many ranks as there is room for."""
-    if not job.is_elastic or job.gang_open or job.succeeded or job.not_before > now:
+    if job.elastic is None or job.gang_open or job.succeeded or job.not_before > now:
         return False
     return isinstance(job.phase, Replacing) or is_resizing(job)
 

@@ -25,10 +25,10 @@ def _context_saved(event: CheckpointSaved, job: Job) -> Job:
     if not event.path and not job.gang_open:
         return job  # it went with the actors that had it in memory
     newest, durable = _newest(event, job.checkpoints), _durable(event, job.checkpoints)
-    if job.checkpoints is not None and newest is job.checkpoints.newest and durable is job.checkpoints.durable:
+    if newest is job.checkpoints.newest and durable is job.checkpoints.durable:
         return job
     attempts, no_progress = job.attempts, job.no_progress
-    if attempts and (job.checkpoints is None or newest is not job.checkpoints.newest):
+    if attempts and newest is not job.checkpoints.newest:
         progressed = attempts[-1].progressed or event.step > attempts[-1].start_step
         attempts = _with_last(attempts, replace(attempts[-1], checkpoint_step=event.step, progressed=progressed))
         no_progress = 0 if progressed else no_progress
@@ -36,14 +36,14 @@ def _context_saved(event: CheckpointSaved, job: Job) -> Job:
     return replace(job, attempts=attempts, no_progress=no_progress, checkpoints=checkpoints)
 
 
-def _newest(event: CheckpointSaved, before: Checkpoints | None) -> Saved:
-    if before is not None and event.step <= before.newest.step:
+def _newest(event: CheckpointSaved, before: Checkpoints) -> Saved:
+    if before.newest is not None and event.step <= before.newest.step:
         return before.newest
     return Saved(step=event.step, at=event.at)
 
 
-def _durable(event: CheckpointSaved, before: Checkpoints | None) -> Durable | None:
-    known = before.durable if before is not None else None
+def _durable(event: CheckpointSaved, before: Checkpoints) -> Durable | None:
+    known = before.durable
     if not event.path or (known is not None and event.step <= known.step):
         return known
     return Durable(step=event.step, at=event.at, path=event.path, digest=known.digest if known is not None else "")
@@ -56,7 +56,7 @@ def _script_saved(event: CheckpointSaved, job: Job) -> Job:
     """
     if not job.attempts or not job.attempt_number - 1 <= event.attempt <= job.attempt_number:
         return job
-    durable = job.checkpoints.durable if job.checkpoints is not None else None
+    durable = job.checkpoints.durable
     if durable is not None and (event.digest == durable.digest or event.at <= durable.at):
         return job
     current = job.attempts[-1]

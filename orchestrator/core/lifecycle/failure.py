@@ -190,7 +190,7 @@ def decide_retry(job: Job, failure: Failure, now: float) -> Retry:
         spent = BudgetSpent(failure_class=failure.failure_class, used=used, budget=budget)
         refusal = spent if budget else None
         return Retry(retry=False, keep_gang=False, not_before=now, refusal=refusal)
-    progressed = job.attempts[-1].progressed or job.checkpoint_step > job.attempts[-1].start_step
+    progressed = job.attempts[-1].progressed or job.checkpoints.step > job.attempts[-1].start_step
     without_progress = 0 if progressed else job.no_progress
     preempted = failure.failure_class is FailureClass.PREEMPTION  # says nothing about the job
     if not preempted and without_progress >= job.spec.retry.max_no_progress:

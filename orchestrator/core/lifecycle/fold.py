@@ -155,8 +155,8 @@ def _(event: ev.AttemptStarted, job: Job) -> Job:
         gang=event.gang,
         state=AttemptState.STARTING,
         started_at=event.at,
-        start_step=job.checkpoint_step,
-        checkpoint_step=job.checkpoint_step,
+        start_step=job.checkpoints.step,
+        checkpoint_step=job.checkpoints.step,
         ranks=len(event.nodes),
     )
     past, attempts = shorten(job.past, (*_without_log(job.attempts), attempt))
@@ -241,7 +241,7 @@ def _(event: ev.AttemptFailed, job: Job) -> Job:
         return job
     failure_class = event.failure.failure_class
     preempted = failure_class is FailureClass.PREEMPTION
-    progressed = job.attempts[-1].progressed or job.checkpoint_step > job.attempts[-1].start_step
+    progressed = job.attempts[-1].progressed or job.checkpoints.step > job.attempts[-1].start_step
     restarts = dict(job.restarts)
     if event.retry:
         restarts[failure_class.value] = restarts.get(failure_class.value, 0) + 1
@@ -317,8 +317,7 @@ def _(event: ev.GangReleased, job: Job) -> Job:
     elif isinstance(phase, Holding):
         phase = replace(phase, gang=None)
     # A checkpoint that is not durable was in the memory of the actors that are gone.
-    checkpoints = job.checkpoints.without_memory if job.checkpoints is not None else None
-    return replace(job, phase=phase, checkpoints=checkpoints)
+    return replace(job, phase=phase, checkpoints=job.checkpoints.without_memory)
 
 
 @_fold.register

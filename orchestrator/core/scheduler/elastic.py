@@ -43,10 +43,10 @@ def first_place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -
 
 def extend(job: Job, placed: tuple[str, ...], free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...]:
     """``placed``, or a larger gang in its stead where ``free`` has room for one; ``free`` is then what is left."""
-    if len(placed) >= job.most_workers:
+    if len(placed) >= job.size.most:
         return placed
     give_back(job, placed, free)
-    larger = place(job, free, nodes, ranks=min(job.most_workers, capacity(job, free, nodes)))
+    larger = place(job, free, nodes, ranks=min(job.size.most, capacity(job, free, nodes)))
     chosen = larger if larger is not None and len(larger) > len(placed) else placed
     take(job, chosen, free)
     return chosen
@@ -55,15 +55,15 @@ def extend(job: Job, placed: tuple[str, ...], free: Mapping[str, Free], nodes: M
 def growth_due(job: Job, now: float) -> bool | float:
     """Whether the job may be stopped now to grow; a time to ask again at; False until something happens to it."""
     attempt = job.attempt
-    if job.state is not JobState.RUNNING or not job.is_elastic or attempt is None or attempt.running_at is None:
+    if job.state is not JobState.RUNNING or job.elastic is None or attempt is None or attempt.running_at is None:
         return False
     if job.stop is not None or job.gang_lost or job.degraded or job.exits or job.succeeded:
         return False
-    if job.num_workers >= job.most_workers or attempt.checkpoint_step <= attempt.start_step:
+    if job.num_workers >= job.size.most or attempt.checkpoint_step <= attempt.start_step:
         return False
-    if job.checkpoint_at is None or now > job.checkpoint_at + FRESH_SECONDS:
+    if job.checkpoints.at is None or now > job.checkpoints.at + FRESH_SECONDS:
         return False  # the next checkpoint asks again
-    due_at = attempt.running_at + job.grow_after
+    due_at = attempt.running_at + job.elastic.grow_after.total_seconds()
     return True if now >= due_at else due_at
 
 
@@ -76,7 +76,7 @@ def grown_size(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) ->
     if len(back) < len(job.nodes):
         return job.num_workers  # a part of it runs where nothing new may start: what it has it might not get again
     give_back(job, back, free)
-    larger = place(job, free, nodes, ranks=min(job.most_workers, capacity(job, free, nodes)))
+    larger = place(job, free, nodes, ranks=min(job.size.most, capacity(job, free, nodes)))
     if larger is None or len(larger) <= job.num_workers:
         take(job, back, free)
         return job.num_workers

@@ -52,7 +52,7 @@ def place(
 
     ``ranks`` is the fewest that the job runs with, unless told.
     """
-    wanted = job.least_workers if ranks is None else ranks
+    wanted = job.size.least if ranks is None else ranks
     return _by_strategy(job.spec.resources.placement_strategy, wanted, _room(job, free, nodes)) if wanted else None
 
 
@@ -82,7 +82,7 @@ def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
 def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> None:
     """Set aside what is free for a gang that does not fit yet, so that nothing behind it takes it away."""
     size = rank_size(job)
-    left = job.least_workers
+    left = job.size.least
     for node_id in sorted(free, key=lambda n: -_slots(job, free[n])):
         if not _suits(job, nodes[node_id]):
             continue
@@ -101,7 +101,7 @@ def needs_home(job: Job) -> str:
         return "it has no checkpoint.storage_path, and checkpoints in ORCH_HOME would be lost with the node"
     if job.spec.checkpoint.watch is not None:
         return "what checkpoint.watch finds in its working copy would be lost with the node"
-    if job.resume_from is not None and "://" not in job.resume_from:
+    if job.submission.resume_from is not None and "://" not in job.submission.resume_from:
         return "the checkpoint that it begins with lies in ORCH_HOME"
     return ""
 
@@ -125,7 +125,7 @@ def _slots(job: Job, left: Free) -> int:
         limits.append(_gpu_slots(gpus, left.gpus))
     if memory > 0:
         limits.append(left.memory_bytes // memory)
-    return max(0, min(limits)) if limits else job.most_workers
+    return max(0, min(limits)) if limits else job.size.most
 
 
 def _gpu_slots(gpus: float, left: float) -> int:

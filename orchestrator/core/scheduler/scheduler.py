@@ -64,7 +64,7 @@ def decide(state: State, now: float) -> Commands:
 
 def queue_order(job: Job) -> tuple[int, int]:
     """Higher priority first, then order of arrival. Back-off never changes it."""
-    return (-job.priority, job.sequence)
+    return (-job.priority, job.submission.sequence)
 
 
 def _advance(job: Job, now: float, commands: Commands) -> None:
@@ -86,7 +86,7 @@ def _schedule(state: State, now: float, commands: Commands) -> None:
             elastic.take(job, nodes, free)
             placed.append((job, nodes))
         elif job.state is not JobState.PENDING:
-            reason = NoRoom(ranks=job.least_workers, cause=job.reason)
+            reason = NoRoom(ranks=job.size.least, cause=job.reason)
             commands.events.append(ev.JobRequeued(job_id=job.id, at=now, reason=reason))
     for job, nodes in placed:
         larger = elastic.extend(job, nodes, free, state.nodes)
@@ -155,7 +155,7 @@ def _why_waiting(job: Job, free: Iterable[Free]) -> NotEnoughFree:
 def _demand(job: Job) -> tuple[float, float]:
     """GPUs and CPUs of the fewest ranks that it may have."""
     cpus, gpus, _ = rank_size(job)
-    return gpus * job.least_workers, cpus * job.least_workers
+    return gpus * job.size.least, cpus * job.size.least
 
 
 __all__ = ["Commands", "State", "decide", "queue_order"]

@@ -9,7 +9,8 @@ from __future__ import annotations
 # The annotations are read when the program runs, by codec.py and conformance.py.
 from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev  # noqa: TC001  # codec.py reads the annotations when it runs
 from orchestrator.core.facts.fact import Fact  # noqa: TC001
@@ -99,17 +100,26 @@ class JobRecord:
 
 def record_of(job: Job) -> JobRecord:
     """The stored form of a job."""
-    values: dict[str, Any] = {name: getattr(job, name) for name in _AS_THEY_ARE}
-    durable = job.checkpoints.durable if job.checkpoints is not None else None
     return JobRecord(
-        **values,
+        **dict(zip(_READ_FROM, _read(job), strict=True)),
         retry=isinstance(job.phase, Restarting | Replacing),
         keep_gang=isinstance(job.phase, Restarting),
-        checkpoint_digest=durable.digest if durable is not None else "",
     )
 
 
-_AS_THEY_ARE = tuple(f.name for f in fields(JobRecord) if f.name not in ("retry", "keep_gang", "checkpoint_digest"))
+_READ_FROM: dict[str, str] = (
+    {f.name: f.name for f in fields(JobRecord) if f.name not in ("retry", "keep_gang")}
+    | {f.name: f"submission.{f.name}" for f in fields(Submission)}
+    | {
+        "checkpoint_step": "checkpoints.step",
+        "checkpoint_at": "checkpoints.at",
+        "checkpoint_path": "checkpoints.path",
+        "checkpoint_digest": "checkpoints.digest",
+        "durable_step": "checkpoints.durable_step",
+        "durable_at": "checkpoints.durable_at",
+    }
+)
+_read = attrgetter(*_READ_FROM.values())
 
 
 def job_of(record: JobRecord, *, unusable: tuple[str, ...] = ()) -> Job:
@@ -175,10 +185,11 @@ def _recovering(r: JobRecord) -> Recovering:
     return Replacing(gang=gang, exits=r.exits, failure=failure, not_before=not_before)
 
 
-def _checkpoints(r: JobRecord) -> Checkpoints | None:
+def _checkpoints(r: JobRecord) -> Checkpoints:
     durable = None
     if r.durable_at is not None:
         durable = Durable(step=r.durable_step, at=r.durable_at, path=r.checkpoint_path, digest=r.checkpoint_digest)
     if r.checkpoint_at is not None:
         return Checkpoints(newest=Saved(step=r.checkpoint_step, at=r.checkpoint_at), durable=durable)
-    return None if durable is None else Checkpoints(newest=Saved(step=durable.step, at=durable.at), durable=durable)
+    newest = None if durable is None else Saved(step=durable.step, at=durable.at)
+    return Checkpoints(newest=newest, durable=durable)

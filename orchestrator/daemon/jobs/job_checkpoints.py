@@ -49,9 +49,11 @@ def _in_memory(job: Job, newest: ProgressSnapshot | None) -> v.CheckpointView | 
     if newest is not None and newest.snapshot_step is not None:
         step, at = newest.snapshot_step, newest.snapshot_at
     elif (
-        job.checkpoint_at is not None and job.checkpoint_at != job.durable_at and job.checkpoint_step > job.durable_step
+        job.checkpoints.at is not None
+        and job.checkpoints.at != job.checkpoints.durable_at
+        and job.checkpoints.step > job.checkpoints.durable_step
     ):
-        step, at = job.checkpoint_step, job.checkpoint_at
+        step, at = job.checkpoints.step, job.checkpoints.at
     else:
         return None
     return v.CheckpointView(step=step, at=at or 0.0, path="", attempt=job.attempt_number, location="memory")

@@ -178,7 +178,7 @@ def _recalled(path: Path) -> JobProgress | None:
 
 def _checkpoint(job: Job, attempt: int, snapshot: ProgressSnapshot) -> list[ev.Event]:
     facts = snapshot.checkpoint
-    if facts.saved_step is None or (job.checkpoint_at is not None and facts.saved_step <= job.checkpoint_step):
+    if facts.saved_step is None or (job.checkpoints.at is not None and facts.saved_step <= job.checkpoints.step):
         return []
     at = facts.saved_at or time.time()
     return [ev.CheckpointSaved(job_id=job.id, at=at, attempt=attempt, step=facts.saved_step, path=facts.saved_path)]

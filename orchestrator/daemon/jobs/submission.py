@@ -156,7 +156,7 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
     if alive and not could_ever_fit(probe(checked), nodes):
         _refuse_unshared(checked, alive)
         per_node = "; ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in alive)
-        workers, (cpus, gpus, _) = probe(checked).least_workers, rank_size(probe(checked))
+        workers, (cpus, gpus, _) = probe(checked).size.least, rank_size(probe(checked))
         raise RefusedError(
             f"{workers} ranks of {gpus:g} GPU and {cpus:g} CPU can never fit here ({per_node})",
             hint="ask for fewer ranks, or less per rank (resources_per_worker)",
@@ -312,11 +312,11 @@ async def prepare_rerun(
 ) -> JobSubmitted:
     """A new job that runs what ``job`` ran, from the same snapshot."""
     new_id = job_id(job.name, random.randbits(64))
-    await asyncio.to_thread(_lay_out, job.snapshot, settings, new_id)
+    await asyncio.to_thread(_lay_out, job.submission.snapshot, settings, new_id)
     await asyncio.to_thread(_copy_modules, job, settings, new_id)
     resume_from = await _pinned(resume_from, settings, new_id)
     write_secrets(settings.paths, new_id, secrets)
-    checked = Checked(spec=job.spec, python=job.python, directory=None)
-    who = _Who(user=caller.user, uid=caller.uid, path=job.path, key=f"rerun-{new_id}")
+    checked = Checked(spec=job.spec, python=job.submission.python, directory=None)
+    who = _Who(user=caller.user, uid=caller.uid, path=job.submission.path, key=f"rerun-{new_id}")
     work = str(settings.paths.work(new_id))
-    return _event(checked, who, work, job.snapshot, new_id, resume_from, at, rerun_of=job.id)
+    return _event(checked, who, work, job.submission.snapshot, new_id, resume_from, at, rerun_of=job.id)

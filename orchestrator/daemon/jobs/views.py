@@ -43,15 +43,15 @@ def job_view(
     return v.JobView(
         id=job.id,
         name=job.name,
-        user=job.user,
-        uid=job.uid,
+        user=job.submission.user,
+        uid=job.submission.uid,
         queue=job.spec.queue,
         priority=job.priority,
         state=job.state.value,
         reason=sentence(reason),
         fact=fact_to_dict(reason),
         reason_code=_reason_code(job),
-        submitted_at=job.submitted_at,
+        submitted_at=job.submission.submitted_at,
         started_at=job.started_at,
         ended_at=job.ended_at,
         attempt=job.attempt_number,
@@ -68,7 +68,7 @@ def job_view(
         exit_code=job.exit_code,
         failure=_failure(job),
         timings=_timings(job),
-        working_dir=job.work_dir,
+        working_dir=job.submission.work_dir,
         labels=dict(job.spec.labels),
         log_dir=log_dir,
         outputs_dir=outputs_dir,
@@ -155,11 +155,11 @@ def _progress(job: Job, progress: JobProgress | None) -> v.ProgressView | None:
 
 
 def _checkpoint(job: Job) -> v.CheckpointRef | None:
-    if job.checkpoint_at is None:
+    if job.checkpoints.at is None:
         return None
     # A newer one than storage has lies in the memory of its node and has no path.
-    path = job.checkpoint_path if job.durable_step == job.checkpoint_step else ""
-    return v.CheckpointRef(step=job.checkpoint_step, at=job.checkpoint_at, path=path)
+    path = job.checkpoints.path if job.checkpoints.durable_step == job.checkpoints.step else ""
+    return v.CheckpointRef(step=job.checkpoints.step, at=job.checkpoints.at, path=path)
 
 
 def _failure(job: Job) -> v.FailureView | None:
@@ -182,8 +182,10 @@ def _timings(job: Job) -> v.TimingsView:
     whole = job.whole
     listed = [recovery_seconds(before, after) for before, after in itertools.pairwise(job.attempts)]
     return v.TimingsView(
-        queued_seconds=None if whole.ordered_at is None else whole.ordered_at - job.submitted_at,
-        submit_to_first_step_seconds=None if whole.first_step_at is None else whole.first_step_at - job.submitted_at,
+        queued_seconds=None if whole.ordered_at is None else whole.ordered_at - job.submission.submitted_at,
+        submit_to_first_step_seconds=None
+        if whole.first_step_at is None
+        else whole.first_step_at - job.submission.submitted_at,
         recovery_seconds=tuple(round(seconds, 4) for seconds in listed if seconds is not None),
         recoveries=whole.recoveries,
         recovery_seconds_total=round(whole.recovery_seconds, 4),

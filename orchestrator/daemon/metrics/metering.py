@@ -64,7 +64,7 @@ class Metering:
             self._events.setdefault(job.id, {})[name.value] = at
         if isinstance(event, ev.AttemptStarted) and event.attempt == 1:
             wait = self._queue_wait.setdefault(job.spec.queue, Histogram(catalogue.QUEUE_WAIT))
-            wait.observe(max(0.0, event.at - job.submitted_at))
+            wait.observe(max(0.0, event.at - job.submission.submitted_at))
         if job.state.is_terminal:
             self._ended[job.id] = job
             for job_id in list(self._ended)[:-REMEMBERED_ENDED]:
@@ -144,7 +144,7 @@ class Metering:
             gpus=gpu_states,
             nodes=_node_states(nodes),
             oldest_pending_seconds={
-                queue: max((now - j.submitted_at for j in pending if j.spec.queue == queue), default=0.0)
+                queue: max((now - j.submission.submitted_at for j in pending if j.spec.queue == queue), default=0.0)
                 for queue in queues
             },
             gpu_seconds={(queue, phase.value): seconds for (queue, phase), seconds in reading.phases.items()},
@@ -185,7 +185,7 @@ class Metering:
         return JobSeries(
             job_id=job.id,
             name=job.name,
-            user=job.user,
+            user=job.submission.user,
             queue=job.spec.queue,
             state=job.state.value,
             live=holds,
@@ -210,7 +210,7 @@ class Metering:
             },
             silent_gpus=len(balance.silent) if balance else None,
             gpu_seconds={phase.value: value for phase, value in seconds.items()},
-            checkpoint_at=job.checkpoint_at,
+            checkpoint_at=job.checkpoints.at,
             checkpoint_interval_seconds=_save_interval(job, leader) if leader and holds else None,
             events=dict(self._events.get(job.id, {})),
         )

@@ -28,8 +28,8 @@ def placement(checked: Checked, jobs: Mapping[JobId, Job], nodes: Mapping[str, N
     worker = checked.spec.resources.resources_per_worker
     free = free_on(nodes.values(), jobs.values())
     placed = None if ahead else place(asked, free, nodes)
-    if placed is not None and asked.most_workers > len(placed):
-        placed = place(asked, free, nodes, ranks=min(asked.most_workers, capacity(asked, free, nodes)))
+    if placed is not None and asked.size.most > len(placed):
+        placed = place(asked, free, nodes, ranks=min(asked.size.most, capacity(asked, free, nodes)))
     ranks = asked.num_workers if placed is None else len(placed)
     common = {"num_workers": ranks, "ahead": tuple(j.id for j in ahead)}
     if placed is None:

@@ -47,7 +47,7 @@ class Pruning:
 
 def _left_alone(job: Job, paths: Paths) -> str:
     """Where the job has saved by its owner's wish, outside the home: only its owner removes that."""
-    configured = job.spec.checkpoint.storage_path is not None and job.checkpoint_path
+    configured = job.spec.checkpoint.storage_path is not None and job.checkpoints.path
     return checkpoint_dir(job, paths) if configured else ""
 
 

@@ -61,7 +61,7 @@ class JobReader:
 
     async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
         """Jobs that fit the filter, newest first."""
-        before = None if query.before is None else (await self.record(query.before)).sequence
+        before = None if query.before is None else (await self.record(query.before)).submission.sequence
         found = await self._store.jobs(
             StoreFilter(user=query.user, states=query.states, since=query.since, before=before, limit=query.limit)
         )

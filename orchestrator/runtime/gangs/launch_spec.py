@@ -96,12 +96,12 @@ class _NodePlans:
         # Text, not paths: joining those of a thousand ranks takes longer than all the rest.
         self._pages = str(places.page_dir)
         self._exits = str(places.paths.attempt_exits(job.id, self._attempt))
-        python = entry.interpreter(job.python)
+        python = entry.interpreter(job.submission.python)
         # Ranks on other nodes could not read what rank 0 left in shared memory.
         snapshots = _snapshots(job, places) if nodes == 1 else None
         job_env = {**job.spec.env, **places.secrets}
         self._env = node_environment(
-            base={**places.base_env, "PATH": job.path},
+            base={**places.base_env, "PATH": job.submission.path},
             job_env=job_env,
             job_id=job.id,
             attempt=self._attempt,
@@ -223,7 +223,7 @@ def _trainer_settings(job: Job) -> dict[str, str]:
 
 
 def _elastic_settings(job: Job) -> dict[str, str]:
-    return {"ORCH_ELASTIC": f"{job.least_workers}-{job.most_workers}"} if job.is_elastic else {}
+    return {"ORCH_ELASTIC": f"{job.size.least}-{job.size.most}"} if job.elastic is not None else {}
 
 
 def _threads(env: Mapping[str, str]) -> int | None:

@@ -136,7 +136,7 @@ class Launcher:
         own = Paths(home=Path(report.home), socket=settings.paths.socket)
         return Places(
             paths=settings.paths if report.home_shared else own,
-            work_dir=job.work_dir if report.home_shared else str(own.work(job.id)),
+            work_dir=job.submission.work_dir if report.home_shared else str(own.work(job.id)),
             node_dir=Path(report.node_dir),
             page_dir=settings.page_dir,
             base_env=settings.base_env,

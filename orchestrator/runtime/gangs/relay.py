@@ -188,7 +188,7 @@ def heard(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[RankEv
                     facts.append(ev.AttemptRunning(job_id=job.id, at=event.at, attempt=attempt, pids=pids))
             case "exited":
                 facts += in_memory(job.id, attempt, gang.newest.get(0))
-                facts.append(exited(job.id, attempt, rank, event, job.work_dir))
+                facts.append(exited(job.id, attempt, rank, event, job.submission.work_dir))
             case _:
                 gang.gone.add(rank)
                 if len(gang.gone) == job.num_workers:

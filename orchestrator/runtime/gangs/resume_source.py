@@ -44,7 +44,7 @@ def watch_settings(job: Job, paths: Paths) -> WatchSettings | None:
         return None
     return WatchSettings(
         pattern=checkpoint.watch,
-        directory=job.work_dir,
+        directory=job.submission.work_dir,
         registry=str(paths.job(job.id) / "watched"),
         keep=checkpoint.keep,
     )
@@ -63,19 +63,21 @@ def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str], reache
             checkpoint_dir(job, paths), attempt=job.attempt_number, environ=store_environ(job, secrets)
         )
         good = store.latest_good()
-        return Resumption(path=good.path if good is not None else job.resume_from, problems=store.quarantined)
-    return Resumption(path=job.resume_from)
+        return Resumption(
+            path=good.path if good is not None else job.submission.resume_from, problems=store.quarantined
+        )
+    return Resumption(path=job.submission.resume_from)
 
 
 def _from_watched(job: Job, paths: Paths, files: ExternalCheckpoints, reached: int) -> Resumption:
     attempt = job.attempt_number
     if attempt == 1:
         files.adopt_none()
-        return Resumption(path=job.resume_from)
+        return Resumption(path=job.submission.resume_from)
     files.scan(attempt=attempt - 1, writer_gone_at=_writers_gone_at(job, paths), step_at=lambda _: reached or None)
     good = files.newest_good(attempt=attempt)
     return Resumption(
-        path=good or job.resume_from,
+        path=good or job.submission.resume_from,
         problems=tuple(files.problems),
         notes=tuple(files.notes),
         found=files.newest_info() if good else None,

@@ -81,10 +81,10 @@ def test_a_stored_job_of_an_earlier_version_is_repaired_and_says_of_what() -> No
     row["notes"] = [1]
     found = job_from_dict(row)
     assert set(found.unusable) == {"checkpoint_at", "durable_at", "checkpoint_path", "notes", "attempts.first_step_at"}
-    assert (found.checkpoint_at, found.durable_at, found.checkpoint_path) == (None, None, "")
+    assert (found.checkpoints.at, found.checkpoints.durable_at, found.checkpoints.path) == (None, None, "")
     json.dumps(job_to_dict(found), allow_nan=False)
     assert "unusable" not in job_to_dict(found)
-    assert fold(found, dataclasses.replace(SAVED, attempt=found.attempt_number)).checkpoint_step == 3
+    assert fold(found, dataclasses.replace(SAVED, attempt=found.attempt_number)).checkpoints.step == 3
 
 
 def test_what_an_older_version_pickled_lacks_gets_its_default() -> None:

@@ -288,7 +288,7 @@ def test_phases_are_the_gpu_time_held_to_one_percent(attempts: list[tuple[float,
         if scraped:
             life.phases(at + 2 + seconds + late)
         if saves:
-            life.checkpoint(60 + life.job.checkpoint_step, at + 2 + seconds)
+            life.checkpoint(60 + life.job.checkpoints.step, at + 2 + seconds)
         life.fail(at + 2 + seconds)
         at += seconds + 4
     reading = life.ledger.read(T0 + at)

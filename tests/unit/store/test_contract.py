@@ -65,12 +65,12 @@ class TestSubmit:
     def test_a_job_is_accepted_and_found_again(self, store: Store, run: Run) -> None:
         job, new = run(store.submit(submission()))
         assert new
-        assert (job.id, job.sequence, job.version, job.state) == (ID, 1, 1, JobState.PENDING)
+        assert (job.id, job.submission.sequence, job.version, job.state) == (ID, 1, 1, JobState.PENDING)
         assert run(store.job(ID)) == job
 
     def test_jobs_are_numbered_in_the_order_of_their_arrival(self, store: Store, run: Run) -> None:
         jobs = [run(add(store, f"job-{n}", at=T0 - n)) for n in range(3)]
-        assert [j.sequence for j in jobs] == [1, 2, 3]
+        assert [j.submission.sequence for j in jobs] == [1, 2, 3]
 
     def test_the_same_key_gets_the_first_job(self, store: Store, run: Run) -> None:
         first, _ = run(store.submit(submission(idempotency_key="k")))
@@ -115,22 +115,23 @@ class TestSubmit:
     def test_an_accepted_job_is_found_by_its_key(self, store: Store, run: Run) -> None:
         job, _ = run(store.submit(submission(idempotency_key="k")))
         run(store.submit(submission(idempotency_key="", job_id="digits-nokey2")))
-        assert run(store.accepted(job.uid, "k")) == job
-        assert [run(store.accepted(*asked)) for asked in ((job.uid + 1, "k"), (job.uid, "l"), (job.uid, ""))] == [
-            None
-        ] * 3
+        assert run(store.accepted(job.submission.uid, "k")) == job
+        assert [
+            run(store.accepted(*asked))
+            for asked in ((job.submission.uid + 1, "k"), (job.submission.uid, "l"), (job.submission.uid, ""))
+        ] == [None] * 3
 
     def test_an_id_that_is_taken_is_refused(self, store: Store, run: Run) -> None:
         run(store.submit(submission()))
         with pytest.raises(JobExistsError, match="draw another"):
             run(store.submit(submission(idempotency_key="other")))
-        assert [j.idempotency_key for j in run(store.load_live())] == [f"key-{ID}"]
+        assert [j.submission.idempotency_key for j in run(store.load_live())] == [f"key-{ID}"]
 
     def test_a_refusal_leaves_no_gap_for_the_next(self, store: Store, run: Run) -> None:
         run(store.submit(submission()))
         with pytest.raises(JobExistsError):
             run(store.submit(submission(idempotency_key="other")))
-        assert run(add(store, "job-2")).sequence == 2
+        assert run(add(store, "job-2")).submission.sequence == 2
 
     def test_one_key_from_many_at_once_is_one_job(self, store: Store, run: Run) -> None:
         async def all_at_once() -> list[tuple[Any, bool]]:
@@ -311,7 +312,7 @@ class TestRead:
         run(end(store, jobs[0]))
         run(cancel(store, jobs[1]))
         found = run(store.jobs(JobFilter(**query)))
-        assert [j.sequence for j in found] == expected
+        assert [j.submission.sequence for j in found] == expected
         assert all(run(store.job(j.id)) == j for j in found)
 
     def test_a_clock_that_went_back_hides_no_job(self, store: Store, run: Run) -> None:
@@ -407,7 +408,7 @@ class TestPrune:
     def test_a_place_is_never_given_twice(self, store: Store, run: Run) -> None:
         last = run(cancel(store, run(add(store, "a-1"))))
         run(store.prune(T0 + 1000))
-        assert run(add(store, "b-2")).sequence == last.sequence + 1
+        assert run(add(store, "b-2")).submission.sequence == last.submission.sequence + 1
 
     def test_the_oldest_go_first(self, store: Store, run: Run) -> None:
         jobs = [run(add(store, f"job-{n}")) for n in range(3)]

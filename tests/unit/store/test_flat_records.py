@@ -127,8 +127,12 @@ def test_it_says_of_each_job_what_the_earlier_version_said(flat_store: SqliteSto
         assert job_view(job, None, None, "/logs").state == stored[name]["state"]
     found = jobs(flat_store, run)
     running, won = found["running"], found["won"]
-    assert (running.checkpoint_step, running.durable_step, running.checkpoint_path) == (20, 10, "/ckpt/10")
-    assert found["requeued"].checkpoint_step == 3, "what was in memory went with the actors"
+    assert (running.checkpoints.step, running.checkpoints.durable_step, running.checkpoints.path) == (
+        20,
+        10,
+        "/ckpt/10",
+    )
+    assert found["requeued"].checkpoints.step == 3, "what was in memory went with the actors"
     assert (found["elsewhere-free"].not_before, found["elsewhere-free"].fenced_until) == (T0 + 90, T0 + 90)
     assert (won.failure, won.exit_code, won.ended_at) == (None, 0, T0 + 30)
     assert found["again"].failure is not None

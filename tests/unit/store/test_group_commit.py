@@ -57,7 +57,7 @@ def test_what_waits_together_is_committed_together(sqlite_store: SqliteStore, pa
     answers = run(grouped(sqlite_store, path, *calls))
     assert all(new for _, new in answers)
     assert found.count("COMMIT") <= 2, "the first may have been taken alone"
-    assert sorted(job.sequence for job, _ in answers) == list(range(1, 41))
+    assert sorted(job.submission.sequence for job, _ in answers) == list(range(1, 41))
 
 
 def test_each_is_answered_after_its_commit(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
@@ -90,7 +90,7 @@ def test_one_that_fails_takes_nothing_from_the_others(sqlite_store: SqliteStore,
     assert isinstance(answers[1], VersionConflictError)
     assert isinstance(answers[3], JobExistsError)
     assert notes_of(run(sqlite_store.job(ID))) == ("one", "two")
-    assert answers[2][0].sequence == 2
+    assert answers[2][0].submission.sequence == 2
     assert run(sqlite_store.verify()) == []
 
 

@@ -71,7 +71,7 @@ def test_what_it_says_of_all_attempts_is_what_the_earlier_version_said(old_store
     # The second attempt failed at 204 s without a step; its successor's first new step was at 303.25 s.
     assert view.timings.recoveries == 24
     assert view.timings.recovery_seconds_total == pytest.approx(23 * 83.25 + 99.25)
-    assert (live.least_workers, live.most_workers) == (1, 1)
+    assert (live.size.least, live.size.most) == (1, 1)
     assert view.restarts == 25
 
 

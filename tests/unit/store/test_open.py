@@ -71,7 +71,7 @@ def test_what_was_written_is_there_after_opening_again(open_store: Open, run: Ru
     first.close()
     second = open_store()
     assert run(second.load_live()) == [job]
-    assert run(add(second, "b-2")).sequence == 2
+    assert run(add(second, "b-2")).submission.sequence == 2
 
 
 def test_a_directory_with_odd_letters_will_do(open_store: Open, run: Run, tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ class OutputCollection:
             try:
                 found = await self._pool.run(self._keep_own, job, target, left)
                 left -= sum(each.size_bytes for each in found.files)
-                said.append(self._left(found, job.work_dir))
+                said.append(self._left(found, job.submission.work_dir))
             except (OSError, ValueError) as error:
-                said.append(f"outputs could not be kept in {target}: {error}; they are in {job.work_dir}")
+                said.append(f"outputs could not be kept in {target}: {error}; they are in {job.submission.work_dir}")
         taken: set[str] = set()
         for number, node_id in enumerate(apart):
             try:
@@ -52,7 +52,7 @@ class OutputCollection:
         return "; ".join(filter(None, said))
 
     def _keep_own(self, job: Job, target: Path, max_bytes: int) -> Outputs:
-        work = Path(job.work_dir)
+        work = Path(job.submission.work_dir)
         found = find_outputs(work, job.spec.outputs, max_bytes)
         for each in found.files:
             keep_output(work, each, target)

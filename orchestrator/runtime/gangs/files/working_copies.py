@@ -41,11 +41,11 @@ class WorkingCopies:
 
     async def ship(self, job: Job, node_id: str) -> None:
         """The working copy is on the node when this returns."""
-        if job.snapshot:
-            wanted = await asyncio.to_thread(digests, job.snapshot, self._paths.blob)
+        if job.submission.snapshot:
+            wanted = await asyncio.to_thread(digests, job.submission.snapshot, self._paths.blob)
             for digest in await self._nodes.ask(node_id, "missing_blobs", job.id, wanted):
                 await self._send(node_id, digest)
-        await self._nodes.ask(node_id, "lay_out", job.id, job.snapshot)
+        await self._nodes.ask(node_id, "lay_out", job.id, job.submission.snapshot)
 
     async def _send(self, node_id: str, digest: str) -> None:
         path, offset = self._paths.blob(digest), 0

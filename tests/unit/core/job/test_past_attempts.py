@@ -94,7 +94,7 @@ def test_the_size_of_the_first_attempt_holds_for_ever() -> None:
     for number in range(2 * KEPT_ATTEMPTS):
         job = after(job, failed(job), gone(job))
         job = after(job, started(job, at=T0 + number, gang=job.gang, nodes=("a",) * 3))
-    assert (job.least_workers, job.most_workers, job.whole.most_ranks) == (3, 3, 3)
+    assert (job.size.least, job.size.most, job.whole.most_ranks) == (3, 3, 3)
     assert job.attempts[0].number > 1
 
 

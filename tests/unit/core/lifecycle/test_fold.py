@@ -111,8 +111,8 @@ def test_a_submission_cannot_happen_to_a_job_that_exists() -> None:
 
 def test_a_submission_begins_a_job_that_waits() -> None:
     job = pending(make_spec(priority=70), sequence=9, resume_from="old@5")
-    assert (job.state, job.sequence, job.version, job.priority) == (JobState.PENDING, 9, 1, 70)
-    assert (job.state_since, job.submitted_at, job.resume_from) == (T0, T0, "old@5")
+    assert (job.state, job.submission.sequence, job.version, job.priority) == (JobState.PENDING, 9, 1, 70)
+    assert (job.state_since, job.submission.submitted_at, job.submission.resume_from) == (T0, T0, "old@5")
     assert job.attempt is None
     assert job.attempt_number == 0
     assert job.started_at is None
@@ -386,7 +386,7 @@ class TestCheckpoints:
     def test_a_newer_one_counts_and_an_older_one_does_not(self) -> None:
         job = running()
         job = fold(job, checkpoint(job, 10, path="/ckpt/10", at=T0 + 5))
-        assert (job.checkpoint_step, job.checkpoint_at, job.checkpoint_path) == (10, T0 + 5, "/ckpt/10")
+        assert (job.checkpoints.step, job.checkpoints.at, job.checkpoints.path) == (10, T0 + 5, "/ckpt/10")
         assert job.attempts[-1].checkpoint_step == 10
         assert fold(job, checkpoint(job, 9, path="/ckpt/9")) is job
         assert fold(job, checkpoint(job, 10)) is job
@@ -394,28 +394,32 @@ class TestCheckpoints:
     def test_one_in_memory_counts_at_once_and_its_copy_on_storage_when_it_is_there(self) -> None:
         job = running()
         job = after(job, checkpoint(job, 10, at=T0 + 5), checkpoint(job, 20, at=T0 + 6))
-        assert (job.checkpoint_step, job.checkpoint_path, job.durable_at) == (20, "", None)
+        assert (job.checkpoints.step, job.checkpoints.path, job.checkpoints.durable_at) == (20, "", None)
         job = fold(job, checkpoint(job, 10, path="/ckpt/10", at=T0 + 7))
-        assert (job.checkpoint_step, job.checkpoint_at) == (20, T0 + 6)
-        assert (job.checkpoint_path, job.durable_step, job.durable_at) == ("/ckpt/10", 10, T0 + 7)
+        assert (job.checkpoints.step, job.checkpoints.at) == (20, T0 + 6)
+        assert (job.checkpoints.path, job.checkpoints.durable_step, job.checkpoints.durable_at) == (
+            "/ckpt/10",
+            10,
+            T0 + 7,
+        )
         job = fold(job, checkpoint(job, 20, path="/ckpt/20", at=T0 + 8))
-        assert (job.checkpoint_path, job.durable_step) == ("/ckpt/20", 20)
+        assert (job.checkpoints.path, job.checkpoints.durable_step) == ("/ckpt/20", 20)
 
     def test_what_was_in_memory_goes_with_the_gang(self) -> None:
         job = running()
         job = after(job, checkpoint(job, 10, path="/ckpt/10", at=T0 + 5), checkpoint(job, 20, at=T0 + 6))
         job = after(job, lost(job), failed(job), released(job))
-        assert (job.checkpoint_step, job.checkpoint_at, job.checkpoint_path) == (10, T0 + 5, "/ckpt/10")
+        assert (job.checkpoints.step, job.checkpoints.at, job.checkpoints.path) == (10, T0 + 5, "/ckpt/10")
         assert fold(job, checkpoint(job, 20, at=T0 + 6)) is job, "told again, it does not come back"
         job = fold(job, ev.JobRequeued(job_id=ID, at=T0 + 23, reason=fact_from("again")))
         job = fold(job, started(job))
         assert job.attempts[-1].start_step == 10
         job = fold(job, checkpoint(job, 15, path="/ckpt/15"))
-        assert (job.checkpoint_step, job.checkpoint_path) == (15, "/ckpt/15")
+        assert (job.checkpoints.step, job.checkpoints.path) == (15, "/ckpt/15")
 
     def test_step_zero_counts_when_there_was_none(self) -> None:
         job = running()
-        assert fold(job, checkpoint(job, 0, path="/ckpt/0")).checkpoint_at is not None
+        assert fold(job, checkpoint(job, 0, path="/ckpt/0")).checkpoints.at is not None
 
     def test_restarts_without_a_newer_checkpoint_are_counted_until_there_is_one(self) -> None:
         job = running()
@@ -487,7 +491,7 @@ def test_a_newer_file_of_the_same_name_is_progress_and_the_same_one_is_none() ->
     for number in range(1, 6):
         job = after(job, script_saved(job, f"content {number}", at=100.0 * number))
         assert job.attempts[-1].progressed
-        assert (job.checkpoint_at, job.durable_at) == (100.0 * number, 100.0 * number)
+        assert (job.checkpoints.at, job.checkpoints.durable_at) == (100.0 * number, 100.0 * number)
         job = restarted(job, at=100.0 * number + 1)
         assert job.no_progress == 1
     for number in range(1, 4):
@@ -502,7 +506,7 @@ def test_a_newer_file_of_the_same_name_is_progress_and_the_same_one_is_none() ->
 def test_a_file_that_is_found_when_the_next_attempt_begins_is_what_that_one_begins_with() -> None:
     job = restarted(running(), at=50.0)
     found = after(job, script_saved(job, "late", at=40.0, step=300, attempt=1))
-    assert (found.checkpoint_step, found.attempts[-1].start_step, found.no_progress) == (300, 300, 0)
+    assert (found.checkpoints.step, found.attempts[-1].start_step, found.no_progress) == (300, 300, 0)
     assert not found.attempts[-1].progressed, "it was the attempt before that saved it"
     assert after(found, script_saved(found, "older", at=30.0, step=200, attempt=1)) == found
     stranger = after(found, ev.CheckpointSaved(job_id=job.id, at=60.0, attempt=1, step=500, path="/c/step-500"))

@@ -96,7 +96,7 @@ class TestTheStart:
         job = elastic_job(workers="auto")
         (event,) = ask(job, known=(node("a", gpus=3),)).events
         job = fold(job, event)
-        assert (job.num_workers, job.least_workers, job.most_workers, job.is_elastic) == (3, 3, 3, False)
+        assert (job.num_workers, job.size.least, job.size.most, job.elastic is not None) == (3, 3, 3, False)
 
     def test_the_size_belongs_to_the_attempt_and_survives_the_store(self) -> None:
         job = on(5)
@@ -282,7 +282,7 @@ def check_books(jobs: dict[JobId, Job], known: tuple[Node, ...]) -> None:
     held: Counter[str] = Counter()
     for job in jobs.values():
         if job.gang_open:
-            assert job.least_workers <= len(job.nodes) <= job.most_workers
+            assert job.size.least <= len(job.nodes) <= job.size.most
             assert len(job.nodes) == job.num_workers == job.attempts[-1].ranks
             for node_id in job.nodes:
                 held[node_id] += job.spec.resources.resources_per_worker.gpu  # type: ignore[assignment]
@@ -297,7 +297,7 @@ def test_everybody_is_placed_within_his_bounds_and_who_waits_could_not_start(
     jobs, _ = settled({j.id: j for j in queue_of(drawn)}, known, T0)
     check_books(jobs, known)
     # With every elastic job at its fewest, the queue would have been served no better.
-    least = [elastic_job(str(j.id), j.sequence, j.least_workers, **_keys(j)) for j in queue_of(drawn)]
+    least = [elastic_job(str(j.id), j.submission.sequence, j.size.least, **_keys(j)) for j in queue_of(drawn)]
     frugal, _ = settled({j.id: j for j in least}, known, T0)
     assert {i for i, j in jobs.items() if j.gang_open} == {i for i, j in frugal.items() if j.gang_open}
 

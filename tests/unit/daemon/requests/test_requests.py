@@ -124,7 +124,7 @@ def test_a_submission_is_durable_and_known_to_the_loop(tmp_path: Path) -> None:
         reply = await desk.submissions.submit(desk.request(), ADA)
         assert reply.created
         assert reply.job_id is not None
-        assert (await desk.rounds.store.job(reply.job_id)).user == "ada"
+        assert (await desk.rounds.store.job(reply.job_id)).submission.user == "ada"
         assert reply.job_id in desk.rounds.loop.jobs
         again = await desk.submissions.submit(desk.request(), ADA)
         assert (again.job_id, again.created) == (reply.job_id, False)

@@ -198,10 +198,10 @@ def test_a_slow_node_answers_late() -> None:
 def test_what_is_saved_is_told_and_resumed_from() -> None:
     world = World(script=Script(seconds=10.0, save_every=3.0)).up()
     world.run(7.0)
-    assert world.job.durable_step == 6
+    assert world.job.checkpoints.durable_step == 6
     world.inject(f.DiskFull())
     world.run(1.5)
-    assert world.job.durable_step == 6, "nothing is saved on a full disk"
+    assert world.job.checkpoints.durable_step == 6, "nothing is saved on a full disk"
     world.inject(f.DiskFreed())
     world.inject(f.CheckpointBroken(job=ID))
     assert world.cluster.checkpoints.resume(ID, gang=2) == 3
