@@ -1,8 +1,8 @@
 """What a gang of 1,024 ranks costs the daemon: processor time of its bookkeeping, and the longest slice of its event loop.
 
 The production loop, scheduler, fold and SQLite store take one job from its submission to its end, on the in-memory runtime:
-every rank is placed, launched, up, and ends with 0, and all of them report at the same moment. The time that the simulated
-nodes take is left out, the store's own threads are counted. Slices are measured in processor time of the loop's thread, so
+every rank is placed, launched, up, and ends with 0, and all of them report at the same moment. What each rank would be told on Ray
+(its launch plan) is made, and pickled, once every actor has answered. The time that the simulated nodes take is left out, the store's own threads are counted. Slices are measured in processor time of the loop's thread, so
 that other load on the machine does not lengthen them; a full collection of Python's garbage collector falls into some of them
 and shows in their 99th percentile. ``growth`` is the cost of 1,024 ranks over that of 256, per rank: 1 is
 linear. With ``--ray-ranks N`` a job of that many ranks runs on a real daemon, too, and the daemon's processor time is read.
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import pickle
 import shutil
 import tempfile
 import time
@@ -28,10 +30,14 @@ from orchestrator.core.events import JobSubmitted
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState
 from orchestrator.daemon.loop import Loop
+from orchestrator.runtime.gangs.launch_spec import Places, rank_plans
 from orchestrator.runtime.memory.cluster import MemoryCluster
 from orchestrator.runtime.memory.gangs import MemoryGangs
 from orchestrator.runtime.memory.scripts import Script
+from orchestrator.runtime.ranks.logs import LogLimits
+from orchestrator.runtime.turns import in_turns
 from orchestrator.spec.job import parse_job
+from orchestrator.spec.paths import Paths
 from orchestrator.store.sqlite import SqliteStore
 
 if TYPE_CHECKING:
@@ -171,6 +177,7 @@ async def _run(ranks: int, slices: Slices, home: Path) -> Cost:
     await asyncio.sleep(0)
     slices.longest = slices.aside = 0.0
     began = time.process_time()
+    launched = 0
     job, _ = await store.submit(submission)
     loop.add(job)
     wake_at = await loop.step()
@@ -178,10 +185,32 @@ async def _run(ranks: int, slices: Slices, home: Path) -> Cost:
         until = cluster.agenda.next_at or wake_at or BEGAN_AT
         slices.simulated(lambda until=until: cluster.run_until(until))  # type: ignore[misc]  # mypy cannot infer a default's type
         wake_at = await loop.step()
+        launched = await _planned(loop.jobs.get(job.id), launched, home)
     seconds = time.process_time() - began - slices.aside
     store.close()
     assert [job.state for job in ended] == [JobState.SUCCEEDED], ended
     return Cost(seconds, slices.longest)
+
+
+async def _planned(job: Job | None, launched: int, home: Path) -> int:
+    """Make the plans of an attempt whose actors have answered, as ``runtime.gangs.launching`` does; the attempt."""
+    if job is None or not job.seats or job.attempt_number == launched:
+        return launched
+    places = Places(
+        paths=Paths(home=home, socket=home / "socket"),
+        work_dir=job.work_dir,
+        node_dir=home / "node",
+        page_dir=home / "pages",
+        base_env=dict(os.environ),
+        secrets={},
+        log_limits=LogLimits(),
+        previous_step=0,
+        simulated=False,
+    )
+    plans = rank_plans(job, job.seats, ("10.0.0.1", 29500), dict.fromkeys(job.nodes, places))
+    sizes = await in_turns(len(pickle.dumps(plan)) for plan in plans)  # a plan is gone once Ray has it
+    assert len(sizes) == job.num_workers
+    return job.attempt_number
 
 
 def _submission(ranks: int) -> JobSubmitted:

@@ -87,6 +87,56 @@ class MemoryUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a rank's process ended. ``at`` is when the kernel said so; ``error_at`` when its exception was raised.
+
+    ``evidence`` is what the kernel and the GPU's driver said about it; ``policy`` is the action (fail, restart) of the
+    job's first log policy that its output fits, ``policy_note`` what is to be told about that. ``missing_file`` is the file
+    that a FileNotFoundError names, ``left_out_by`` the ignore file that kept it out of the job's copy.
+    ``stop_seen_at`` is when the rank noticed that it was asked to stop, whether orch had sent the request or not; None: never,
+    or not known. ``last_step`` and ``total_steps`` are what it, or its output, had reported.
+    """
+
+    rank: int
+    exit_code: int | None
+    signal: int | None
+    at: float
+    error_type: str = ""
+    error_message: str = ""
+    error_at: float | None = None
+    log_tail: tuple[str, ...] = ()
+    evidence: tuple[Fact, ...] = ()
+    policy: str = ""
+    policy_note: Fact | None = None
+    missing_file: str = ""
+    left_out_by: str = ""
+    stop_seen_at: float | None = None
+    stop_scope: StopScope | None = None
+    last_step: int | None = None
+    total_steps: int | None = None
+    memory: MemoryUse | None = None
+
+    @property
+    def ok(self) -> bool:
+        """The rank ended with exit code 0."""
+        return self.exit_code == 0
+
+    @property
+    def failed_at(self) -> float:
+        """When the failure began: the exception if there was one, else the death."""
+        return self.error_at if self.error_at is not None else self.at
+
+    @property
+    def finished(self) -> bool:
+        """The rank had reported its last step."""
+        return self.last_step is not None and self.total_steps is not None and self.last_step >= self.total_steps
+
+    def completed(self, *, others: bool) -> bool:
+        """The rank did all of its work; ``others``: another rank of its attempt had reported its last step."""
+        return self.ok and (self.finished or (others and self.last_step is None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """What all events carry: the job, the wall time in seconds since the epoch, and what caused it."""
 
@@ -145,34 +195,11 @@ class AttemptRunning(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited(Event):
-    """A rank's process ended. ``at`` is when the kernel said so; ``error_at`` when its exception was raised.
-
-    ``evidence`` is what the kernel and the GPU's driver said about it; ``policy`` is the action (fail, restart) of the
-    job's first log policy that its output fits, ``policy_note`` what is to be told about that. ``missing_file`` is the file
-    that a FileNotFoundError names, ``left_out_by`` the ignore file that kept it out of the job's copy.
-    ``stop_seen_at`` is when the rank noticed that it was asked to stop, whether orch had sent the request or not; None: never,
-    or not known. ``last_step`` and ``total_steps`` are what it, or its output, had reported.
-    """
+    """A rank's process ended. It is stored, and shown, with the fields of ``exit`` beside ``attempt`` (``stored.job_record``)."""
 
     kind: ClassVar[str] = "rank_exited"
     attempt: int
-    rank: int
-    exit_code: int | None
-    signal: int | None
-    error_type: str = ""
-    error_message: str = ""
-    error_at: float | None = None
-    log_tail: tuple[str, ...] = ()
-    evidence: tuple[Fact, ...] = ()
-    policy: str = ""
-    policy_note: Fact | None = None
-    missing_file: str = ""
-    left_out_by: str = ""
-    stop_seen_at: float | None = None
-    stop_scope: StopScope | None = None
-    last_step: int | None = None
-    total_steps: int | None = None
-    memory: MemoryUse | None = None
+    exit: Exit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

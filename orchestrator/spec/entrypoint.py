@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from orchestrator.spec.launchers import WORDS, Translation, find_launcher, translate
@@ -64,12 +65,16 @@ class Entrypoint:
     argv: tuple[str, ...]
 
     def interpreter(self, usual: T) -> str | T:
-        """The interpreter's path if it is written in full, else `usual`: what `python` means to the submitter."""
+        """The interpreter's path if it is written in full, else `usual`: what `python` means to the submitter.
+
+        A job keeps what this gives at its submission, or the interpreter behind it where that is a version manager's script.
+        """
         return self.python if self.python is not None and self.python.startswith("/") else usual
 
 
+@lru_cache(maxsize=1024)
 def parse_entrypoint(text: str) -> Entrypoint:
-    """Read an entry point.
+    """Read an entry point; one that was read before is known.
 
     `python [-u] FILE ...` is a script, `python [-u] -m NAME ...` a module; any other interpreter option, and any
     other program, makes it a command.

@@ -204,7 +204,7 @@ class RuntimeContract:
                 job = arm.job(does, workers=2)
                 arm.ensure(job)
                 await arm.until("the attempt is gone", lambda job=job: arm.of(job, ev.AttemptGone))
-                exits = {e.rank: e for e in arm.of(job, ev.RankExited)}
+                exits = {e.exit.rank: e.exit for e in arm.of(job, ev.RankExited)}
                 assert {rank: (e.exit_code, e.signal) for rank, e in exits.items()} == {
                     0: (code, None),
                     1: (code, None),

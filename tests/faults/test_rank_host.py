@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestrator.core.events import Exit
 from orchestrator.core.facts.memory import KernelMessage
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.ranks.launch.start import RankStarter
@@ -135,7 +136,7 @@ def test_nothing_is_told_of_an_attempt_before_it_is_prepared(server: RunningServ
         assert early == PollReply(cursor=PollCursor())
         await host.prepare(2, None)
         await host.launch(make_plan(server, tmp_path, "raise SystemExit(0)", attempt=2))
-        assert [e.exit_code for e in await story(host, 2) if e.kind == "exited"] == [0]
+        assert [e.exit.exit_code for e in await story(host, 2) if e.exit] == [0]
 
     run(case)
 
@@ -305,7 +306,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         await host.launch(plan)
         wait_until("it is dead before the host has heard of its start", Path(plan.exit_record).exists)  # in one turn
         started, exited, _ = await story(host, 1)
-        assert exited.evidence == (KernelMessage(said=f"orch test: Killed process {started.pid} (not really)"),)
+        assert exited.exit.evidence == (KernelMessage(said=f"orch test: Killed process {started.pid} (not really)"),)
 
     run(case)
 
@@ -390,7 +391,7 @@ def test_an_ordered_exit_is_told_together_with_the_end_of_the_tree(tmp_path: Pat
         await host.prepare(1, None)
         host._fence.called_off = 1 if ordered else 0
         waiting = await told_of(host)
-        host._log.add(kind="exited", at=time.time(), signal=9)
+        host._log.add(kind="exited", at=time.time(), exit=Exit(rank=0, at=1.0, exit_code=None, signal=9))
         for _ in range(10):  # turns of the loop: whoever is woken has gone on by then
             await asyncio.sleep(0)
         assert waiting.done() is not ordered
@@ -408,7 +409,7 @@ def test_an_ordered_exit_is_told_before_long_while_something_of_the_tree_lives_o
         await host.prepare(1, None)
         host._fence.called_off = 1
         waiting = await told_of(host)
-        host._log.add(kind="exited", at=time.time(), exit_code=0)
+        host._log.add(kind="exited", at=time.time(), exit=Exit(rank=0, at=1.0, exit_code=0, signal=None))
         async with asyncio.timeout(60):
             assert [e.kind for e in (await waiting).events] == ["exited"]
 

@@ -222,7 +222,7 @@ def test_a_rank_that_reaches_its_limit_is_killed_alone_and_says_so(
             await story(host, 1)
         plan = replace(marked_plan(server, tmp_path, EATER, attempt=2), memory_bytes=limit)
         await started(host, plan)
-        exited = next(e for e in await story(host, 2) if e.kind == "exited")
+        exited = next(e.exit for e in await story(host, 2) if e.exit)
         assert (exited.exit_code, exited.signal) == (None, signal.SIGKILL)
         assert exited.memory is not None
         assert (exited.memory.killed, exited.memory.limit_bytes) == (OutOf.LIMIT, limit)

@@ -62,7 +62,7 @@ def test_an_exception_the_last_lines_and_the_exit_record_hold_no_secret(server: 
         await host.prepare(1, None)
         await host.launch(plan)
         events = await story(host, 1)
-        exited = next(event for event in events if event.kind == "exited")
+        exited = next(event.exit for event in events if event.exit)
         assert_no_secret(repr(events))
         assert exited.error_type.endswith("Refused_***")
         assert exited.error_message == "cannot log in with *** and ***"
@@ -115,7 +115,7 @@ def test_a_rank_has_the_umask_of_a_plain_start_and_what_is_beside_it_is_private(
             host = make_host(tmp_path)
             await host.prepare(1, None)
             await host.launch(plan)  # type: ignore[arg-type]
-            assert [e.exit_code for e in await story(host, 1) if e.kind == "exited"] == [0]
+            assert [e.exit.exit_code for e in await story(host, 1) if e.exit] == [0]
 
         run(case)
         assert (tmp_path / "made").stat().st_mode & 0o777 == 0o640
@@ -135,7 +135,7 @@ def test_half_a_secret_is_not_left_where_a_long_message_is_cut(server: RunningSe
         host = make_host(tmp_path)
         await host.prepare(1, None)
         await host.launch(plan)
-        exited = next(event for event in await story(host, 1) if event.kind == "exited")
+        exited = next(event.exit for event in await story(host, 1) if event.exit)
         assert "x***y" in exited.error_message
         assert "hunter" not in exited.error_message
 

@@ -88,7 +88,7 @@ def _phase(job: Job) -> str:
 
 def _told(events: Sequence[Event]) -> str:
     kinds = Counter(type(event).__name__ for event in events)
-    ranks = [event.rank for event in events if isinstance(event, RankExited)]
+    ranks = [event.exit.rank for event in events if isinstance(event, RankExited)]
     return ", ".join(
         f"RankExited of rank {', '.join(map(str, ranks))}" if kind == RankExited.__name__ else kind for kind in kinds
     )

@@ -13,8 +13,8 @@ from orchestrator.core.facts.gpus import PROGRAM_XIDS, GpuEcc, GpuLost, Xid
 from orchestrator.core.facts.memory import OomCount, OomKill
 
 if TYPE_CHECKING:
+    from orchestrator.core.events import Exit
     from orchestrator.core.facts.rank_ends import RankEnd
-    from orchestrator.core.job.attempt import Exit
 
 _SIGKILL: Final = 9
 _CHILD_KILLED: Final = "killed by signal"

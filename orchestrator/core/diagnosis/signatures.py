@@ -30,7 +30,7 @@ from orchestrator.core.states import FailureClass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.core.job.attempt import Exit
+    from orchestrator.core.events import Exit
 
     Build = Callable[[int, str], RankEnd]
 

@@ -1,55 +1,70 @@
-"""Parts of a job's record: an attempt, how a rank of it ended, and a requested stop."""
+"""Parts of a job's record: an attempt, how its ranks ended, and a requested stop."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import overload
 
 from orchestrator.core import events as ev  # noqa: TC001  # conformance.py reads the annotations when it runs
-from orchestrator.core.facts.fact import Fact  # noqa: TC001
-from orchestrator.core.states import AttemptState, StopPurpose, StopScope  # noqa: TC001
+from orchestrator.core.states import AttemptState, StopPurpose  # noqa: TC001
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """How one rank of the current attempt ended."""
+class Exits(Sequence["ev.Exit"]):
+    """How ranks of the current attempt ended, in the order in which that was told; at most one end of each rank.
 
-    rank: int
-    exit_code: int | None
-    signal: int | None
-    at: float
-    error_type: str = ""
-    error_message: str = ""
-    error_at: float | None = None
-    log_tail: tuple[str, ...] = ()
-    evidence: tuple[Fact, ...] = ()
-    policy: str = ""
-    policy_note: Fact | None = None
-    missing_file: str = ""
-    left_out_by: str = ""
-    stop_seen_at: float | None = None
-    stop_scope: StopScope | None = None
-    last_step: int | None = None
-    total_steps: int | None = None
-    memory: ev.MemoryUse | None = None
+    It never changes: ``and_then`` gives another one, in the same time whatever its length, because both share one list of
+    which each sees its own part.
+    """
 
-    @property
-    def ok(self) -> bool:
-        """The rank ended with exit code 0."""
-        return self.exit_code == 0
+    __slots__ = ("_index", "_length", "_shared")
 
-    @property
-    def failed_at(self) -> float:
-        """When the failure began: the exception if there was one, else the death."""
-        return self.error_at if self.error_at is not None else self.at
+    def __init__(self, exits: Iterable[ev.Exit] = ()) -> None:
+        self._index: dict[int, int] = {}
+        self._shared: list[ev.Exit] = []
+        for each in exits:
+            if self._index.setdefault(each.rank, len(self._shared)) == len(self._shared):
+                self._shared.append(each)
+        self._length = len(self._shared)
 
-    @property
-    def finished(self) -> bool:
-        """The rank had reported its last step."""
-        return self.last_step is not None and self.total_steps is not None and self.last_step >= self.total_steps
+    def has(self, rank: int) -> bool:
+        """Whether the rank's end is among them."""
+        return self._index.get(rank, self._length) < self._length
 
-    def completed(self, *, others: bool) -> bool:
-        """The rank did all of its work; ``others``: another rank of its attempt had reported its last step."""
-        return self.ok and (self.finished or (others and self.last_step is None))
+    def and_then(self, end: ev.Exit) -> Exits:
+        """These, and the end of a rank that is not among them."""
+        if self._length and self._length == len(self._shared):
+            longer = object.__new__(Exits)
+            longer._index, longer._shared = self._index, self._shared
+        else:  # the list has another end behind this part of it
+            longer = Exits(self)
+        longer._index[end.rank] = len(longer._shared)
+        longer._shared.append(end)
+        longer._length = self._length + 1
+        return longer
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[ev.Exit]:
+        return islice(self._shared, self._length)
+
+    @overload
+    def __getitem__(self, index: int) -> ev.Exit: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ev.Exit, ...]: ...
+    def __getitem__(self, index: int | slice) -> ev.Exit | tuple[ev.Exit, ...]:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Exits | tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"Exits({list(self)!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

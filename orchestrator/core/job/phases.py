@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
+from orchestrator.core.job.attempt import Exits
 from orchestrator.core.states import AttemptState, JobState
 
 if TYPE_CHECKING:
     from orchestrator.core import events as ev
-    from orchestrator.core.job.attempt import Exit, Stop
+    from orchestrator.core.events import Exit
+    from orchestrator.core.job.attempt import Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,9 @@ class Suspended:
     failure: ev.Failure | None = None
 
 
+NO_EXITS = Exits()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
     """What phases of the current attempt share: its gang, None once that is released, and how its ranks ended so far.
@@ -88,7 +93,7 @@ class Holding:
 
     attempt_states: ClassVar[frozenset[AttemptState]] = frozenset(AttemptState)
     gang: Gang | LostGang | None
-    exits: tuple[Exit, ...] = ()
+    exits: Exits = NO_EXITS
     failure: ev.Failure | None = None
 
     @property

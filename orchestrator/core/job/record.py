@@ -14,6 +14,7 @@ from orchestrator.core.job.checkpoints import Checkpoints
 from orchestrator.core.job.past_attempts import Past
 from orchestrator.core.job.phases import (
     ENDED,
+    NO_EXITS,
     Draining,
     Gang,
     Holding,
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.core import events as ev
+    from orchestrator.core.events import Exit
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job.attempt import Attempt, Exit, Stop
+    from orchestrator.core.job.attempt import Attempt, Exits, Stop
     from orchestrator.core.job.phases import Phase
     from orchestrator.spec.model import JobSpec
 
@@ -162,9 +164,9 @@ class Job:
         return self.held is not None and self.held.degraded
 
     @property
-    def exits(self) -> tuple[Exit, ...]:
+    def exits(self) -> Exits:
         """How ranks of the current attempt ended."""
-        return self.phase.exits if isinstance(self.phase, Holding) else ()
+        return self.phase.exits if isinstance(self.phase, Holding) else NO_EXITS
 
     @property
     def succeeded(self) -> bool:

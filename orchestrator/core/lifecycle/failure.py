@@ -37,8 +37,8 @@ from orchestrator.core.states import FailureClass, StopScope
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from orchestrator.core.events import Exit
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.job.attempt import Exit
     from orchestrator.core.job.record import Job
 
 # How long a collateral error waits for the end that caused it: a process that ends by itself closes its connections before it

@@ -7,7 +7,7 @@ the actors again): folding one again changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.facts import reasons
 from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.facts.gangs import MaxDuration
-from orchestrator.core.job.attempt import Attempt, Exit, Stop
+from orchestrator.core.job.attempt import Attempt, Stop
 from orchestrator.core.job.past_attempts import shorten
 from orchestrator.core.job.phases import (
     Cancelled,
@@ -200,10 +200,9 @@ def _(event: ev.RankExited, job: Job) -> Job:
     phase = job.phase
     if not isinstance(phase, Holding) or phase.gang is None or not _current(job, event.attempt):
         return job
-    if any(e.rank == event.rank for e in phase.exits):
+    if phase.exits.has(event.exit.rank):
         return job
-    ended = Exit(**{f.name: getattr(event, f.name) for f in fields(Exit)})
-    return replace(job, phase=replace(phase, exits=(*phase.exits, ended)))
+    return replace(job, phase=replace(phase, exits=phase.exits.and_then(event.exit)))
 
 
 @_fold.register

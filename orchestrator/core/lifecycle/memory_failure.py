@@ -9,7 +9,7 @@ from orchestrator.core.facts.memory import MemoryLimit, OomKill
 from orchestrator.core.states import OutOf
 
 if TYPE_CHECKING:
-    from orchestrator.core.job.attempt import Exit
+    from orchestrator.core.events import Exit
     from orchestrator.core.job.record import Job
 
 _SIGKILL = 9

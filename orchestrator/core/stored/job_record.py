@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.codec import RecordError, from_plain, leave_out, to_plain, use_form
 from orchestrator.core.errors import UnknownEventError
-from orchestrator.core.events import EVENTS, Event, JobSubmitted
+from orchestrator.core.events import EVENTS, Event, Exit, JobSubmitted, RankExited
 from orchestrator.core.job.attempt import Attempt
 from orchestrator.core.job.past_attempts import Past, shorten
 from orchestrator.core.stored.old_forms import current_body, current_job
@@ -87,6 +87,20 @@ def _spec_of(form: Any) -> JobSpec:
         raise RecordError(str(error)) from error
 
 
+def _exited_form(event: RankExited) -> dict[str, Any]:
+    """The end of a rank as all versions have stored it: flat. When it was is the event's own time."""
+    end = to_plain(event.exit)
+    del end["at"]
+    return {"attempt": event.attempt, **end}
+
+
+def _exited_of(body: Mapping[str, Any]) -> RankExited:
+    own = {name: body[name] for name in ("job_id", "at", "cause", "attempt")}
+    end = {name: value for name, value in body.items() if name not in own}
+    return RankExited(**own, exit=from_plain(Exit, {**end, "at": body["at"]})[0])
+
+
+use_form(RankExited, _exited_form, _exited_of)
 JobSubmitted.__annotations__["spec"] = JobSpec  # imported for type checkers only there: a rank actor has no use for it
 use_form(JobSpec, _spec_form, _spec_of)
 leave_out(Event, "job_id", "at", "cause")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core import events as ev  # noqa: TC001  # codec.py reads the annotations when it runs
 from orchestrator.core.facts.fact import Fact  # noqa: TC001
 from orchestrator.core.ids import JobId  # noqa: TC001
-from orchestrator.core.job.attempt import Attempt, Exit, Stop  # noqa: TC001
+from orchestrator.core.job.attempt import Attempt, Exits, Stop
 from orchestrator.core.job.checkpoints import Checkpoints, Durable, Saved
 from orchestrator.core.job.past_attempts import Past
 from orchestrator.core.job.phases import (
@@ -75,7 +75,7 @@ class JobRecord:
     seats: tuple[ev.Seat, ...] = ()
     attempt_live: bool = False
     pids: tuple[int, ...] = ()
-    exits: tuple[Exit, ...] = ()
+    exits: tuple[ev.Exit, ...] = ()
     succeeded: bool = False
     retry: bool = False
     keep_gang: bool = False
@@ -102,13 +102,14 @@ def record_of(job: Job) -> JobRecord:
     """The stored form of a job."""
     return JobRecord(
         **dict(zip(_READ_FROM, _read(job), strict=True)),
+        exits=tuple(job.exits),
         retry=isinstance(job.phase, Restarting | Replacing),
         keep_gang=isinstance(job.phase, Restarting),
     )
 
 
 _READ_FROM: dict[str, str] = (
-    {f.name: f.name for f in fields(JobRecord) if f.name not in ("retry", "keep_gang")}
+    {f.name: f.name for f in fields(JobRecord) if f.name not in ("exits", "retry", "keep_gang")}
     | {f.name: f"submission.{f.name}" for f in fields(Submission)}
     | {
         "checkpoint_step": "checkpoints.step",
@@ -148,15 +149,15 @@ def _phase(r: JobRecord) -> Phase:
         case JobState.PENDING:
             return Pending(not_before=max(r.not_before, r.fenced_until), failure=r.failure)
         case JobState.STARTING:
-            return Starting(gang=_gang(r), exits=r.exits, failure=r.failure)
+            return Starting(gang=_gang(r), exits=Exits(r.exits), failure=r.failure)
         case JobState.RUNNING:
-            return (Finishing if r.succeeded else Running)(gang=_gang(r), exits=r.exits, failure=r.failure)
+            return (Finishing if r.succeeded else Running)(gang=_gang(r), exits=Exits(r.exits), failure=r.failure)
         case JobState.RECOVERING:
             return _recovering(r)
         case JobState.DRAINING:
             if r.stop is None:
                 raise ValueError(f"job {r.id} drains, and its record has no stop")
-            return Draining(gang=_gang(r), exits=r.exits, failure=r.failure, stop=r.stop)
+            return Draining(gang=_gang(r), exits=Exits(r.exits), failure=r.failure, stop=r.stop)
         case JobState.SUSPENDED:
             return Suspended(failure=r.failure)
         case JobState.SUCCEEDED:
@@ -179,10 +180,10 @@ def _recovering(r: JobRecord) -> Recovering:
     failure = r.failure or gang_failure(r.reason)
     not_before = max(r.not_before, r.fenced_until)
     if not r.retry:
-        return GivingUp(gang=gang, exits=r.exits, failure=failure)
+        return GivingUp(gang=gang, exits=Exits(r.exits), failure=failure)
     if r.keep_gang and isinstance(gang, Gang):
-        return Restarting(gang=gang, exits=r.exits, failure=failure, not_before=not_before)
-    return Replacing(gang=gang, exits=r.exits, failure=failure, not_before=not_before)
+        return Restarting(gang=gang, exits=Exits(r.exits), failure=failure, not_before=not_before)
+    return Replacing(gang=gang, exits=Exits(r.exits), failure=failure, not_before=not_before)
 
 
 def _checkpoints(r: JobRecord) -> Checkpoints:

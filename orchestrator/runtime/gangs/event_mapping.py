@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -57,29 +58,13 @@ def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport
 
 def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "") -> ev.RankExited:
     """The end of a rank's process, as its host tells it. ``work_dir`` is the job's copy of its working directory."""
-    missing = getattr(event, "missing_file", "")  # an actor of an older version does not tell
-    return ev.RankExited(
-        job_id=job_id,
-        at=event.at,
-        attempt=attempt,
-        rank=rank,
-        exit_code=event.exit_code,
-        signal=event.signal,
-        error_type=event.error_type,
-        error_message=event.error_message,
-        error_at=event.error_at,
-        log_tail=event.log_tail,
-        evidence=event.evidence,
-        policy=event.policy,
-        policy_note=event.policy_note,
-        missing_file=missing,
-        left_out_by=_left_out_by(work_dir, missing),
-        stop_seen_at=event.stop_seen_at,
-        stop_scope=event.stop_scope,
-        last_step=event.last_step,
-        total_steps=event.total_steps,
-        memory=event.memory,
-    )
+    told = event.exit or ev.Exit(rank=rank, at=event.at, exit_code=None, signal=None)
+    left_out = _left_out_by(work_dir, told.missing_file)
+    return _rank_exited(job_id, attempt, replace(told, rank=rank, left_out_by=left_out))
+
+
+def _rank_exited(job_id: JobId, attempt: int, end: ev.Exit) -> ev.RankExited:
+    return ev.RankExited(job_id=job_id, at=end.at, attempt=attempt, exit=end)
 
 
 def noted(job_id: JobId, note: Fact, *, degraded: bool | None = None) -> ev.JobNoted:
@@ -194,11 +179,9 @@ def _is_of(path: str, step: int) -> bool:
 
 def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -> ev.RankExited:
     error, stop = record.error, stop_facts(record.ending)
-    return ev.RankExited(
-        job_id=job_id,
-        at=record.ended_at,
-        attempt=attempt,
+    end = ev.Exit(
         rank=rank,
+        at=record.ended_at,
         exit_code=record.exit_code,
         signal=record.signal,
         error_type=error.type if error else "",
@@ -210,3 +193,4 @@ def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -
         total_steps=stop.total_steps,
         memory=memory_use(record.memory, machine=False),
     )
+    return _rank_exited(job_id, attempt, end)

@@ -75,13 +75,13 @@ def rank_plans(
     What ranks have in common is made once for each node: a plan costs the same in a gang of any size.
     """
     groups = node_groups(seats)
-    makers = {
-        node_id: _NodePlans(job, group, len(groups), len(seats), master, places[node_id])
-        for node_id, group in groups.items()
-    }
+    makers: dict[str, _NodePlans] = {}
     local_ranks = dict.fromkeys(groups, 0)
     for seat in seats:
-        yield makers[seat.node_id].plan(seat.rank, local_ranks[seat.node_id])
+        node_id = seat.node_id
+        if node_id not in makers:  # one at a time: those of many nodes together would hold the event loop up
+            makers[node_id] = _NodePlans(job, groups[node_id], len(groups), len(seats), master, places[node_id])
+        yield makers[node_id].plan(seat.rank, local_ranks[node_id])
         local_ranks[seat.node_id] += 1
 
 
@@ -96,7 +96,7 @@ class _NodePlans:
         # Text, not paths: joining those of a thousand ranks takes longer than all the rest.
         self._pages = str(places.page_dir)
         self._exits = str(places.paths.attempt_exits(job.id, self._attempt))
-        python = entry.interpreter(job.submission.python)
+        python = job.submission.python  # what the entry point means by it was found out at submission
         # Ranks on other nodes could not read what rank 0 left in shared memory.
         snapshots = _snapshots(job, places) if nodes == 1 else None
         job_env = {**job.spec.env, **places.secrets}

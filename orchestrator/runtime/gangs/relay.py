@@ -9,13 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from orchestrator.core import events as ev
-from orchestrator.core.conformance import repaired
 from orchestrator.core.facts.notes import RankUnreachable, Reachable
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost
 from orchestrator.runtime.gangs.event_mapping import exited, gang_lost, in_memory, last_words, noted, saved, seats_of
 from orchestrator.runtime.gangs.patience import Patience
-from orchestrator.runtime.gangs.reports import usable
+from orchestrator.runtime.gangs.reports import usable, usable_event
 from orchestrator.runtime.ranks.rank_events import PollCursor
 
 if TYPE_CHECKING:
@@ -159,13 +158,13 @@ class EventRelay:
             if facts := saved(job.id, reply.persisted):
                 self._post(facts)
         if reply.events:  # the rank's end is told, whatever its progress page says
-            events = await self._with_gpu_evidence(gang, rank, [repaired(event)[0] for event in reply.events])
+            events = await self._with_gpu_evidence(gang, rank, [usable_event(event) for event in reply.events])
             if facts := heard(job, gang, attempt, rank, events):
                 self._post(facts)
 
     async def _with_gpu_evidence(self, gang: Gang, rank: int, events: Sequence[RankEvent]) -> Sequence[RankEvent]:
         """The events, with what the driver says of the rank's GPUs beside a failure."""
-        if all(event.kind != "exited" or event.exit_code == 0 for event in events) or len(gang.greetings) <= rank:
+        if all(event.exit is None or event.exit.ok for event in events) or len(gang.greetings) <= rank:
             return events
         try:
             uuids = seats_of(gang.greetings, self._reports())[rank].gpu_uuids
@@ -173,7 +172,10 @@ class EventRelay:
         except Exception:  # the end is told without it
             self._log.exception("gang.no_gpu_evidence", rank=rank)
             return events
-        return [replace(e, evidence=(*e.evidence, *found)) if e.kind == "exited" and found else e for e in events]
+        return [
+            replace(e, exit=replace(e.exit, evidence=(*e.exit.evidence, *found))) if e.exit and found else e
+            for e in events
+        ]
 
 
 def heard(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[RankEvent]) -> list[ev.Event]:

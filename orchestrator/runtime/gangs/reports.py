@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.ids import JobId
+    from orchestrator.runtime.ranks.rank_events import RankEvent
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
@@ -24,6 +25,12 @@ def usable(snapshot: ProgressSnapshot) -> ProgressSnapshot:
     """The snapshot, with defaults for what cannot be used. The host of an older version, which an attempt may have, checks nothing."""
     checked, names = repaired(snapshot)
     return replace(checked, unusable=(*checked.unusable, *names)) if names else checked
+
+
+def usable_event(event: RankEvent) -> RankEvent:
+    """The event, with defaults for what cannot be used of it and of its end."""
+    end = event.exit
+    return repaired(replace(event, exit=repaired(end)[0]) if isinstance(end, ev.Exit) else event)[0]
 
 
 class LeftOut:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from orchestrator.core import events
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.memory.checkpoints import Saved
 from orchestrator.runtime.memory.faults import Exit
@@ -289,7 +290,8 @@ class Processes:
         if not running:
             del self._running[process.job_id]
         if process.actor.dead is None:
-            event = RankEvent(number=len(process.actor.events) + 1, at=self.agenda.now, **_exit_fields(process, how))
+            number, now = len(process.actor.events) + 1, self.agenda.now
+            event = RankEvent(number=number, kind="exited", at=now, exit=_exit(process, how, now))
             if not process.ordered:
                 self.records.setdefault(process.job_id, {})[process.attempt, process.rank] = event
             process.actor.add(event)
@@ -297,14 +299,15 @@ class Processes:
         self.on_end(process)
 
 
-def _exit_fields(process: Process, how: Exit) -> dict[str, Any]:
-    return {
-        "kind": "exited",
-        "exit_code": how.code,
-        "signal": how.signal,
-        "error_type": how.error_type,
-        "error_message": how.error_message,
-        "log_tail": how.log_tail,
-        "stop_seen_at": process.stop_seen_at,
-        "stop_scope": process.stop_scope,
-    }
+def _exit(process: Process, how: Exit, at: float) -> events.Exit:
+    return events.Exit(
+        rank=process.rank,
+        at=at,
+        exit_code=how.code,
+        signal=how.signal,
+        error_type=how.error_type,
+        error_message=how.error_message,
+        log_tail=how.log_tail,
+        stop_seen_at=process.stop_seen_at,
+        stop_scope=process.stop_scope,
+    )

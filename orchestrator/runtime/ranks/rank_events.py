@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.events import MemoryUse  # noqa: TC001 - the fields are checked by their types
-from orchestrator.core.facts.fact import Fact  # noqa: TC001 - as above
-from orchestrator.core.states import StopScope  # noqa: TC001
+from orchestrator.core.events import Exit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestrator.checkpoint.repository.persister import PersisterStatus
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
@@ -23,21 +23,35 @@ class RankEvent:
     at: float
     pid: int = 0
     cold: str | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    error_type: str = ""
-    error_message: str = ""
-    error_at: float | None = None
-    log_tail: tuple[str, ...] = ()
-    evidence: tuple[Fact, ...] = ()
-    policy: str = ""
-    policy_note: Fact | None = None
-    missing_file: str = ""
-    stop_seen_at: float | None = None
-    stop_scope: StopScope | None = None
-    last_step: int | None = None
-    total_steps: int | None = None
-    memory: MemoryUse | None = None
+    exit: Exit | None = None
+    """How it ended, of ``exited``."""
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Take what was pickled, also by an actor of an earlier version: its fields of an end lay here."""
+        own, end = state[: len(_OWN)], state[len(_OWN) :]
+        told = end[0] if len(end) == 1 else None
+        if len(end) > 1:
+            fields_of_an_end = dict(zip(_OF_AN_END, end, strict=False))
+            told = Exit(rank=0, at=own[2], **fields_of_an_end) if own[1] == "exited" else None
+        for name, value in (*zip(_OWN, own, strict=True), ("exit", told)):
+            object.__setattr__(self, name, value)
+
+
+_OWN = ("number", "kind", "at", "pid", "cold")
+_OF_AN_END = (
+    *(
+        "exit_code",
+        "signal",
+        "error_type",
+        "error_message",
+        "error_at",
+        "log_tail",
+        "evidence",
+        "policy",
+        "policy_note",
+    ),
+    *("missing_file", "stop_seen_at", "stop_scope", "last_step", "total_steps", "memory"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

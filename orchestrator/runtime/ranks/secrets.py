@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
     """An event: an exception's text, the last lines, what the kernel and the log policies say."""
-    if not masker:
+    end = event.exit
+    if not masker or end is None:
         return event
-    return replace(
-        event,
-        error_type=masker.text(event.error_type),
-        error_message=masker.text(event.error_message),
-        log_tail=tuple(map(masker.text, event.log_tail)),
-        evidence=tuple(_masked_fact(fact, masker) for fact in event.evidence),
-        policy_note=None if event.policy_note is None else _masked_fact(event.policy_note, masker),
+    told = replace(
+        end,
+        error_type=masker.text(end.error_type),
+        error_message=masker.text(end.error_message),
+        log_tail=tuple(map(masker.text, end.log_tail)),
+        evidence=tuple(_masked_fact(fact, masker) for fact in end.evidence),
+        policy_note=None if end.policy_note is None else _masked_fact(end.policy_note, masker),
     )
+    return replace(event, exit=told)
 
 
 def _masked_fact(fact: Fact, masker: Masker) -> Fact:

@@ -149,7 +149,7 @@ class RankSupervisor:
             log=self._log,
             output=output,
             evidence=self._evidence,
-            exits=ExitTeller(self._log, output, self._evidence, self._checkpoints, plan.log_policies),
+            exits=ExitTeller(self._log, output, self._evidence, self._checkpoints, plan.log_policies, plan.rank),
         )
 
     async def stop(self, attempt: int, grace_seconds: float) -> None:

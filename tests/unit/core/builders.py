@@ -123,7 +123,8 @@ def exited(job: Job, rank: int = 0, **fields: Any) -> ev.RankExited:
     values: dict[str, Any] = {"exit_code": 1, "signal": None, "at": T0 + 10, **fields}
     if values["signal"] is not None:
         values["exit_code"] = None
-    return ev.RankExited(job_id=job.id, attempt=job.attempt_number, rank=rank, **values)
+    end = ev.Exit(rank=rank, **values)
+    return ev.RankExited(job_id=job.id, at=end.at, attempt=job.attempt_number, exit=end)
 
 
 def cause(code: str, rank: int | None = 0) -> Fact:

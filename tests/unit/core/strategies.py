@@ -73,6 +73,24 @@ failures = st.builds(
     policy_note=st.none() | known_facts,
     refusal=st.none() | known_facts,
 )
+exits = st.builds(
+    ev.Exit,
+    at=times,
+    rank=ranks,
+    exit_code=codes,
+    signal=signals,
+    error_type=text,
+    error_message=text,
+    error_at=maybe_times,
+    log_tail=lines,
+    evidence=st.lists(known_facts, max_size=2).map(tuple),
+    policy=st.sampled_from(["", "fail", "restart"]),
+    policy_note=st.none() | known_facts,
+    stop_seen_at=maybe_times,
+    stop_scope=st.sampled_from([None, *StopScope]),
+    last_step=st.none() | st.integers(0, 10),
+    total_steps=st.none() | st.integers(0, 10),
+)
 common = {"job_id": st.just(ID), "at": times, "cause": text}
 
 FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
@@ -82,23 +100,11 @@ FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         ev.AttemptRunning, **common, attempt=numbers, pids=st.lists(st.integers(1, 9999), max_size=2).map(tuple)
     ),
     ev.RankExited: st.builds(
-        ev.RankExited,
-        **common,
+        lambda end, **fields: ev.RankExited(at=end.at, exit=end, **fields),
+        job_id=st.just(ID),
+        cause=text,
         attempt=numbers,
-        rank=ranks,
-        exit_code=codes,
-        signal=signals,
-        error_type=text,
-        error_message=text,
-        error_at=maybe_times,
-        log_tail=lines,
-        evidence=st.lists(known_facts, max_size=2).map(tuple),
-        policy=st.sampled_from(["", "fail", "restart"]),
-        policy_note=st.none() | known_facts,
-        stop_seen_at=maybe_times,
-        stop_scope=st.sampled_from([None, *StopScope]),
-        last_step=st.none() | st.integers(0, 10),
-        total_steps=st.none() | st.integers(0, 10),
+        end=exits,
     ),
     ev.GangLost: st.builds(
         ev.GangLost, **common, gang=numbers, rank=st.none() | ranks, reason=known_facts, not_before=times

@@ -6,6 +6,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from orchestrator.core.events import Exit
 from orchestrator.runtime.ranks.evidence.endings import StopFacts, stop_facts
 from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use
 from orchestrator.runtime.ranks.output.log_policies import match_policies
@@ -29,7 +30,9 @@ class ExitTeller:
         evidence: ExitEvidence,
         checkpoints: RankCheckpoints,
         policies: tuple[tuple[str, str], ...],
+        rank: int,
     ) -> None:
+        self._rank = rank
         self._log = log
         self._output = output
         self._evidence = evidence
@@ -60,8 +63,9 @@ class ExitTeller:
         except Exception as fault:
             report_fault("what is known of the exit's cause was left out", fault)
         stop = await self._stop_facts(event)
-        self._log.add(
-            kind="exited",
+        use = memory_use(event.memory, machine=self._evidence.killed_by_kernel(event, evidence)) if failed else None
+        end = Exit(
+            rank=self._rank,
             at=event.at,
             exit_code=event.exit_code,
             signal=event.signal,
@@ -77,10 +81,9 @@ class ExitTeller:
             stop_scope=stop.stop_scope,
             last_step=stop.last_step,
             total_steps=stop.total_steps,
-            memory=memory_use(event.memory, machine=self._evidence.killed_by_kernel(event, evidence))
-            if failed
-            else None,
+            memory=use,
         )
+        self._log.add(kind="exited", at=event.at, exit=end)
 
     async def _stop_facts(self, event: Exited) -> StopFacts:
         """Whether the rank was asked to stop, and how far it was; by its output where it reported nothing."""

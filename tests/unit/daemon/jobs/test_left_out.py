@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.events import JobSubmitted, LeftOut
+from orchestrator.core.events import Exit, JobSubmitted, LeftOut
 from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
 from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass
@@ -120,18 +120,20 @@ def test_a_missing_file_is_traced_to_the_file_that_left_it_out(work: Path, path:
 def test_a_script_that_misses_such_a_file_is_told_how_to_bring_it_along(work: Path) -> None:
     job = running(pending(make_spec()))
     missing = "data/shakespeare_char/train.bin"
-    event = RankEvent(
-        number=1,
-        kind="exited",
+    end = Exit(
+        rank=0,
         at=5.0,
         exit_code=1,
+        signal=None,
         error_type="FileNotFoundError",
         error_message="[Errno 2] in some other language",
         missing_file=missing,
     )
+    event = RankEvent(number=1, kind="exited", at=5.0, exit=end)
     told = exited(job.id, 1, 0, event, str(work))
-    assert (told.missing_file, told.left_out_by) == (missing, ".gitignore")
-    assert exited(job.id, 1, 0, replace(event, missing_file="other.txt"), str(work)).left_out_by == ""
+    assert (told.exit.missing_file, told.exit.left_out_by) == (missing, ".gitignore")
+    other = replace(event, exit=replace(end, missing_file="other.txt"))
+    assert exited(job.id, 1, 0, other, str(work)).exit.left_out_by == ""
     from orchestrator.core.lifecycle.fold import fold
 
     verdict = classify(fold(job, told), 100.0)

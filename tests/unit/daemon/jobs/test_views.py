@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.api.views import JobView
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
-from orchestrator.core.events import FirstStep, GangPlaced, RankExited
+from orchestrator.core.events import Exit, FirstStep, GangPlaced, RankExited
 from orchestrator.core.job.record import Job
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.jobs.event_views import event_view
@@ -47,11 +47,7 @@ def test_an_error_is_shown_without_its_place_in_a_librarys_source() -> None:
         job_id=running().id,
         at=9.0,
         attempt=1,
-        rank=0,
-        exit_code=None,
-        signal=9,
-        error_type="RuntimeError",
-        error_message=message,
+        exit=Exit(rank=0, at=9.0, exit_code=None, signal=9, error_type="RuntimeError", error_message=message),
     )
     said = "rank 0 ended with signal 9 (RuntimeError: Connection closed by peer [127.0.0.1]:51093)"
     assert event_view(StoredEvent(number=4, event=gone)).summary == said

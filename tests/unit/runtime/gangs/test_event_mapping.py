@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from orchestrator.core.facts.notes import SaveFailed
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.gangs.event_mapping import exited, in_memory, last_words, saved, seats_of
+from orchestrator.runtime.gangs.reports import usable_event
 from orchestrator.runtime.ranks.actor import RankGreeting
 from orchestrator.runtime.ranks.rank_events import RankEvent
 from orchestrator.spec.paths import Paths
@@ -41,12 +43,22 @@ def test_a_seat_on_a_node_that_has_not_reported_has_what_its_actor_knows() -> No
 
 
 def test_an_exit_is_told_as_it_was() -> None:
-    event = RankEvent(
-        number=2, kind="exited", at=5.0, exit_code=1, error_type="ValueError", error_message="boo", log_tail=("a",)
-    )
-    fact = exited(JOB, 3, 1, event)
-    assert (fact.attempt, fact.rank, fact.at, fact.exit_code, fact.signal) == (3, 1, 5.0, 1, None)
-    assert (fact.error_type, fact.error_message, fact.log_tail) == ("ValueError", "boo", ("a",))
+    end = ev.Exit(rank=7, at=5.0, exit_code=1, signal=None, error_type="ValueError", log_tail=("a",))
+    fact = exited(JOB, 3, 1, RankEvent(number=2, kind="exited", at=5.0, exit=end))
+    assert (fact.attempt, fact.at, fact.exit) == (3, 5.0, replace(end, rank=1)), "which rank it is, the daemon knows"
+
+
+def test_an_exit_that_an_actor_tells_without_its_end_is_an_exit() -> None:
+    fact = exited(JOB, 3, 1, RankEvent(number=2, kind="exited", at=5.0))
+    assert fact.exit == ev.Exit(rank=1, at=5.0, exit_code=None, signal=None)
+
+
+def test_what_cannot_be_used_of_an_end_has_its_default() -> None:
+    end = ev.Exit(rank=1, at=5.0, exit_code="1", signal=9, last_step=2.5, error_type="E")  # type: ignore[arg-type]
+    told = usable_event(RankEvent(number=2, kind="exited", at=5.0, exit=end))
+    assert told.exit == ev.Exit(rank=1, at=5.0, exit_code=None, signal=9, error_type="E")
+    broken = RankEvent(number=2, kind="exited", at=5.0, exit="no")  # type: ignore[arg-type]
+    assert usable_event(broken).exit is None
 
 
 def record(paths: Paths, rank: int, **fields: Any) -> None:
@@ -63,12 +75,12 @@ def test_last_words_are_the_exits_that_nobody_ordered(tmp_path: Path) -> None:
     error = {"type": "ValueError", "message": "boo", "traceback": "", "at": 8.5}
     record(paths, 3, exit_code=1, error=error)
     words = last_words(paths, JOB, 1, 4)
-    assert [(w.rank, w.signal, w.exit_code) for w in words if isinstance(w, ev.RankExited)] == [
+    assert [(w.exit.rank, w.exit.signal, w.exit.exit_code) for w in words if isinstance(w, ev.RankExited)] == [
         (0, 11, None),
         (3, None, 1),
     ]
     assert isinstance(words[1], ev.RankExited)
-    assert (words[1].at, words[1].error_type, words[1].error_at) == (9.0, "ValueError", 8.5)
+    assert (words[1].at, words[1].exit.error_type, words[1].exit.error_at) == (9.0, "ValueError", 8.5)
 
 
 def test_last_words_tell_that_a_rank_was_asked_to_stop(tmp_path: Path) -> None:
@@ -77,7 +89,7 @@ def test_last_words_tell_that_a_rank_was_asked_to_stop(tmp_path: Path) -> None:
     record(paths, 1, signal=9, cause="lifeline", keeper_terminated_at=7.0)  # killed with its actor, in the shutdown
     record(paths, 2, signal=9, cause="stop_deadline", stop_seen_at=8.0)  # orch asked
     record(paths, 3, exit_code=0)  # of a keeper that noted none of this
-    words = [w for w in last_words(paths, JOB, 1, 4) if isinstance(w, ev.RankExited)]
+    words = [w.exit for w in last_words(paths, JOB, 1, 4) if isinstance(w, ev.RankExited)]
     assert [(w.rank, w.exit_code, w.signal) for w in words] == [(0, 0, None), (1, None, 9), (3, 0, None)]
     told = [(w.stop_seen_at, w.stop_scope, w.last_step, w.total_steps) for w in words]
     assert told == [(7.0, StopScope.MACHINE, 11, 60), (7.0, StopScope.MACHINE, None, None), (None, None, None, None)]

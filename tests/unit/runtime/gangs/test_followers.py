@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from orchestrator.core import events as ev
+from orchestrator.core.events import Exit
 from orchestrator.runtime.gangs.ending import Ender
 from orchestrator.runtime.gangs.gang import Gang
 from orchestrator.runtime.gangs.orders import Orders
@@ -29,7 +30,7 @@ JOB = running(pending(make_spec(workers=1)))
 SHORT = Patience(order_seconds=0.05, poll_seconds=0.0, retry_seconds=0.0)
 STORY = (
     RankEvent(number=1, kind="started", at=1.0, pid=7),
-    RankEvent(number=2, kind="exited", at=2.0, exit_code=0),
+    RankEvent(number=2, kind="exited", at=2.0, exit=Exit(rank=0, at=2.0, exit_code=0, signal=None)),
     RankEvent(number=3, kind="gone", at=3.0),
 )
 

@@ -14,7 +14,8 @@ import structlog
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import unchecked
-from orchestrator.core.job.attempt import Attempt, Exit
+from orchestrator.core.events import Exit
+from orchestrator.core.job.attempt import Attempt
 from orchestrator.core.stored.stored_job import JobRecord
 from orchestrator.runtime.gangs.gang import Gang
 from orchestrator.runtime.gangs.patience import Patience
@@ -26,7 +27,7 @@ from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSn
 from tests.unit.core.builders import make_spec, pending, running
 
 STARTED = RankEvent(number=1, kind="started", at=1.0, pid=7)
-EXITED = RankEvent(number=2, kind="exited", at=2.0, exit_code=0)
+EXITED = RankEvent(number=2, kind="exited", at=2.0, exit=Exit(rank=0, at=2.0, exit_code=0, signal=None))
 GONE = RankEvent(number=3, kind="gone", at=3.0)
 
 

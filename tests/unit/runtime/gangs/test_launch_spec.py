@@ -101,3 +101,12 @@ def test_a_plan_costs_the_same_in_a_gang_of_any_size(nodes: int) -> None:
     counted(8)  # what is computed once for the process
     first, second, third = counted(64), counted(128), counted(256)
     assert third - second <= 2 * (second - first)
+
+
+@pytest.mark.parametrize("entrypoint", ["python train.py", "/home/a/.pyenv/shims/python train.py"])
+def test_a_rank_runs_the_interpreter_that_was_found_at_submission(entrypoint: str) -> None:
+    job = pending(make_spec(workers=1, entrypoint=entrypoint), python="/opt/python/bin/python3")
+    (plan,) = plans_of([seat(0, "a")], job)
+    assert plan.python == "/opt/python/bin/python3"
+    (same,) = plans_of([seat(0, "a")], pending(make_spec(workers=1), python="/opt/python/bin/python3"))
+    assert plan.fork_socket == same.fork_socket

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from orchestrator.core.events import Exit
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.ranks.event_log import EventLog
 from orchestrator.runtime.ranks.feed import RankFeed
@@ -46,7 +48,7 @@ def test_events_are_told_once_and_can_be_asked_for_again() -> None:
         first = await world.ask()
         assert [event.kind for event in first.events] == ["started"]
         assert (await world.ask(first.cursor)).events == ()
-        world.log.add(kind="exited", at=2.0, exit_code=0)
+        world.log.add(kind="exited", at=2.0, exit=Exit(rank=0, at=2.0, exit_code=0, signal=None))
         assert [event.number for event in (await world.ask(first.cursor)).events] == [2]
         assert [event.number for event in (await world.ask()).events] == [1, 2], "a restarted daemon asks again"
 
@@ -97,7 +99,7 @@ def test_what_the_kernel_says_counts_from_the_last_look_before_an_end() -> None:
         world = World()
         await world.ask()
         assert world.marks == 1
-        world.log.add(kind="exited", at=1.0, signal=9)
+        world.log.add(kind="exited", at=1.0, exit=Exit(rank=0, at=1.0, exit_code=None, signal=9))
         await world.ask()
         assert world.marks == 1
         world.page = False
@@ -114,8 +116,10 @@ def test_the_log_knows_the_state_of_its_process() -> None:
         log.add(kind="started", at=1.0, pid=7)
         assert (log.pid, log.running, log.exited) == (7, True, False)
         log.masker = Masker(("hush",))
-        log.add(kind="exited", at=2.0, exit_code=1, error_message="the token is hush")
+        end = Exit(rank=0, at=2.0, exit_code=1, signal=None, error_message="the token is hush")
+        log.add(kind="exited", at=2.0, exit=end)
         assert (log.running, log.exited) == (False, True)
-        assert "hush" not in log.after(1)[0].error_message
+        (told,) = log.after(1)
+        assert told.exit == replace(end, error_message="the token is ***")
 
     asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
+from orchestrator.core.events import Exit
 from orchestrator.core.facts.memory import KernelMessage
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.runtime.forkserver.masking import Masker
@@ -16,10 +17,11 @@ TEXT = "with hunter2 in it"
 
 
 def test_an_event() -> None:
-    event = RankEvent(
-        number=1,
-        kind="exited",
+    end = Exit(
+        rank=0,
         at=1.0,
+        exit_code=1,
+        signal=None,
         error_type=TEXT,
         error_message=TEXT,
         log_tail=(TEXT, "line"),
@@ -27,9 +29,11 @@ def test_an_event() -> None:
         policy="fail",
         policy_note=PoliciesLeftOut(pattern=TEXT),
     )
+    event = RankEvent(number=1, kind="exited", at=1.0, exit=end)
     masked = masked_event(event, MASKER)
     assert "hunter2" not in repr(masked)
-    assert (masked.number, masked.policy, masked.log_tail) == (1, "fail", ("with *** in it", "line"))
+    assert masked.exit is not None
+    assert (masked.number, masked.exit.policy, masked.exit.log_tail) == (1, "fail", ("with *** in it", "line"))
     assert masked_event(event, Masker(())) is event
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from orchestrator.core.events import Exit
 from orchestrator.runtime.ranks.event_log import EventLog
 from orchestrator.runtime.ranks.fence import AttemptFence
 from orchestrator.runtime.ranks.process.rank_process import RankProcess
@@ -35,7 +36,11 @@ class Scene:
     async def tell(self, event: Exited) -> None:
         if self.exits_fail:
             raise OSError("the log cannot be read")
-        self.log.add(kind="exited", at=event.at, exit_code=event.exit_code, signal=event.signal)
+        self.log.add(
+            kind="exited",
+            at=event.at,
+            exit=Exit(rank=0, at=event.at, exit_code=event.exit_code, signal=event.signal),
+        )
 
     def kill(self) -> None:
         self.did.append("kill")
@@ -61,7 +66,8 @@ class Scene:
                 await process.end()
 
         asyncio.run(follow())
-        return [(event.kind, event.exit_code, event.signal) for event in self.log.after(0)]
+        ends = [(event.kind, event.exit) for event in self.log.after(0)]
+        return [(kind, end and end.exit_code, end and end.signal) for kind, end in ends]
 
 
 def test_the_story_of_a_process_is_told_in_order() -> None:
