@@ -46,13 +46,17 @@ def read_plain(path: Path, most_bytes: int, *, follow: bool = False) -> bytes:
     """The content of the regular file at ``path``. Raises what ``open_plain`` raises, and NotPlainFileError when too large."""
     handle = open_plain(path, follow=follow)
     try:
-        if os.fstat(handle).st_size > most_bytes:
-            raise NotPlainFileError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
+        refuse_larger(os.fstat(handle).st_size, most_bytes, str(path))
         data = bytearray()
         while len(data) <= most_bytes and (piece := os.read(handle, min(_PIECE_BYTES, most_bytes + 1 - len(data)))):
             data += piece
     finally:
         os.close(handle)
-    if len(data) > most_bytes:  # it grew meanwhile
-        raise NotPlainFileError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
+    refuse_larger(len(data), most_bytes, str(path))  # it grew meanwhile
     return bytes(data)
+
+
+def refuse_larger(size: int, most_bytes: int, path: str) -> None:
+    """Raise NotPlainFileError for a file at ``path`` that is larger than its reader takes."""
+    if size > most_bytes:
+        raise NotPlainFileError(errno.EFBIG, f"it has more than {most_bytes} bytes", path)

@@ -9,6 +9,7 @@ MANIFEST = "manifest.json"
 FENCE = "fence.json"
 LOCK = ".lock"
 QUARANTINE_NOTE = "quarantine.json"
+SMALL_BYTES = 16 * 1024 * 1024  # at most, of a file that describes others; a rank could leave one of any size
 STATE = "state"
 _STAGING = ".staging-"
 _REMOVING = ".removing-"

@@ -142,7 +142,7 @@ class CheckpointDirectory:
     def _note(self, name: str) -> str:
         try:
             return str(json.loads(bytes(self.storage.read(f"{name}/{layout.QUARANTINE_NOTE}")))["why"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "set aside; the note that says why is missing"
 
     def _progress(self, name: str) -> str:

@@ -15,6 +15,8 @@ from orchestrator.checkpoint.format import layout
 if TYPE_CHECKING:
     from orchestrator.checkpoint.storage.storage import Storage
 
+_MOST = 2**63
+
 
 class Fence:
     """The fence of one directory, held for ``attempt``; None adopts the newest attempt seen.
@@ -55,7 +57,9 @@ class Fence:
         return max(self._value(), *seen, 0)
 
     def _value(self) -> int:
+        """The attempt of the fence; 0 where it is missing or damaged: checkpoints of newer attempts sort first all the same."""
         try:
-            return int(json.loads(bytes(self._storage.read(layout.FENCE)))["attempt"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            attempt = json.loads(bytes(self._storage.read(layout.FENCE)))["attempt"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return 0
+        return attempt if type(attempt) is int and 0 <= attempt < _MOST else 0

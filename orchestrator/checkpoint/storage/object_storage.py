@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.errors import CheckpointError
 from orchestrator.checkpoint.format import layout
 from orchestrator.checkpoint.format.buffers import writable
+from orchestrator.checkpoint.format.layout import SMALL_BYTES
 from orchestrator.checkpoint.format.manifest import FileRecord
+from orchestrator.spec.plain_files import refuse_larger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -75,8 +77,9 @@ class ObjectStorage:
     def keep_spare(self) -> None:
         """Reserve nothing: an object store has no room of its own."""
 
-    def read(self, path: str) -> memoryview:
+    def read(self, path: str, most_bytes: int = SMALL_BYTES) -> memoryview:
         with _as_os_errors(), self._fs.open(self._path(path), "rb") as file:
+            refuse_larger(int(file.size), most_bytes, self.location(path))
             content, at = writable(int(file.size)), 0
             while piece := file.read(_CHUNK):
                 content[at : at + len(piece)] = piece

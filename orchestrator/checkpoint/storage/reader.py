@@ -139,7 +139,7 @@ class CheckpointReader:
         if name not in known.files:
             raise CorruptCheckpointError(f"{name} is not in the manifest")
         with _damage(name):
-            raw = self._storage.read(f"{self.name}/{name}")
+            raw = self._storage.read(f"{self.name}/{name}", known.files[name].bytes)
         _compare(name, FileRecord(bytes=len(raw), sha256=hashlib.sha256(raw).hexdigest()), known.files[name])
         return raw
 
@@ -153,9 +153,10 @@ def _damage(name: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, NotPlainFileError) as error:
-        raise CorruptCheckpointError(f"{name} is missing") from error
+        too_large = error.errno == errno.EFBIG
+        raise CorruptCheckpointError(f"{name}: {error.strerror}" if too_large else f"{name} is missing") from error
     except OSError as error:
-        if error.errno != errno.EIO:
+        if error.errno not in (errno.EIO, errno.ELOOP):
             raise
         raise CorruptCheckpointError(f"{name} cannot be read: {error.strerror}") from error
 

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.checkpoint.format import layout
 from orchestrator.checkpoint.format.buffers import writable
+from orchestrator.checkpoint.format.layout import SMALL_BYTES
 from orchestrator.checkpoint.format.manifest import FileRecord
 from orchestrator.checkpoint.storage.spares import FULL, Spares
-from orchestrator.spec.plain_files import open_plain
+from orchestrator.spec.plain_files import open_plain, refuse_larger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -61,8 +62,8 @@ class Storage(Protocol):
         """
         ...
 
-    def read(self, path: str) -> memoryview:
-        """The whole content, writable."""
+    def read(self, path: str, most_bytes: int = SMALL_BYTES) -> memoryview:
+        """The whole content, writable. Raises NotPlainFileError, and reads nothing, where there is more than ``most_bytes``."""
         ...
 
     def digest(self, path: str) -> FileRecord:
@@ -192,9 +193,11 @@ class LocalStorage:
     def keep_spare(self) -> None:
         self._spares.keep()
 
-    def read(self, path: str) -> memoryview:
+    def read(self, path: str, most_bytes: int = SMALL_BYTES) -> memoryview:
         with self._opened(path) as file:  # straight into the memory
-            content, at = writable(os.fstat(file.fileno()).st_size), 0
+            size, at = os.fstat(file.fileno()).st_size, 0
+            refuse_larger(size, most_bytes, self.location(path))
+            content = writable(size)
             while at < len(content):
                 count = file.readinto(content[at:])
                 if not count:

@@ -161,7 +161,8 @@ class CheckpointWriter:
         files: dict[str, FileRecord] = {}
         try:
             for marker in markers:
-                files.update(manifest.parse_files(json.loads(bytes(self._storage.read(f"{staging}/{marker}")))))
+                raw = self._storage.read(f"{staging}/{marker}")
+                files.update(manifest.parse_files(json.loads(bytes(raw))))
         except FileNotFoundError:  # another rank saw the same, and commits or has committed
             return None
         return self._commit(staging, draft, files, ranks=tuple(range(self._world_size)))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from orchestrator.api.errors import AmbiguousReferenceError, BadRequestError, NoSuchJobError, Problem
+from orchestrator.api.errors import AmbiguousReferenceError, BadRequestError, NoSuchJobError, Problem, RefusedError
 from orchestrator.api.protocol import PAGE
+from orchestrator.checkpoint.errors import CheckpointError
 from orchestrator.daemon.jobs import job_checkpoints as saved
 from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.log_stream import LogStream
 from orchestrator.daemon.jobs.views import job_view
+from orchestrator.runtime.gangs.launch_spec import checkpoint_dir
 from orchestrator.store import errors as store_errors
 from orchestrator.store.port import JobFilter as StoreFilter
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from orchestrator.runtime.pools import Pools
     from orchestrator.spec.paths import Paths
     from orchestrator.store.port import Store
+
+T = TypeVar("T")
 
 
 class Progress(Protocol):
@@ -129,9 +133,7 @@ class JobReader:
         job = await self.record(job_id)
         book = self._progress.of(job_id)
         newest = book.ranks.get(0) if book is not None and book.attempt == job.attempt_number else None
-        return await self._pools.checkpoints.run(
-            lambda: saved.list_checkpoints(job, self._paths, verify=verify, newest=newest)
-        )
+        return await self._look(job, lambda: saved.list_checkpoints(job, self._paths, verify=verify, newest=newest))
 
     async def checkpoint_path(self, reference: str) -> str:
         """Where the checkpoint is that ``JOB`` or ``JOB@STEP`` means. Raises BadRequestError, NoSuchJobError."""
@@ -139,4 +141,14 @@ class JobReader:
         if at and not step.isdecimal():
             raise BadRequestError(f"{step or 'nothing'!r} is not a step", hint=f"write {ref}@100, or {ref} alone")
         job = await self.record(await self.resolve(ref))
-        return await self._pools.checkpoints.run(saved.choose, job, self._paths, step)
+        return await self._look(job, lambda: saved.choose(job, self._paths, step))
+
+    async def _look(self, job: Job, look: Callable[[], T]) -> T:
+        """What ``look`` finds of a job's checkpoints. Raises RefusedError where its storage cannot be read."""
+        try:
+            return await self._pools.checkpoints.run(look)
+        except (OSError, CheckpointError) as error:
+            raise RefusedError(
+                f"the checkpoints of {job.id} cannot be read: {error}",
+                hint=f"look at {checkpoint_dir(job, self._paths)}",
+            ) from error

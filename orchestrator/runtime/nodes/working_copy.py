@@ -6,6 +6,7 @@ Plain files, no Ray: the daemon uses it for its own node, a node's agent for a n
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -173,7 +174,10 @@ class NewOutput:
 
     def __init__(self, folder: int, name: str) -> None:
         self.folder = folder
-        self.draft = f".{name}.bringing"
+        digest = hashlib.sha256(os.fsencode(name)).hexdigest()[
+            :16
+        ]  # the name itself can have all the bytes that one may have
+        self.draft = f".{digest}.bringing"
         self._name = name
         self.discard()
 

@@ -65,12 +65,12 @@ class FaultyStorage(LocalStorage):
             self._stop()
         super().remove(path)
 
-    def read(self, path):
+    def read(self, path, *most_bytes):
         if self.dead:
             raise PowerCutError
         if self.fail_reads is not None and path.endswith(self.fail_reads[0]):
             raise OSError(self.fail_reads[1], os.strerror(self.fail_reads[1]))
-        return super().read(path)
+        return super().read(path, *most_bytes)
 
     def digest(self, path):
         if self.fail_reads is not None and path.endswith(self.fail_reads[0]):

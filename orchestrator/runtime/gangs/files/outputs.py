@@ -54,8 +54,14 @@ class OutputCollection:
     def _keep_own(self, job: Job, target: Path, max_bytes: int) -> Outputs:
         work = Path(job.submission.work_dir)
         found = find_outputs(work, job.spec.outputs, max_bytes)
+        failures: list[OSError | ValueError] = []
         for each in found.files:
-            keep_output(work, each, target)
+            try:
+                keep_output(work, each, target)
+            except (OSError, ValueError) as error:  # of one file; the others are kept all the same
+                failures.append(error)
+        if failures:
+            raise failures[0]
         return found
 
     def _left(self, found: Outputs, where: str) -> str:

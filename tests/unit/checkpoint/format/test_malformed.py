@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.format import codec
 from orchestrator.checkpoint.format import foreign_values as foreign
+from orchestrator.checkpoint.format.layout import QUARANTINE_NOTE
 from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory
 from orchestrator.checkpoint.snapshots.reader import SnapshotReader
@@ -219,3 +221,39 @@ def test_pieces_that_make_no_sense_are_corrupt() -> None:
             join(state, lambda piece=piece: [piece])  # type: ignore[misc]
     with pytest.raises(CorruptCheckpointError):
         pieces_of({"key": "w"})
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "state.safetensors"])
+def test_a_file_that_has_grown_is_not_read_into_memory(tmp_path: Path, name: str) -> None:
+    newest = two(tmp_path)
+    os.truncate(newest / name, 2**42)  # no disk has to hold it, and no memory could
+    loads_the_one_before(tmp_path)
+
+
+def test_a_manifest_that_is_a_loop_of_links_is_damaged(tmp_path: Path) -> None:
+    newest = two(tmp_path)
+    (newest / "manifest.json").unlink()
+    (newest / "manifest.json").symlink_to("manifest.json")
+    loads_the_one_before(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", [DEEP, '{"attempt": 1e400}', '{"attempt": "2"}', '{"attempt": -5}', "[]", "\0", f'{{"attempt": {10**30}}}']
+)
+def test_a_fence_that_makes_no_sense_keeps_no_attempt_out(tmp_path: Path, text: str) -> None:
+    two(tmp_path)
+    (tmp_path / "fence.json").write_text(text)
+    saved = store(tmp_path).save({"w": torch.zeros(4)}, step=3)
+    assert saved is not None
+    assert saved.step == 3
+
+
+@pytest.mark.parametrize("note", [DEEP, "[]", "\0"])
+def test_a_note_of_quarantine_that_makes_no_sense_is_passed_over(tmp_path: Path, note: str) -> None:
+    newest = two(tmp_path)
+    (newest / "state.json").write_text("")
+    loads_the_one_before(tmp_path)
+    (broken,) = tmp_path.glob("*.broken*")
+    (broken / QUARANTINE_NOTE).write_text(note)
+    (info,) = [each for each in store(tmp_path).list() if each.status is CheckpointStatus.BROKEN]
+    assert "the note that says why is missing" in info.why

@@ -167,7 +167,7 @@ def test_a_store_that_fails_leaves_a_good_one_and_the_next_save_works(url, error
 def test_a_store_out_of_reach_quarantines_nothing(url):
     CheckpointRepository(url, attempt=1).save(state(1), step=1)
     storage = ObjectStorage(url)
-    storage.read = lambda path: (
+    storage.read = lambda path, *_: (
         (_ for _ in ()).throw(OSError(errno.EREMOTEIO, "away"))
         if path.endswith("state.json")
         else ObjectStorage.read(storage, path)

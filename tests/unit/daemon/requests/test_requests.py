@@ -220,6 +220,21 @@ def test_a_job_is_found_by_id_prefix_and_name_and_read_page_by_page(tmp_path: Pa
     on_a_desk(tmp_path, story)
 
 
+def test_checkpoints_that_cannot_be_read_are_told_by_their_place(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        desk.nodes.forget()
+        job = await desk.rounds.accept(job_id="one-aaaaaa")
+        place = desk.reader._paths.checkpoints(job.id)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(place.name)  # a loop
+        for look in (desk.reader.checkpoints(job.id, verify=True), desk.reader.checkpoint_path(job.id)):
+            with pytest.raises(RefusedError, match="the checkpoints of one-aaaaaa cannot be read") as refused:
+                await look
+            assert str(place) in refused.value.hint
+
+    on_a_desk(tmp_path, story)
+
+
 class Ranks:
     def __init__(self) -> None:
         self.asked: list[Any] = []

@@ -321,3 +321,14 @@ def test_outputs_that_stay_behind_are_told(tmp_path: Path) -> None:
     told = run(ours.finish(job_on(paths, "here", outputs=("out/**",))))
     assert "outputs could not be kept" in told
     assert str(paths.work(JOB)) in told
+
+
+@pytest.mark.parametrize("name", ["x" * 255, os.fsdecode(b"\xff" * 255), "\x1b[2J", "a\nb", ".bringing", "-rf"])
+def test_an_output_of_any_name_is_kept(tmp_path: Path, name: str) -> None:
+    work, target = tmp_path / "work", tmp_path / "outputs"
+    (work / "out").mkdir(parents=True)
+    (work / "out" / name).write_text("content")
+    (found,) = find_outputs(work, ["out/**"], 10_000).files
+    keep_output(work, found, target)
+    assert (target / "out" / name).read_text() == "content"
+    assert os.listdir(target / "out") == [name]
