@@ -129,13 +129,14 @@ def _version(package: str) -> str | None:
         return None
 
 
-def commit() -> str:
+def commit(checkout: Path | None = None) -> str:
     """The commit that was measured; a plus sign says that files had changed since."""
-    head = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False).stdout.strip()
-    return head + ("+" if dirty else "")
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False).stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
 
 
 def parser(description: str, pairs: int) -> argparse.ArgumentParser:
