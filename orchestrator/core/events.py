@@ -256,7 +256,7 @@ class StopRequested(Event):
 
     kind: ClassVar[str] = "stop_requested"
     purpose: StopPurpose
-    by: str
+    by: Fact
     deadline: float
 
 
@@ -274,7 +274,7 @@ class JobSuspended(Event):
     """Paused: holds nothing, waits for a resume."""
 
     kind: ClassVar[str] = "job_suspended"
-    by: str
+    by: Fact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import DaemonStoppingError
+from orchestrator.core.facts.requesters import ByShutdown
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.states import StopPurpose
 
@@ -94,4 +95,4 @@ class Shutdown:
 
     def _preempt(self, job_id: JobId) -> Sequence[Event]:
         job = self._loop.decided.get(job_id)
-        return request_stop(job, StopPurpose.PREEMPT, "orch down --stop-jobs", self._loop.now()) if job else []
+        return request_stop(job, StopPurpose.PREEMPT, ByShutdown(), self._loop.now()) if job else []

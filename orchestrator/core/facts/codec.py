@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from orchestrator.core.codec import use_form
 from orchestrator.core.conformance import misfits
-from orchestrator.core.facts import gangs, gpus, hangs, memory, nodes, notes, rank_ends, reasons
+from orchestrator.core.facts import gangs, gpus, hangs, memory, nodes, notes, rank_ends, reasons, requesters
 from orchestrator.core.facts.fact import Fact, Legacy
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-_MODULES: Final[tuple[ModuleType, ...]] = (gangs, gpus, hangs, memory, nodes, notes, rank_ends, reasons)
+_MODULES: Final[tuple[ModuleType, ...]] = (gangs, gpus, hangs, memory, nodes, notes, rank_ends, reasons, requesters)
 
 
 def _defined(module: ModuleType) -> Iterator[type[Fact]]:
@@ -81,20 +81,24 @@ def _read(cls: type[Fact], name: str, value: Any) -> Any:
         return tuple(_read(cls, name, item) for item in value)
     if isinstance(value, Mapping):
         return fact_from(value)
-    enum = _enums(cls).get(name)
-    return value if enum is None else enum(value)
+    kind = _kinds(cls).get(name)
+    if kind is None:
+        return value
+    return fact_from(value) if kind is Fact and isinstance(value, str) else kind(value)
 
 
-def _enums(cls: type[Fact]) -> Mapping[str, type[Enum]]:
-    found = _ENUMS.get(cls.kind)
+def _kinds(cls: type[Fact]) -> Mapping[str, type[Any]]:
+    """The fields that hold an enumeration, or a fact that earlier versions stored as a sentence."""
+    found = _KINDS.get(cls.kind)
     if found is None:
         hints = get_type_hints(cls)
-        found = {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, Enum)}
-        _ENUMS[cls.kind] = found
+        classes = {name: hint for name, hint in hints.items() if inspect.isclass(hint)}
+        found = {name: hint for name, hint in classes.items() if hint is Fact or issubclass(hint, Enum)}
+        _KINDS[cls.kind] = found
     return found
 
 
-_ENUMS: dict[str, Mapping[str, type[Enum]]] = {}
+_KINDS: dict[str, Mapping[str, type[Any]]] = {}
 
 
 def _stored_fact(value: Any) -> Fact:

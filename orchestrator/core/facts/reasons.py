@@ -52,23 +52,23 @@ class StopOrdered(Fact):
 
     kind: ClassVar[str] = "stop_ordered"
     purpose: StopPurpose
-    by: str
+    by: Fact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled(Fact):
-    """A person cancelled it."""
+    """It was cancelled."""
 
     kind: ClassVar[str] = "cancelled"
-    by: str
+    by: Fact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused(Fact):
-    """A person paused it."""
+    """It was paused."""
 
     kind: ClassVar[str] = "paused"
-    by: str
+    by: Fact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class MadeRoom(Fact):
     """It was stopped so that others, or itself on more ranks, can be placed."""
 
     kind: ClassVar[str] = "made_room"
-    by: str
+    by: Fact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import overload
 
 from orchestrator.core import events as ev  # noqa: TC001  # conformance.py reads the annotations when it runs
+from orchestrator.core.facts.fact import Fact  # noqa: TC001
 from orchestrator.core.states import AttemptState, StopPurpose  # noqa: TC001
 
 
@@ -95,6 +96,6 @@ class Stop:
     """A requested stop."""
 
     purpose: StopPurpose
-    by: str
+    by: Fact
     at: float
     deadline: float

@@ -13,11 +13,13 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration, StartupTimeout
 from orchestrator.core.facts.rank_ends import NoExitStatus
 from orchestrator.core.facts.reasons import Cancelled, MadeRoom, PlacedAnew, RanksSucceeded
+from orchestrator.core.facts.requesters import ByLimit
 from orchestrator.core.job.phases import Draining, Finishing, GivingUp, Replacing, Restarting, Running, Starting
 from orchestrator.core.lifecycle.failure import classify, decide_retry, gang_failure, stop_failure
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
 
 if TYPE_CHECKING:
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.phases import Recovering
     from orchestrator.core.job.record import Job
 
@@ -47,7 +49,7 @@ def advance(job: Job, now: float) -> Step:
             return _NOTHING
 
 
-def request_stop(job: Job, purpose: StopPurpose, by: str, now: float) -> list[ev.Event]:
+def request_stop(job: Job, purpose: StopPurpose, by: Fact, now: float) -> list[ev.Event]:
     """The events of a person's cancel or pause, or of the scheduler's own stop.
 
     Empty when it is asked for already, or when the job's end is decided and only its gang has to go.
@@ -133,7 +135,7 @@ def _check_deadlines(job: Job, now: float, wake_at: float | None) -> Step:
     if job.spec.max_duration is not None and job.started_at is not None:
         limit = job.started_at + job.spec.max_duration.total_seconds()
         if now >= limit:
-            return Step(tuple(request_stop(job, StopPurpose.TIMEOUT, "max_duration", now)), wake_at)
+            return Step(tuple(request_stop(job, StopPurpose.TIMEOUT, ByLimit(key="max_duration"), now)), wake_at)
         wake_at = _sooner(wake_at, limit)
     return _NOTHING if wake_at is None else Step(wake_at=wake_at)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import BackingOff, DoesNotFit, NoRoom, NotEnoughFree
+from orchestrator.core.facts.requesters import ByGrowth
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
 from orchestrator.core.scheduler import elastic
@@ -137,7 +138,7 @@ def _grow(state: State, free: Mapping[str, Free], now: float, commands: Commands
             continue
         size = elastic.grown_size(job, free, state.nodes)
         if size > job.num_workers:
-            by = f"the scheduler, to run on {size} ranks instead of {job.num_workers}"
+            by = ByGrowth(ranks=size, instead_of=job.num_workers)
             commands.events.extend(request_stop(job, StopPurpose.RESIZE, by, now))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.core.facts import hangs, notes, reasons
+from orchestrator.core.facts import hangs, notes, reasons, requesters
 from orchestrator.core.facts.hangs import Sign
 from orchestrator.core.sentences.base import advice, plural, sentence
 from orchestrator.core.states import StopPurpose
@@ -48,17 +48,17 @@ _STOPS: Final = {
 
 @sentence.register
 def _(fact: reasons.StopOrdered) -> str:
-    return f"{_STOPS[fact.purpose].format(by=fact.by)}; its processes have time to save"
+    return f"{_STOPS[fact.purpose].format(by=sentence(fact.by))}; its processes have time to save"
 
 
 @sentence.register
 def _(fact: reasons.Cancelled) -> str:
-    return f"cancelled by {fact.by}"
+    return f"cancelled by {sentence(fact.by)}"
 
 
 @sentence.register
 def _(fact: reasons.Paused) -> str:
-    return f"paused by {fact.by}"
+    return f"paused by {sentence(fact.by)}"
 
 
 @sentence.register
@@ -68,7 +68,32 @@ def _(fact: reasons.Resumed) -> str:
 
 @sentence.register
 def _(fact: reasons.MadeRoom) -> str:
-    return f"stopped to make room ({fact.by})"
+    return f"stopped to make room ({sentence(fact.by)})"
+
+
+@sentence.register
+def _(fact: requesters.ByUser) -> str:
+    return fact.name
+
+
+@sentence.register
+def _(fact: requesters.ByGrowth) -> str:
+    return f"the scheduler, to run on {fact.ranks} ranks instead of {fact.instead_of}"
+
+
+@sentence.register
+def _(fact: requesters.ByNodeDrain) -> str:
+    return f"{fact.name} drains its node"
+
+
+@sentence.register
+def _(fact: requesters.ByShutdown) -> str:
+    return "orch down --stop-jobs"
+
+
+@sentence.register
+def _(fact: requesters.ByLimit) -> str:
+    return fact.key
 
 
 @sentence.register

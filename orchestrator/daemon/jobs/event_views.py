@@ -44,6 +44,8 @@ def _told(event: ev.Event) -> dict[str, Any]:
     match event:
         case ev.GangLost(reason=fact) | ev.JobRequeued(reason=fact) | ev.JobFinished(reason=fact):
             return {"reason": sentence(fact), "fact": fact_to_dict(fact)}
+        case ev.StopRequested(by=fact) | ev.JobSuspended(by=fact):
+            return {"by": sentence(fact), "fact": fact_to_dict(fact)}
         case ev.JobNoted(note=note):
             todo = advice(note, event.job_id)
             message = sentence(note) + (f"; {todo}" if todo else "")

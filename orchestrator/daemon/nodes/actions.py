@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
 from orchestrator.api.service import NodeVerb
+from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.states import StopPurpose
 from orchestrator.store.errors import StoreError
@@ -85,4 +86,4 @@ class NodeActions:
 
     def _move_away(self, job_id: JobId, by: str) -> Sequence[Event]:
         job = self._loop.decided.get(job_id)
-        return request_stop(job, StopPurpose.PREEMPT, f"{by} drains its node", self._loop.now()) if job else []
+        return request_stop(job, StopPurpose.PREEMPT, ByNodeDrain(name=by), self._loop.now()) if job else []

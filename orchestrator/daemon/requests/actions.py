@@ -8,6 +8,7 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.service import Verb
 from orchestrator.core import events as ev
+from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.lifecycle.advance import request_resume, request_stop
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
@@ -59,7 +60,7 @@ class JobActions:
 
         def make() -> Sequence[ev.Event]:
             live = self._loop.decided.get(job.id)
-            return request_stop(live, purpose, caller.user, self._loop.now()) if live else []
+            return request_stop(live, purpose, ByUser(name=caller.user), self._loop.now()) if live else []
 
         await self._loop.command(make)
         return await self._acted(job.id)

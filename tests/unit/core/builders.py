@@ -10,6 +10,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node
 from orchestrator.core.facts import gangs, gpus, memory, rank_ends
 from orchestrator.core.facts.codec import fact_from
+from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.fold import Change, change_of, fold, submitted
@@ -160,7 +161,7 @@ def failed(job: Job, *, retry: bool = True, keep_gang: bool = True, **fields: An
 
 def stop(job: Job, purpose: StopPurpose, *, at: float = T0 + 20, by: str = "ada") -> ev.StopRequested:
     """A stop is asked for."""
-    return ev.StopRequested(job_id=job.id, at=at, purpose=purpose, by=by, deadline=at + 30)
+    return ev.StopRequested(job_id=job.id, at=at, purpose=purpose, by=ByUser(name=by), deadline=at + 30)
 
 
 def gone(job: Job, *, at: float = T0 + 21) -> ev.AttemptGone:
@@ -205,7 +206,7 @@ def in_state(state: JobState) -> Job:
         case JobState.DRAINING:
             return after(runs, stop(runs, StopPurpose.PAUSE))
         case JobState.SUSPENDED:
-            return after(waits, ev.JobSuspended(job_id=waits.id, at=T0 + 1, by="ada"))
+            return after(waits, ev.JobSuspended(job_id=waits.id, at=T0 + 1, by=ByUser(name="ada")))
         case JobState.SUCCEEDED:
             zeros = [exited(runs, rank=r, exit_code=0) for r in range(runs.num_workers)]
             won = ev.AttemptSucceeded(job_id=runs.id, at=T0 + 11, attempt=1)

@@ -123,10 +123,10 @@ FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.AttemptGone: st.builds(ev.AttemptGone, **common, attempt=numbers),
     ev.GangReleased: st.builds(ev.GangReleased, **common, gang=numbers),
     ev.StopRequested: st.builds(
-        ev.StopRequested, **common, purpose=st.sampled_from(StopPurpose), by=text, deadline=times
+        ev.StopRequested, **common, purpose=st.sampled_from(StopPurpose), by=known_facts, deadline=times
     ),
     ev.JobRequeued: st.builds(ev.JobRequeued, **common, reason=known_facts, not_before=times),
-    ev.JobSuspended: st.builds(ev.JobSuspended, **common, by=text),
+    ev.JobSuspended: st.builds(ev.JobSuspended, **common, by=known_facts),
     ev.JobResumed: st.builds(ev.JobResumed, **common, by=text),
     ev.JobFinished: st.builds(
         ev.JobFinished, **common, state=st.sampled_from(JobState), reason=known_facts, exit_code=codes

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import misfits, repaired
 from orchestrator.core.facts.fact import Legacy
+from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import JobState
 from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
@@ -97,4 +98,4 @@ def test_what_an_older_version_pickled_lacks_gets_its_default() -> None:
 
 def test_an_enum_has_no_stand_in() -> None:
     with pytest.raises(TypeError, match="purpose"):
-        repaired(ev.StopRequested(job_id=ID, at=T0, purpose="x", by="me", deadline=T0))  # type: ignore[arg-type]
+        repaired(ev.StopRequested(job_id=ID, at=T0, purpose="x", by=ByUser(name="me"), deadline=T0))  # type: ignore[arg-type]

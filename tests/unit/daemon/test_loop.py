@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from orchestrator.core.events import JobUpdated
+from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.loop import Loop
@@ -63,7 +64,7 @@ class Daemon:
     def cancel(self, job_id: JobId) -> asyncio.Task[None]:
         def make() -> Sequence[Event]:
             job = self.loop.decided.get(job_id)
-            return request_stop(job, StopPurpose.CANCEL, "a person", time.time()) if job else []
+            return request_stop(job, StopPurpose.CANCEL, ByUser(name="ada"), time.time()) if job else []
 
         return asyncio.create_task(self.loop.command(make))
 

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from orchestrator import catalogue as c
 from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import RanksSucceeded
+from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.telemetry.annotations import AnnotationKind, mark_of
@@ -302,8 +303,11 @@ def test_events_leave_their_marks() -> None:
         ),
         (ev.FirstStep(**who, attempt=2, step=6, step_at=9.5, steps_lost=0), (AnnotationKind.RECOVERY, 9.5)),
         (ev.FirstStep(**who, attempt=1, step=1, step_at=9.5, steps_lost=0), None),
-        (ev.StopRequested(**who, purpose=StopPurpose.PREEMPT, by="b", deadline=11), (AnnotationKind.PREEMPTION, 10.0)),
-        (ev.StopRequested(**who, purpose=StopPurpose.CANCEL, by="b", deadline=11), None),
+        (
+            ev.StopRequested(**who, purpose=StopPurpose.PREEMPT, by=ByUser(name="b"), deadline=11),
+            (AnnotationKind.PREEMPTION, 10.0),
+        ),
+        (ev.StopRequested(**who, purpose=StopPurpose.CANCEL, by=ByUser(name="b"), deadline=11), None),
         (ev.JobFinished(**who, state=JobState.SUCCEEDED, reason=RanksSucceeded()), None),
     ]
     for event, expected in cases:

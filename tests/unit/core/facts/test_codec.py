@@ -13,6 +13,7 @@ from orchestrator.core.facts.codec import FACTS, fact_from, fact_to_dict
 from orchestrator.core.facts.fact import Fact, Legacy
 from orchestrator.core.facts.gpus import Xid
 from orchestrator.core.facts.rank_ends import LeftEarly, ProcessSignal
+from orchestrator.core.facts.reasons import StopOrdered
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import StopScope
 from tests.unit.core import strategies
@@ -62,3 +63,15 @@ def test_what_cannot_be_read_is_shown_as_it_is(value: Any, shown: str, code: str
 
 def test_a_field_that_a_later_version_added_is_no_reason_to_refuse() -> None:
     assert fact_from({"kind": "xid", "number": 79, "colour": "red"}) == Xid(number=79)
+
+
+def test_what_earlier_versions_stored_as_a_name_is_shown_as_it_is() -> None:
+    found = fact_from(
+        {"kind": "stop_ordered", "purpose": "resize", "by": "the scheduler, to run on 4 ranks instead of 2"}
+    )
+    assert isinstance(found, StopOrdered)
+    assert found.by == Legacy(sentence="the scheduler, to run on 4 ranks instead of 2")
+    assert (
+        sentence(found) == "stopped by the scheduler, to run on 4 ranks instead of 2; its processes have time to save"
+    )
+    assert sentence(fact_from({"kind": "cancelled", "by": "ada"})) == "cancelled by ada"

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError
+from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.job import phases as p
 from orchestrator.core.job.attempt import Stop
 from orchestrator.core.job.record import Job
@@ -34,7 +35,7 @@ PHASES: tuple[type[p.Phase], ...] = tuple(
 )
 GANG = p.Gang(nodes=("a", "a"))
 LOST = p.LostGang(nodes=("a", "a"))
-STOP = Stop(purpose=StopPurpose.PAUSE, by="ada", at=T0, deadline=T0 + 30)
+STOP = Stop(purpose=StopPurpose.PAUSE, by=ByUser(name="ada"), at=T0, deadline=T0 + 30)
 
 
 def fields(phase: type[p.Phase]) -> set[str]:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.facts.codec import fact_from
+from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.job.phases import Replacing, Restarting
 from orchestrator.core.lifecycle.failure import decide_retry
 from orchestrator.core.lifecycle.fold import STORY_LENGTH, fold
@@ -216,7 +217,7 @@ class TestRules:
         "event",
         [
             ev.JobRequeued(job_id=ID, at=T0 + 40, reason=fact_from("again")),
-            ev.JobSuspended(job_id=ID, at=T0 + 40, by="ada"),
+            ev.JobSuspended(job_id=ID, at=T0 + 40, by=ByUser(name="ada")),
             finished(pending(), JobState.FAILED),
         ],
         ids=lambda e: e.kind,
@@ -306,7 +307,7 @@ class TestStops:
         job = fold(job, stop(job, StopPurpose.PREEMPT, by="scheduler"))
         assert job.state is JobState.DRAINING
         assert job.stop is not None
-        assert (job.stop.purpose, job.stop.by, job.stop.at) == (StopPurpose.PREEMPT, "scheduler", T0 + 20)
+        assert (job.stop.purpose, job.stop.by, job.stop.at) == (StopPurpose.PREEMPT, ByUser(name="scheduler"), T0 + 20)
         assert sentence(job.reason) == "making room (scheduler); its processes have time to save"
 
     def test_a_stronger_stop_takes_over_but_gives_no_more_time(self) -> None:
@@ -347,7 +348,7 @@ class TestStops:
     def test_a_paused_job_is_clean_when_it_comes_back(self) -> None:
         job = running()
         job = after(job, failed(job, not_before=T0 + 500), gone(job), stop(job, StopPurpose.PAUSE), released(job))
-        job = fold(job, ev.JobSuspended(job_id=ID, at=T0 + 23, by="ada"))
+        job = fold(job, ev.JobSuspended(job_id=ID, at=T0 + 23, by=ByUser(name="ada")))
         assert (job.state, job.stop, job.exits) == (JobState.SUSPENDED, None, ())
         job = fold(job, ev.JobResumed(job_id=ID, at=T0 + 24, by="ada"))
         assert (job.state, job.not_before, sentence(job.reason)) == (JobState.PENDING, 0.0, "resumed by ada")
@@ -356,7 +357,11 @@ class TestStops:
     def test_a_resume_does_not_outrun_the_ranks_of_a_lost_node(self) -> None:
         job = running()
         job = after(job, stop(job, StopPurpose.PAUSE), lost(job, not_before=T0 + 90), released(job))
-        job = after(job, ev.JobSuspended(job_id=ID, at=T0 + 23, by="a"), ev.JobResumed(job_id=ID, at=T0 + 24, by="a"))
+        job = after(
+            job,
+            ev.JobSuspended(job_id=ID, at=T0 + 23, by=ByUser(name="a")),
+            ev.JobResumed(job_id=ID, at=T0 + 24, by="a"),
+        )
         assert job.fenced_until == T0 + 90
 
     def test_of_two_nodes_that_are_cut_off_the_later_fence_counts_and_the_first_reason(self) -> None:

@@ -12,6 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
+from orchestrator.core.facts.requesters import ByGrowth
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.fold import fold
@@ -161,7 +162,7 @@ class TestGrowing:
         job = on(3)
         (event,) = ask(job).events
         assert isinstance(event, ev.StopRequested)
-        assert (event.purpose, event.by) == (StopPurpose.RESIZE, "the scheduler, to run on 8 ranks instead of 3")
+        assert (event.purpose, event.by) == (StopPurpose.RESIZE, ByGrowth(ranks=8, instead_of=3))
         job = fold(job, event)
         assert job.state is JobState.DRAINING
         assert not ask(job).events

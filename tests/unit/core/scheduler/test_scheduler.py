@@ -19,6 +19,7 @@ from orchestrator.core.facts.reasons import (
     Queued,
     RanksSucceeded,
 )
+from orchestrator.core.facts.requesters import ByLimit, ByUser
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
 from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 
 NOW = T0 + 12
 A8 = node("a")
+
+ADA = ByUser(name="ada")
 
 
 def ask(*jobs: Job, now: float = NOW, known: tuple[Node, ...] = (A8,)) -> Commands:
@@ -246,7 +249,7 @@ class TestLive:
         assert ask(job, now=T0 + 62).wake_at == T0 + 63
         event = only_event(job, now=T0 + 63)
         assert event == ev.StopRequested(
-            job_id=ID, at=T0 + 63, purpose=StopPurpose.TIMEOUT, by="max_duration", deadline=T0 + 93
+            job_id=ID, at=T0 + 63, purpose=StopPurpose.TIMEOUT, by=ByLimit(key="max_duration"), deadline=T0 + 93
         )
 
     def test_the_time_limit_counts_from_the_first_attempt(self) -> None:
@@ -331,10 +334,10 @@ class TestDraining:
 
     def test_a_cancelled_job_is_cancelled(self) -> None:
         event = only_event(self.drained(StopPurpose.CANCEL))
-        assert event == ev.JobFinished(job_id=ID, at=NOW, state=JobState.CANCELLED, reason=Cancelled(by="ada"))
+        assert event == ev.JobFinished(job_id=ID, at=NOW, state=JobState.CANCELLED, reason=Cancelled(by=ADA))
 
     def test_a_paused_job_is_suspended(self) -> None:
-        assert only_event(self.drained(StopPurpose.PAUSE)) == ev.JobSuspended(job_id=ID, at=NOW, by="ada")
+        assert only_event(self.drained(StopPurpose.PAUSE)) == ev.JobSuspended(job_id=ID, at=NOW, by=ADA)
 
     def test_a_job_over_its_time_has_failed(self) -> None:
         event = only_event(self.drained(StopPurpose.TIMEOUT))
@@ -344,7 +347,7 @@ class TestDraining:
     @pytest.mark.parametrize("purpose", [StopPurpose.PREEMPT, StopPurpose.RESIZE])
     def test_a_job_that_made_room_waits_again(self, purpose: StopPurpose) -> None:
         event = only_event(self.drained(purpose))
-        assert event == ev.JobRequeued(job_id=ID, at=NOW, reason=MadeRoom(by="ada"))
+        assert event == ev.JobRequeued(job_id=ID, at=NOW, reason=MadeRoom(by=ADA))
 
     def test_a_job_that_made_room_on_a_lost_node_waits_until_its_ranks_are_gone_for_sure(self) -> None:
         job = running()
@@ -412,22 +415,22 @@ class TestRequestStop:
     )
     def test_what_it_leads_to(self, state: JobState, purpose: StopPurpose, expected: type[ev.Event] | None) -> None:
         job = in_state(state)
-        found = request_stop(job, purpose, "ada", NOW)
+        found = request_stop(job, purpose, ADA, NOW)
         assert [type(e) for e in found] == ([expected] if expected else [])
         for event in found:
             assert after(job, event) != job
 
     def test_a_running_job_gets_its_own_time_to_save(self) -> None:
         job = running(pending(make_spec(stop_duration=timedelta(seconds=7))))
-        (event,) = request_stop(job, StopPurpose.CANCEL, "ada", NOW)
+        (event,) = request_stop(job, StopPurpose.CANCEL, ADA, NOW)
         assert isinstance(event, ev.StopRequested)
         assert event.deadline == NOW + 7
 
     def test_a_job_whose_end_is_decided_is_left_to_it(self) -> None:
         job = running()
-        assert request_stop(after(job, failed(job, retry=False)), StopPurpose.PAUSE, "ada", NOW) == []
+        assert request_stop(after(job, failed(job, retry=False)), StopPurpose.PAUSE, ADA, NOW) == []
         won = after(job, ev.AttemptSucceeded(job_id=ID, at=NOW, attempt=1))
-        assert request_stop(won, StopPurpose.CANCEL, "ada", NOW) == []
+        assert request_stop(won, StopPurpose.CANCEL, ADA, NOW) == []
 
 
 def test_effects_follow_from_the_record_alone() -> None:

@@ -15,7 +15,8 @@ from orchestrator.core.facts.gangs import MaxDuration, StorageUnseen
 from orchestrator.core.facts.gpus import GpuFailing, GpuLost, GpuSilent, Quarantined, Xid
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.core.facts.rank_ends import Problem, PythonException, RankEnd, ScriptProblem
-from orchestrator.core.facts.reasons import BudgetSpent, DoesNotFit, NoNewCheckpoint, StopOrdered
+from orchestrator.core.facts.reasons import BudgetSpent, DoesNotFit, MadeRoom, NoNewCheckpoint, StopOrdered
+from orchestrator.core.facts.requesters import ByGrowth, ByLimit, ByNodeDrain, ByShutdown
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.states import FailureClass, StopPurpose
 from tests.unit.core import strategies
@@ -60,9 +61,15 @@ def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> Non
         (DoesNotFit(gpus=1, cpus=2), "does not fit on the nodes there are, even when they are empty: 1 GPU and 2 CPUs"),
         (NoNewCheckpoint(restarts=1), "1 restart in a row brought no newer checkpoint (retry.max_no_progress)"),
         (
-            StopOrdered(purpose=StopPurpose.TIMEOUT, by="max_duration"),
+            StopOrdered(purpose=StopPurpose.TIMEOUT, by=ByLimit(key="max_duration")),
             "exceeded max_duration; its processes have time to save",
         ),
+        (
+            StopOrdered(purpose=StopPurpose.RESIZE, by=ByGrowth(ranks=4, instead_of=2)),
+            "stopped by the scheduler, to run on 4 ranks instead of 2; its processes have time to save",
+        ),
+        (MadeRoom(by=ByNodeDrain(name="ada")), "stopped to make room (ada drains its node)"),
+        (MadeRoom(by=ByShutdown()), "stopped to make room (orch down --stop-jobs)"),
         (
             Quarantined(gpu_uuid="GPU-1", cause=GpuLost(gpu_uuid="GPU-1", rank=2)),
             "quarantined: rank 2: its GPU went away (gpu GPU-1: the driver no longer has this GPU)",

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
 from orchestrator.api.service import NodeVerb
+from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.daemon.nodes.actions import NodeActions
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
@@ -61,7 +62,7 @@ def test_a_drain_asks_the_jobs_on_the_node_to_move() -> None:
         reply = await world.actions.act("a1", NodeVerb.DRAIN, "ada")
         await world.spawned.run()
         assert reply.jobs == (job.id,)
-        assert [(event.kind, event.by) for event in made] == [("stop_requested", "ada drains its node")]
+        assert [(event.kind, event.by) for event in made] == [("stop_requested", ByNodeDrain(name="ada"))]
 
     asyncio.run(run())
 

@@ -16,6 +16,7 @@ import pytest
 import structlog
 
 from orchestrator.core.facts.reasons import Cancelled
+from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.states import JobState
 from orchestrator.daemon.notify.notifier import LONGEST_DELAY_SECONDS, Notifier, delay_seconds
 from orchestrator.daemon.notify.webhook import HookError, post, signing_key
@@ -89,7 +90,7 @@ def run(path: Path, case: Callable[[SqliteStore, Notifier], Awaitable[None]]) ->
 async def submit_and_end(store: SqliteStore, url: str) -> None:
     spec = make_spec(notify=(NotifySpec(url=url, on=("FAILED", "CANCELLED")),))
     job, _ = await store.submit(submission(spec, at=time.time()))
-    await write(store, [finished(job, JobState.CANCELLED, at=time.time(), reason=Cancelled(by="ada"))])
+    await write(store, [finished(job, JobState.CANCELLED, at=time.time(), reason=Cancelled(by=ByUser(name="ada")))])
 
 
 async def until_told(notifier: Notifier) -> None:

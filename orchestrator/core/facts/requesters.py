@@ -1,0 +1,48 @@
+"""What asked for a stop of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from orchestrator.core.facts.fact import Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByUser(Fact):
+    """A person's own command."""
+
+    kind: ClassVar[str] = "by_user"
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByGrowth(Fact):
+    """The scheduler has room for the elastic job on ``ranks`` ranks; it has ``instead_of``."""
+
+    kind: ClassVar[str] = "by_growth"
+    ranks: int
+    instead_of: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByNodeDrain(Fact):
+    """A person drains a node of the gang."""
+
+    kind: ClassVar[str] = "by_node_drain"
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByShutdown(Fact):
+    """The daemon stops, and jobs with it: ``orch down --stop-jobs``."""
+
+    kind: ClassVar[str] = "by_shutdown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByLimit(Fact):
+    """The job has come to a limit of its job.yaml: ``key`` sets it."""
+
+    kind: ClassVar[str] = "by_limit"
+    key: str
