@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"LEFT BEHIND {what}", red=True)
     if config.pluginmanager.hasplugin("randomly"):
         terminalreporter.write_line(f"the same order again: --randomly-seed={config.getoption('randomly_seed')}")
+
+
+def pytest_runtest_setup() -> None:
+    """Torch computes in one thread: threads that wait for each other beside other work take minutes for what takes seconds."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(optionalhook=True)

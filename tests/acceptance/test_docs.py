@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -14,7 +15,7 @@ import pytest
 from orchestrator.core.lifecycle.effects import table
 from orchestrator.core.states import mermaid
 from orchestrator.spec.job import parse_job
-from tests.support.stack import Stack
+from tests.support.stack import PATIENCE_SECONDS, Stack
 from tests.support.walkthrough import diagram
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,16 @@ def test_the_scripts_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monke
         path.parent.mkdir()
         path.write_text(text)
         done = subprocess.run(
-            [sys.executable, path.name], cwd=path.parent, check=False, capture_output=True, text=True, timeout=500
+            [sys.executable, path.name],
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+            },  # two threads that wait for each other beside other work take minutes
+            cwd=path.parent,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
         )
         assert done.returncode == 0, done.stderr
 
