@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import hashlib
 import json
 import os
@@ -29,36 +28,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.errors import CorruptCheckpointError
-from orchestrator.checkpoint.external import file_copies, file_facts, file_formats
-from orchestrator.checkpoint.external.file_facts import changed_at, digests, facts_of, member
+from orchestrator.checkpoint.external import file_facts, file_formats
+from orchestrator.checkpoint.external.file_facts import changed_at, damage, digests, facts_of, member
+from orchestrator.checkpoint.external.overwritten_files import OverwrittenFiles, is_torn
+from orchestrator.checkpoint.external.registry import RegistryFile
+from orchestrator.checkpoint.external.watched_glob import WatchedGlob
 from orchestrator.checkpoint.storage.info import CheckpointInfo, CheckpointStatus
-from orchestrator.checkpoint.storage.storage import LocalStorage
-from orchestrator.private_files import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from orchestrator.checkpoint.external.file_facts import Facts
+    from orchestrator.checkpoint.external.watched_glob import WatchSettings
 
 SETTLE_SECONDS = 2.0  # without a change before something counts as written
 QUIET_SECONDS = 0.02  # before a copy is begun: two ticks of the clock that file systems take times from
 _FEWER_FILES_SECONDS = 20.0  # before one that lacks files of the one before counts all the same
-_SURE_REPLACEMENTS = 2  # new files in the old one's place, in a row, before a script is trusted to write no other way
-_REGISTRY = "registry.json"
-_COPIES = "copies"
 
 StepAt = Callable[[float], "int | None"]
 """The step that the script had reported at a time (seconds since the epoch); None where it reports none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchSettings:
-    """What to watch: a glob (relative to ``directory`` unless absolute), where the registry is, how many to keep."""
-
-    pattern: str
-    directory: str
-    registry: str
-    keep: int | None = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,29 +72,34 @@ class ExternalCheckpoints:
 
     def __init__(self, settings: WatchSettings, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._settings = settings
-        self._storage = LocalStorage(settings.registry, private=True)
+        self._keep = settings.keep
+        self._glob = WatchedGlob(settings)
+        self._registry = RegistryFile(settings.registry)
+        self._copies = OverwrittenFiles(self._registry.storage)
         self._seen: dict[str, Facts] = {}
         self.problems: list[str] = []
         self.notes: list[Note] = []
         """What was done about files that are not whole, or that none is used."""
-        self.copy_failure = ""
-        """Why the newest whole file has no copy; empty when it has one, or needs none."""
         self.is_waiting = False
         """Whether a file that will have a copy is being written."""
 
     @property
     def has_fixed_name(self) -> bool:
         """Whether each save overwrites the one before, as far as the glob tells."""
-        return not glob.has_magic(self._settings.pattern)
+        return self._glob.has_fixed_name
+
+    @property
+    def copy_failure(self) -> str:
+        """Why the newest whole file has no copy; empty when it has one, or needs none."""
+        return self._copies.failure
 
     def adopt_none(self) -> None:
         """What is there now was there before the job: it is no checkpoint of the job's unless it is written again."""
-        with self._storage.lock():
-            registry = self._read()
-            registry["foreign"] = {path: file_facts.text(facts_of(path)) for path in self._matches()}
+        with self._registry.lock():
+            registry = self._registry.read()
+            registry["foreign"] = {path: file_facts.text(facts_of(path)) for path in self._glob.matches()}
             registry["adopted"] = dict(registry["foreign"])
-            self._write(registry)
+            self._registry.write(registry)
 
     def scan(
         self,
@@ -122,13 +115,13 @@ class ExternalCheckpoints:
         finished. ``step_at`` gives the step of a file whose name does not.
         """
         look = _Scan(attempt=attempt, gone_at=writer_gone_at, ended_well=ended_well, step_at=step_at)
-        with self._storage.lock():
-            registry = self._read()
+        with self._registry.lock():
+            registry = self._registry.read()
             before = json.dumps(registry)
             fresh = self._scan(registry, look)
             if json.dumps(registry) != before:
-                self._write(registry)
-            self._clear_copies(registry)
+                self._registry.write(registry)
+            self._copies.clear(registry)
         return sorted(fresh, key=lambda info: info.created_at or 0.0)
 
     def _scan(self, registry: dict[str, Any], look: _Scan) -> list[CheckpointInfo]:
@@ -152,15 +145,15 @@ class ExternalCheckpoints:
 
         Each that is not is marked in the registry, and told of in ``problems``. Where only a copy is left, it is put back.
         """
-        with self._storage.lock():
-            registry = self._read()
+        with self._registry.lock():
+            registry = self._registry.read()
             chosen: dict[str, str | None] = registry["chosen"]
             if str(attempt) not in chosen:
                 chosen[str(attempt)] = self._choose(registry, attempt)
                 self._put_others_back(registry)
                 if chosen[str(attempt)] is None:
                     self._note_unused(registry, attempt)
-                self._write(registry)
+                self._registry.write(registry)
             return chosen[str(attempt)]
 
     def _choose(self, registry: dict[str, Any], attempt: int) -> str | None:
@@ -168,10 +161,10 @@ class ExternalCheckpoints:
             entry = registry["known"][info.path]
             if info.status is not CheckpointStatus.COMPLETE:
                 continue
-            why = self._damage(info.path, entry)
+            why = damage(info.path, entry["files"])
             if not why:
                 return info.path
-            if self._has_good_copy(entry):
+            if self._copies.is_good(entry):
                 return self._restored(info.path, registry, why, attempt)
             entry["why"] = why
             self.problems.append(f"{info.path}: {why}")
@@ -183,19 +176,19 @@ class ExternalCheckpoints:
 
     def infos(self) -> list[CheckpointInfo]:
         """Everything registered that is still there, newest first. Reads no content."""
-        return self._infos(self._read())
+        return self._infos(self._registry.read())
 
     def verify(self, info: CheckpointInfo) -> CheckpointInfo:
         """Compare every byte with what was registered; the same entry with its status. Changes nothing.
 
         Of one that its script has begun to overwrite, the copy is what counts, and the path is the copy's.
         """
-        entry = self._read()["known"].get(info.path)
+        entry = self._registry.read()["known"].get(info.path)
         if entry is None:
             return info
-        why = entry["why"] or self._damage(info.path, entry)
-        if why and not entry["why"] and self._has_good_copy(entry):
-            return dataclasses.replace(_info(info.path, entry), path=str(self._copy_path(entry)))
+        why = entry["why"] or damage(info.path, entry["files"])
+        if why and not entry["why"] and self._copies.is_good(entry):
+            return dataclasses.replace(_info(info.path, entry), path=str(self._copies.path(entry)))
         return _info(info.path, {**entry, "why": why})
 
     def retain(self) -> list[str]:
@@ -203,51 +196,27 @@ class ExternalCheckpoints:
 
         Nothing goes unless the newest of those that stay verifies.
         """
-        with self._storage.lock():
-            registry = self._read()
+        with self._registry.lock():
+            registry = self._registry.read()
             self._finish_removals(registry)
-            keep = self._settings.keep
+            keep = self._keep
             good = [info for info in self._infos(registry) if info.status is CheckpointStatus.COMPLETE]
-            if keep is None or len(good) <= keep or self._damage(good[0].path, registry["known"][good[0].path]):
+            if keep is None or len(good) <= keep or damage(good[0].path, registry["known"][good[0].path]["files"]):
                 return []
             doomed = [info.path for info in good[keep:]]
             registry["removing"] = [*registry["removing"], *doomed]
             for path in doomed:
                 del registry["known"][path]
-            self._write(registry)
+            self._registry.write(registry)
             self._finish_removals(registry)
-            self._clear_copies(registry)
+            self._copies.clear(registry)
         return doomed
 
     # -- finding
 
-    def _matches(self) -> list[str]:
-        """What the glob finds inside its own directory: no links, and of nested ones only the outermost."""
-        base = self._base()
-        found: list[str] = []
-        for match in sorted(self._globbed()):
-            path = os.path.normpath(os.path.join(self._settings.directory, match))  # keeps links as they are
-            inside = os.path.realpath(path) == os.path.join(base, os.path.relpath(path, self._fixed()))
-            if inside and path != self._fixed() and not any(path.startswith(f"{outer}/") for outer in found):
-                found.append(path)
-        return found
-
-    def _globbed(self) -> list[str]:
-        return glob.glob(self._settings.pattern, root_dir=self._settings.directory, recursive=True)
-
-    def _fixed(self) -> str:
-        """The directory that the glob's matches must lie in: the job's, or an absolute glob's part without wildcards."""
-        if not self._settings.pattern.startswith("/"):
-            return os.path.normpath(self._settings.directory)
-        before = re.split(r"[*?\[]", self._settings.pattern)[0]
-        return os.path.normpath(before.rpartition("/")[0] or "/")
-
-    def _base(self) -> str:
-        return os.path.realpath(self._fixed())
-
     def _unregistered(self, registry: Mapping[str, Any]) -> Iterator[str]:
         """Matches that are new, or were written again since they were registered; of those only copies still count."""
-        for path in self._matches():
+        for path in self._glob.matches():
             text = file_facts.text(facts_of(path))
             if path in registry["removing"] or registry["foreign"].get(path) == text:
                 continue
@@ -276,10 +245,10 @@ class ExternalCheckpoints:
                 return None
             if not look.ended_well and self._lacks_files(path, facts, registry):
                 return None
-            copy = self._copied(path, facts, registry) if overwritten and look.gone_at is None else ""
+            copy = self._copies.take(path, facts, registry) if overwritten and look.gone_at is None else ""
             if copy is None:
                 return None
-            files = digests(str(self._storage.root / copy), facts) if copy else digests(path, facts)
+            files = digests(str(self._registry.storage.root / copy), facts) if copy else digests(path, facts)
         except (OSError, CorruptCheckpointError):
             return None  # it is looked at again; what stays like that never counts
         if not copy and facts_of(path) != facts:
@@ -325,29 +294,6 @@ class ExternalCheckpoints:
 
     # -- copies of files that are overwritten
 
-    def _copied(self, path: str, facts: Facts, registry: dict[str, Any]) -> str | None:
-        """The name of a fresh, whole copy, below the registry; empty where none can be made, None where it changed."""
-        inode = os.lstat(path).st_ino
-        known, replaced = registry["inodes"].get(path, (inode, 0))
-        replaced = replaced + 1 if inode != known else 0
-        registry["inodes"][path] = [inode, replaced]
-        folder = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
-        name = f"{_COPIES}/{folder}-{facts[''][1]}/{Path(path).name}"
-        target = self._storage.root / name
-        try:
-            for directory in (target.parents[1], target.parent):  # the rank actor has no umask of its own
-                make_private(directory)
-            file_copies.take(path, target, link=replaced >= _SURE_REPLACEMENTS)
-        except OSError as error:
-            self.copy_failure = f"{path} has no copy while it is overwritten: {error.strerror or error}"
-            return ""
-        self.copy_failure = ""
-        if facts_of(path) == facts:
-            file_formats.check(str(target))
-            return name
-        file_facts.delete(str(target.parent))
-        return None
-
     def _copy_what_has_none(self, registry: dict[str, Any]) -> None:
         """Files that counted after their writer's death, when there was no time for a copy."""
         for path, entry in registry["known"].items():
@@ -356,75 +302,39 @@ class ExternalCheckpoints:
                 continue
             if self._is_overwritten(path, facts, registry):
                 with contextlib.suppress(OSError, CorruptCheckpointError):
-                    entry["copy"] = self._copied(path, facts, registry) or ""
-
-    def _copy_path(self, entry: Mapping[str, Any]) -> Path:
-        return self._storage.root / str(entry["copy"])
-
-    def _has_good_copy(self, entry: Mapping[str, Any]) -> bool:
-        if not entry.get("copy"):
-            return False
-        try:
-            return digests(str(self._copy_path(entry)), [""]) == {"": list(entry["files"][""])}
-        except OSError:
-            return False
+                    entry["copy"] = self._copies.take(path, facts, registry) or ""
 
     def _restored(self, path: str, registry: dict[str, Any], why: str, attempt: int) -> str:
         """Where the copy of a file can be read: in the file's place, unless what is there may be whole, too."""
         entry = registry["known"][path]
         which = f"the copy of step {entry['step']}" if entry["step"] else "its newest copy"
-        if self._is_torn(path) and self._put_back(path, registry):
+        if is_torn(path) and self._put_back(path, registry):
             message = f"attempt {attempt}: {path} was not whole after its writer's end; {which} was put back"
             self.notes.append(Note(code="checkpoint_restored", message=message))
             return path
         message = f"attempt {attempt}: {path}: {why}; {which} is used instead"
         self.notes.append(Note(code="checkpoint_copy_used", message=message))
-        return str(self._copy_path(entry))
+        return str(self._copies.path(entry))
 
     def _put_others_back(self, registry: dict[str, Any]) -> None:
         """A script may read others of its files than the newest."""
         for path, entry in registry["known"].items():
-            if entry.get("copy") and os.path.lexists(path) and self._is_torn(path) and self._has_good_copy(entry):
+            if entry.get("copy") and os.path.lexists(path) and is_torn(path) and self._copies.is_good(entry):
                 self._put_back(path, registry)
 
     def _put_back(self, path: str, registry: dict[str, Any]) -> bool:
-        entry = registry["known"][path]
         try:
-            file_copies.put_back(self._copy_path(entry), path)
+            self._copies.put_back(path, registry)
         except OSError as error:
             self.problems.append(f"{path}: its copy could not be put back: {error.strerror or error}")
             return False
-        entry["facts"] = file_facts.text(facts_of(path))
-        registry["foreign"].pop(path, None)
-        with contextlib.suppress(OSError):  # this new file is not the script's doing, and says nothing of how it writes
-            registry["inodes"][path] = [os.lstat(path).st_ino, 0]
         return True
-
-    def _is_torn(self, path: str) -> bool:
-        """Whether the file is missing, or its format says that it is not whole."""
-        try:
-            file_formats.check(path)
-        except FileNotFoundError:
-            return True
-        except CorruptCheckpointError:
-            return True
-        except OSError:
-            return False
-        return False
-
-    def _clear_copies(self, registry: Mapping[str, Any]) -> None:
-        """Remove the copies that no entry names. What cannot be removed now is tried again."""
-        named = {entry.get("copy", "").rpartition("/")[0] for entry in registry["known"].values()}
-        for name in self._storage.names(_COPIES):
-            if f"{_COPIES}/{name}" not in named:
-                with contextlib.suppress(OSError):
-                    file_facts.delete(str(self._storage.root / _COPIES / name))
 
     def _note_unused(self, registry: Mapping[str, Any], attempt: int) -> None:
         """The job has files of its own, and begins without one."""
         own = [
             path
-            for path in self._matches()
+            for path in self._glob.matches()
             if registry["adopted"].get(path) != file_facts.text(facts_of(path)) and path not in registry["removing"]
         ]
         if own:
@@ -435,61 +345,22 @@ class ExternalCheckpoints:
             )
             self.notes.append(Note(code="checkpoint_unused", message=message))
 
-    # -- the registry
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            registry: dict[str, Any] = json.loads(bytes(self._storage.read(_REGISTRY)))
-        except (FileNotFoundError, ValueError):
-            registry = {}
-        blank: dict[str, Any] = {
-            "known": {},
-            "foreign": {},
-            "removing": [],
-            "chosen": {},
-            "rewritten": {},
-            "inodes": {},
-        }
-        return {**blank, "adopted": dict(registry.get("foreign", {})), **registry}
-
-    def _write(self, registry: Mapping[str, Any]) -> None:
-        Path(self._settings.registry).mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._storage.replace(_REGISTRY, json.dumps(registry).encode())
-        self._storage.keep_spare()
-
     def _infos(self, registry: Mapping[str, Any]) -> list[CheckpointInfo]:
         infos = [
             _info(path, entry)
             for path, entry in registry["known"].items()
-            if os.path.lexists(path) or (entry.get("copy") and self._copy_path(entry).exists())
+            if os.path.lexists(path) or (entry.get("copy") and self._copies.path(entry).exists())
         ]
         return sorted(infos, key=lambda info: (info.created_at or 0.0, info.step), reverse=True)
 
-    def _damage(self, path: str, entry: Mapping[str, Any]) -> str:
-        """How a checkpoint differs from what was registered; empty when it does not."""
-        facts = facts_of(path)
-        for name, (size, digest) in entry["files"].items():
-            shown = name or Path(path).name
-            if name not in facts:
-                return f"{shown} is missing"
-            if facts[name][0] != size:
-                return f"{shown} has {facts[name][0]} bytes instead of {size}"
-            try:
-                found = digests(path, [name])[name][1]
-            except OSError as error:
-                return f"{shown} cannot be read: {error.strerror or error}"
-            if found != digest:
-                return f"{shown} was changed: its SHA-256 differs from the one registered"
-        return ""
-
     def _finish_removals(self, registry: dict[str, Any]) -> None:
         for path in list(registry["removing"]):
-            if path in self._matches() or not os.path.lexists(path):
+            if path in self._glob.matches() or not os.path.lexists(path):
                 with contextlib.suppress(OSError):
                     file_facts.delete(path)
             if not os.path.lexists(path):
                 registry["removing"].remove(path)
-                self._write(registry)
+                self._registry.write(registry)
 
 
 def _info(path: str, entry: Mapping[str, Any]) -> CheckpointInfo:

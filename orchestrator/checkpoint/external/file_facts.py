@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.external import file_formats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
 Facts = dict[str, tuple[int, int]]
 """Size and modification time (ns) of each file, by its path in the checkpoint; of a single file, by the empty path."""
@@ -62,6 +62,24 @@ def member(path: str, name: str) -> str:
 def digests(path: str, names: Iterable[str]) -> dict[str, list[Any]]:
     """Size and SHA-256 of the named files of a checkpoint. Raises OSError."""
     return {name: list(file_formats.digest(member(path, name))) for name in names}
+
+
+def damage(path: str, files: Mapping[str, Sequence[Any]]) -> str:
+    """How a checkpoint differs from the sizes and digests of ``files``; empty when it does not."""
+    facts = facts_of(path)
+    for name, (size, digest) in files.items():
+        shown = name or Path(path).name
+        if name not in facts:
+            return f"{shown} is missing"
+        if facts[name][0] != size:
+            return f"{shown} has {facts[name][0]} bytes instead of {size}"
+        try:
+            found = digests(path, [name])[name][1]
+        except OSError as error:
+            return f"{shown} cannot be read: {error.strerror or error}"
+        if found != digest:
+            return f"{shown} was changed: its SHA-256 differs from the one registered"
+    return ""
 
 
 def delete(path: str) -> None:

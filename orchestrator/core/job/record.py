@@ -7,6 +7,7 @@ reader ask without knowing the phases: each answers for every phase, with nothin
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.core.errors import BrokenRuleError
@@ -46,6 +47,10 @@ class Size(NamedTuple):
 
     least: int
     most: int
+
+
+_size = lru_cache(1024)(Size)
+"""The scheduler asks for sizes all the time, and there are few different ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +218,12 @@ class Job:
         """How many ranks the next attempt may have."""
         match self.spec.resources.num_workers:
             case ElasticWorkers() as elastic:
-                return Size(elastic.min, elastic.max)
+                return _size(elastic.min, elastic.max)
             case int(workers):
-                return Size(workers, workers)
+                return _size(workers, workers)
             case _:  # auto: whatever is free when it first starts, and from then on the same
                 first = self.past.first_ranks or (self.attempts[0].ranks if self.attempts else None)
-                return Size(first, first) if first else Size(1, MAX_WORKERS)
+                return _size(first, first) if first else _size(1, MAX_WORKERS)
 
     @property
     def num_workers(self) -> int:

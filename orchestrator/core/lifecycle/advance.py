@@ -37,8 +37,8 @@ _NOTHING = Step()
 def advance(job: Job, now: float) -> Step:
     """What follows from the record of a job that may hold a gang, at wall time ``now``."""
     match job.phase:
-        case Starting() | Running():
-            return _advance_live(job, now)
+        case Starting() | Running() as phase:
+            return _advance_live(job, phase, now)
         case Finishing(gang=None):
             return Step((_finished(job, now),))
         case Restarting() | Replacing() | GivingUp() as phase:
@@ -105,8 +105,8 @@ def wants_gang(job: Job, now: float) -> bool:
     return job.state is JobState.PENDING or returns(job, now)
 
 
-def _advance_live(job: Job, now: float) -> Step:
-    if job.ended_well:
+def _advance_live(job: Job, phase: Starting | Running, now: float) -> Step:
+    if phase.exits and phase.ended_well(job.num_workers):
         return Step((_all_ended_well(job, now),))
     found = classify(job, now)
     if found is not None and not isinstance(found, float):

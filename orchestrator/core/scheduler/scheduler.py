@@ -70,7 +70,8 @@ def queue_order(job: Job) -> tuple[int, int]:
 
 def _advance(job: Job, now: float, commands: Commands) -> None:
     events, wake_at = advance(job, now)
-    commands.ask_again(wake_at)
+    if wake_at is not None:
+        commands.ask_again(wake_at)
     if events:
         commands.events += events
     elif (effect := desired_effect(job)) is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from orchestrator.checkpoint.external.external_checkpoints import WatchSettings
+    from orchestrator.checkpoint.external.watched_glob import WatchSettings
     from orchestrator.core.events import Seat
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.ranks.logs import LogLimits

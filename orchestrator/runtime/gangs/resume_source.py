@@ -10,7 +10,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints, Note, WatchSettings
+from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints, Note
+from orchestrator.checkpoint.external.watched_glob import WatchSettings
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.runtime.gangs.launch_spec import checkpoint_dir, store_environ
 from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
