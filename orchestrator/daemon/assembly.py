@@ -381,13 +381,14 @@ def _service(
         counter=ground.metering,
         blind_to=queries.blind_to,
         resume_path=reader.checkpoint_path,
+        pool=ground.pools.submissions,
     )
     return Service(
         submissions=submissions,
         reader=reader,
         inspection=RankInspection(reader.record, runtime.calls),
         actions=JobActions(loop, reader, submissions, settings),
-        pruning=Pruning(store, settings.paths),
+        pruning=Pruning(store, settings.paths, ground.pools.removals),
         nodes=queries,
         node_actions=NodeActions(
             loop, ground.trust, store, nodes.known, reserve=nodes.reserving.reserve, spawn=ground.background.spawn

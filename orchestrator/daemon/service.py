@@ -64,9 +64,9 @@ class Service:
         """Accept a job; durable once this returns."""
         return await self._submissions.submit(request, caller)
 
-    async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:  # noqa: ARG002 - the port's signature
+    async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
         """Say what a submission would do; store nothing."""
-        return await self._submissions.plan(request)
+        return await self._submissions.plan(request, caller)
 
     async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
         """Jobs that fit the filter, newest first."""

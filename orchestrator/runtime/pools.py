@@ -59,6 +59,39 @@ class Pool:
             del self._running[call]
 
 
+class SharedPool(Pool):
+    """A pool of which each user has at most ``each`` threads at once: files that hang for one user hold up no other."""
+
+    def __init__(self, name: str, threads: int, each: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(name, threads, clock=clock)
+        self._each = each
+        self._turns: dict[int, asyncio.Semaphore] = {}
+
+    def of(self, uid: int) -> Share:
+        """The share of one user."""
+        return Share(self, self._turns.setdefault(uid, asyncio.Semaphore(self._each)))
+
+
+class Share:
+    """One user's share of a pool."""
+
+    def __init__(self, pool: Pool, turns: asyncio.Semaphore) -> None:
+        self._pool = pool
+        self._turns = turns
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """See Pool. The thread counts until the call ends, also when the request that asked for it has been given up."""
+        await self._turns.acquire()
+        call = asyncio.ensure_future(self._pool.run(function, *args))
+        call.add_done_callback(self._ended)
+        return await asyncio.shield(call)
+
+    def _ended(self, call: asyncio.Future[T]) -> None:
+        self._turns.release()
+        if not call.cancelled():
+            call.exception()  # of a request that was given up, no other caller asks for it
+
+
 class Pools:
     """The daemon's pools."""
 
@@ -67,6 +100,8 @@ class Pools:
         self.checkpoints = Pool("checkpoints", 2)
         self.starts = Pool("starts of attempts", 4)  # which checkpoint an attempt begins from
         self.outputs = Pool("outputs", 2)
+        self.submissions = SharedPool("submissions", 8, each=3)
+        self.removals = Pool("removals of old jobs", 1)
 
     def problems(self) -> list[str]:
         """What is wrong with any of them, for people."""
@@ -83,4 +118,4 @@ class Pools:
             pool.close()
 
     def _all(self) -> tuple[Pool, ...]:
-        return self.logs, self.checkpoints, self.starts, self.outputs
+        return self.logs, self.checkpoints, self.starts, self.outputs, self.submissions, self.removals

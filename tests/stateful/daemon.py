@@ -136,6 +136,7 @@ class SteppedDaemon:
             counter=other,
             blind_to=_unused,
             resume_path=reader.checkpoint_path,
+            pool=Pools().submissions,
         )
         return Service(
             submissions=submissions,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import os
 import secrets as random
@@ -26,6 +25,7 @@ from orchestrator.daemon.jobs.secrets import write_secrets
 from orchestrator.private_files import make_private
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import JobSpec, parse_job
+from orchestrator.spec.plain_files import NotPlainFileError, open_plain
 from orchestrator.spec.problems import SpecError
 from orchestrator.train.trainer.config.check import trainer_findings
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import LeftOut
     from orchestrator.core.job.record import Job
+    from orchestrator.runtime.pools import Share
     from orchestrator.spec.settings import Settings
 
 
@@ -65,18 +66,35 @@ def check(request: SubmitRequest) -> Checked:
     if python is not None and not os.access(python, os.X_OK):
         raise _one(request, "entrypoint", f"{python} cannot be executed here", "name an interpreter of this machine")
     if python is not None:
+        if (trouble := _file_trouble(Path(python))) is not None:
+            raise _one(request, "entrypoint", f"{python} {trouble}", "name an interpreter of this machine")
         python = _interpreter(python)
     directory = None if spec.working_dir is None else Path(request.cwd, spec.working_dir)
     if directory is not None and not _is_directory(request, directory):
         raise _one(request, "working_dir", f"{directory} is not a directory", "make it, or set working_dir: null")
     if entry.kind == "script" and directory is not None:
         script = directory / entry.target
-        if not script.is_file():
+        if (trouble := _file_trouble(script)) is not None:
             hint = "the path is relative to working_dir"
-            raise _one(request, "entrypoint", f"{script} does not exist", hint)
+            raise _one(request, "entrypoint", f"{script} {trouble}", hint)
     modules = _modules(request, spec, directory or Path(request.cwd))
     _check_pip(request, spec, python or sys.executable)
     return Checked(spec=spec, python=python or sys.executable, directory=directory, modules=modules)
+
+
+def _file_trouble(path: Path) -> str | None:
+    """Why there is no regular file at a user's path that the daemon can read; None where there is one. Never waits."""
+    try:
+        os.close(open_plain(path, follow=True))
+    except FileNotFoundError:
+        return "does not exist"
+    except NotPlainFileError:
+        return "is not a regular file"
+    except PermissionError:
+        return f"cannot be read by the daemon, which runs as {owner_name()}"
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    return None
 
 
 def _is_directory(request: SubmitRequest, directory: Path) -> bool:
@@ -86,6 +104,8 @@ def _is_directory(request: SubmitRequest, directory: Path) -> bool:
         readable = not found or os.access(directory, os.R_OK | os.X_OK)
     except PermissionError:
         found = readable = False
+    except OSError:  # a name that is too long, say
+        found, readable = False, True
     if not readable:
         reason = f"{directory} cannot be read by the daemon, which runs as {owner_name()}"
         raise _one(request, "working_dir", reason, "let that user read it, and pass through the directories above it")
@@ -96,8 +116,8 @@ def _modules(request: SubmitRequest, spec: JobSpec, base: Path) -> tuple[Path, .
     """The directories and wheels of ``py_modules``. Raises InvalidSpecError."""
     found: list[Path] = []
     for index, entry in enumerate(spec.runtime_env.py_modules):
-        where, path = f"runtime_env.py_modules[{index}]", Path(base, entry).resolve()
-        if not (path.is_dir() or (path.is_file() and path.suffix == ".whl")):
+        where, path = f"runtime_env.py_modules[{index}]", Path(os.path.realpath(Path(base, entry)))
+        if not (os.path.isdir(path) or (path.suffix == ".whl" and _file_trouble(path) is None)):  # noqa: PTH112 - never raises
             hint = "name a package's directory or a wheel; a relative path counts from working_dir"
             raise _one(request, where, f"{path} is neither a directory nor a wheel", hint)
         if path.name in (other.name for other in found):
@@ -227,6 +247,7 @@ async def prepare(
     settings: Settings,
     resume_from: str | None,
     *,
+    files: Share,
     at: float,
 ) -> JobSubmitted:
     """Take the snapshot, lay out the working copy, write the secrets; the event that submits the job ``at`` a wall time."""
@@ -236,26 +257,28 @@ async def prepare(
     digest, left_out = "", None
     try:
         if checked.directory is not None:
-            taken = await asyncio.to_thread(
-                snapshot.take, checked.directory, paths.blob, max_bytes=settings.snapshot_max_bytes
-            )
+            taken = await files.run(_take, checked.directory, settings)
             digest, left_out = taken.digest, taken.left_out
-        await asyncio.to_thread(_lay_out, digest, settings, new_id)
-        await asyncio.to_thread(_take_modules, checked.modules, settings, new_id)
+        await files.run(_lay_out, digest, settings, new_id)
+        await files.run(_take_modules, checked.modules, settings, new_id)
     except snapshot.SnapshotError as error:
         raise RefusedError(str(error)) from error
-    resume_from = await _pinned(resume_from, settings, new_id)
+    resume_from = await _pinned(resume_from, settings, new_id, files)
     write_secrets(settings.paths, new_id, request.secrets)
     path = os.pathsep.join(dict.fromkeys([str(Path(checked.python).parent), *request.path.split(os.pathsep)]))
     who = _Who(user=caller.user, uid=caller.uid, path=path, key=request.idempotency_key)
     return _event(checked, who, str(work), digest, new_id, resume_from, at, left_out=left_out)
 
 
-async def _pinned(resume_from: str | None, settings: Settings, new_id: str) -> str | None:
+async def _pinned(resume_from: str | None, settings: Settings, new_id: str, files: Share) -> str | None:
     """The checkpoint to begin with, kept beside the new job: its own job may remove it before this one starts."""
     if resume_from is None:
         return None
-    return await asyncio.to_thread(pin, resume_from, settings.paths.job(new_id) / "resume")
+    return await files.run(pin, resume_from, settings.paths.job(new_id) / "resume")
+
+
+def _take(directory: Path, settings: Settings) -> snapshot.Snapshot:
+    return snapshot.take(directory, settings.paths.blob, max_bytes=settings.snapshot_max_bytes)
 
 
 def _lay_out(digest: str, settings: Settings, new_id: str) -> None:
@@ -274,7 +297,7 @@ def _take_modules(modules: Sequence[Path], settings: Settings, new_id: str) -> N
         target = paths.modules(new_id) / module.name
         target.parent.mkdir(parents=True, exist_ok=True)
         if module.is_dir():
-            taken = snapshot.take(module, paths.blob, max_bytes=settings.snapshot_max_bytes)
+            taken = _take(module, settings)
             snapshot.lay_out(taken.digest, paths.blob, target)
         else:
             shutil.copyfile(module, target)
@@ -308,13 +331,20 @@ def _copy_modules(job: Job, settings: Settings, new_id: str) -> None:
 
 
 async def prepare_rerun(
-    job: Job, caller: Caller, settings: Settings, secrets: Mapping[str, str], resume_from: str | None, *, at: float
+    job: Job,
+    caller: Caller,
+    settings: Settings,
+    secrets: Mapping[str, str],
+    resume_from: str | None,
+    *,
+    files: Share,
+    at: float,
 ) -> JobSubmitted:
     """A new job that runs what ``job`` ran, from the same snapshot."""
     new_id = job_id(job.name, random.randbits(64))
-    await asyncio.to_thread(_lay_out, job.submission.snapshot, settings, new_id)
-    await asyncio.to_thread(_copy_modules, job, settings, new_id)
-    resume_from = await _pinned(resume_from, settings, new_id)
+    await files.run(_lay_out, job.submission.snapshot, settings, new_id)
+    await files.run(_copy_modules, job, settings, new_id)
+    resume_from = await _pinned(resume_from, settings, new_id, files)
     write_secrets(settings.paths, new_id, secrets)
     checked = Checked(spec=job.spec, python=job.submission.python, directory=None)
     who = _Who(user=caller.user, uid=caller.uid, path=job.submission.path, key=f"rerun-{new_id}")

@@ -103,7 +103,8 @@ class JobActions:
             raise RefusedError(
                 f"the secrets of {job.id} ({names}) were deleted at its end", hint="submit its job.yaml again"
             )
-        event = await prepare_rerun(job, caller, self._settings, secrets, resume_from, at=self._loop.now())
+        files = self._submissions.files_of(caller)
+        event = await prepare_rerun(job, caller, self._settings, secrets, resume_from, files=files, at=self._loop.now())
         reply = await self._submissions.accept(event)
         return v.ActionReply(
             job_id=reply.job_id or "", state=reply.state or "", message=f"runs what {job.id} ran, from its snapshot"

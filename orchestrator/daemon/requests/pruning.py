@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.core.job.record import Job
+    from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
     from orchestrator.store.port import Store
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 class Pruning:
     """Deletes directories of jobs that ended before a given age."""
 
-    def __init__(self, store: Store, paths: Paths) -> None:
+    def __init__(self, store: Store, paths: Paths, pool: Pool) -> None:
         self._store = store
         self._paths = paths
+        self._pool = pool
 
     async def prune(self, *, older_than_seconds: float, dry_run: bool) -> v.PruneReply:
         """Remove files and rows; see ``api.views.PruneReply``."""
@@ -31,11 +32,11 @@ class Pruning:
         going = await self._store.ended_before(before)
         kept = [_left_alone(await self._store.job(job_id), self._paths) for job_id in going]
         folders = [self._paths.job(job_id) for job_id in going]
-        freed = await asyncio.to_thread(lambda: sum(_size(p) for p in folders))
+        freed = await self._pool.run(lambda: sum(_size(p) for p in folders))
         if not dry_run:
             # The record goes last: of a prune that was cut short everything is found again by the next.
             for folder in folders:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                await self._pool.run(shutil.rmtree, folder, True)
             going = await self._store.prune(before)
         return v.PruneReply(
             removed=tuple(going),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.core import events as ev
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
+    from orchestrator.runtime.pools import Share, SharedPool
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
 
@@ -56,7 +56,10 @@ class Counter(Protocol):
 
 
 class Submissions:
-    """``blind_to`` names the nodes that do not see a directory; ``resume_path`` the checkpoint that a reference means."""
+    """``blind_to`` names the nodes that do not see a directory; ``resume_path`` the checkpoint that a reference means.
+
+    Users' files are looked at in threads of ``pool``.
+    """
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Submissions:
         counter: Counter,
         blind_to: Callable[[str], Awaitable[list[str]]],
         resume_path: Callable[[str], Awaitable[str]],
+        pool: SharedPool,
     ) -> None:
         self._loop = loop
         self._store = store
@@ -78,12 +82,17 @@ class Submissions:
         self._counter = counter
         self._blind_to = blind_to
         self._resume_path = resume_path
+        self._pool = pool
+
+    def files_of(self, caller: Caller) -> Share:
+        """The threads that look at files of this user's submissions."""
+        return self._pool.of(caller.uid)
 
     async def submit(self, request: SubmitRequest, caller: Caller) -> v.SubmitReply:
         """Accept a job; durable once this returns."""
         began = time.perf_counter()
         self._admission.refuse()
-        checked = await asyncio.to_thread(submission.check, request)
+        checked = await self.files_of(caller).run(submission.check, request)
         missing = tuple(name for name in checked.spec.secrets if name not in request.secrets)
         if missing:
             return v.SubmitReply(job_id=None, created=False, state=None, needs_secrets=missing)
@@ -107,7 +116,9 @@ class Submissions:
         await self._check_storage(checked)
         resume_from = await self._resume_path(request.resume_from) if request.resume_from else None
         try:
-            return await submission.prepare(checked, request, caller, self._settings, resume_from, at=self._loop.now())
+            return await submission.prepare(
+                checked, request, caller, self._settings, resume_from, files=self.files_of(caller), at=self._loop.now()
+            )
         except OSError as error:
             raise DiskFullError(f"the submission could not be written: {error}") from error
 
@@ -134,12 +145,13 @@ class Submissions:
         if not disk.accepts_submissions:
             raise DiskFullError(f"only {disk.free_bytes / 1e6:.0f} MB are free under {self._settings.home}")
 
-    async def plan(self, request: SubmitRequest) -> v.PlanReply:
+    async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
         """Say what a submission would do; store nothing."""
-        checked = await asyncio.to_thread(submission.check, request)
+        look = self.files_of(caller)
+        checked = await look.run(submission.check, request)
         await self._nodes.wait(READY_SECONDS)
         files, size, left_out = (
-            (0, 0, None) if checked.directory is None else await asyncio.to_thread(snapshot.measure, checked.directory)
+            (0, 0, None) if checked.directory is None else await look.run(snapshot.measure, checked.directory)
         )
         told = left_out_view(left_out)
         reply: dict[str, Any] = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from orchestrator.runtime.pools import STUCK_SECONDS, Pool, Pools
+import pytest
+
+from orchestrator.runtime.pools import STUCK_SECONDS, Pool, Pools, SharedPool
 
 
 def test_a_purpose_that_is_stuck_is_told_and_takes_no_thread_of_another() -> None:
@@ -59,3 +61,32 @@ def test_an_error_is_the_caller_s_and_frees_the_thread() -> None:
         pools.close()
 
     asyncio.run(run())
+
+
+def test_files_that_hang_for_one_user_hold_up_no_other() -> None:
+    async def story() -> None:
+        pool, stuck, begun = SharedPool("submissions", 4, each=2), threading.Event(), threading.Semaphore(0)
+
+        def hangs() -> None:
+            begun.release()
+            stuck.wait()
+
+        try:
+            hostile = [asyncio.create_task(pool.of(1).run(hangs)) for _ in range(10)]
+            for _ in range(2):
+                assert await asyncio.to_thread(begun.acquire, timeout=60)
+            for request in hostile[:2]:  # a request that is given up does not give its user another thread
+                request.cancel()
+            await asyncio.wait(hostile[:2])
+            assert await asyncio.gather(*(pool.of(2).run(abs, -n) for n in range(20))) == list(range(20))
+            assert not begun.acquire(blocking=False)
+            assert pool.problem() == ""
+        finally:
+            stuck.set()
+        await asyncio.gather(*hostile[2:])
+        assert await pool.of(1).run(abs, -3) == 3
+        with pytest.raises(ZeroDivisionError):
+            await pool.of(1).run(divmod, 1, 0)
+        pool.close()
+
+    asyncio.run(story())

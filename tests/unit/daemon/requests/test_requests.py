@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from orchestrator.api.errors import (
     BadRequestError,
     DaemonStoppingError,
     DiskFullError,
+    InvalidSpecError,
     NoSuchJobError,
     RefusedError,
 )
@@ -89,6 +91,7 @@ class Desk:
             counter=self.counted,
             blind_to=self.blind_to,
             resume_path=self.reader.checkpoint_path,
+            pool=Pools().submissions,
         )
         self.actions = JobActions(loop, self.reader, self.submissions, self.settings)
 
@@ -170,13 +173,13 @@ def test_a_repeated_submission_is_answered_whatever_has_changed_since(tmp_path: 
 
 def test_a_plan_says_where_when_and_whether_a_job_starts(tmp_path: Path) -> None:
     async def story(desk: Desk) -> None:
-        now = await desk.submissions.plan(desk.request())
+        now = await desk.submissions.plan(desk.request(), ADA)
         assert (now.starts, [seat.node for seat in now.seats]) == ("now", ["a", "a"])
-        never = await desk.submissions.plan(desk.request(YAML.replace("cpu: 1", "cpu: 9")))
+        never = await desk.submissions.plan(desk.request(YAML.replace("cpu: 1", "cpu: 9")), ADA)
         assert never.starts == "never"
         job = pending()
         desk.rounds.loop.jobs = {job.id: job}
-        later = await desk.submissions.plan(desk.request())
+        later = await desk.submissions.plan(desk.request(), ADA)
         assert (later.starts, later.ahead) == ("later", (job.id,))
 
     on_a_desk(tmp_path, story)
@@ -216,6 +219,56 @@ def test_a_job_is_found_by_id_prefix_and_name_and_read_page_by_page(tmp_path: Pa
             await desk.reader.resolve("three")
         with pytest.raises(BadRequestError):
             await desk.reader.checkpoint_path("one@last")
+
+    on_a_desk(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "reason"),
+    [
+        ("python " + "x" * 300 + ".py", "cannot be read: File name too long"),
+        ("python loop", "cannot be read: Too many levels"),
+        ("python pipe", "is not a regular file"),
+        ("python directory", "is not a regular file"),
+        ("{here}/directory/python train.py", "is not a regular file"),
+        ("{here}/a/python train.py", "is not a regular file"),
+        ("{here}/b/python train.py", "cannot be executed"),
+    ],
+)
+def test_files_of_a_submission_that_are_no_files_are_errors_of_the_job(
+    tmp_path: Path, entrypoint: str, reason: str
+) -> None:
+    here = tmp_path / "submitted"
+    here.mkdir()
+    (here / "loop").symlink_to("loop")
+    os.mkfifo(here / "pipe", 0o700)
+    (here / "directory" / "python").mkdir(parents=True)
+    (here / "a").mkdir()
+    os.mkfifo(here / "a" / "python", 0o700)
+    (here / "b").mkdir()
+    (here / "b" / "python").symlink_to("python")
+    (here / "train.py").touch()
+    text = f"version: 1\nname: odd\nentrypoint: {entrypoint.format(here=here)}\nresources: {{num_workers: 1}}\n"
+
+    async def story(desk: Desk) -> None:
+        for ask in (desk.submissions.submit, desk.submissions.plan):
+            with pytest.raises(InvalidSpecError) as refused:
+                await ask(desk.request(text, cwd=str(here)), ADA)
+            (problem,) = refused.value.problems
+            assert reason in problem.message
+
+    on_a_desk(tmp_path, story)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "loop", "pipe.whl"])
+def test_modules_that_are_no_files_are_errors_of_the_job(tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe.whl")
+    text = f"version: 1\nname: odd\nentrypoint: echo\nruntime_env: {{py_modules: [{name}]}}\nresources: {{num_workers: 1}}\n"
+
+    async def story(desk: Desk) -> None:
+        with pytest.raises(InvalidSpecError, match="has one error"):
+            await desk.submissions.submit(desk.request(text, cwd=str(tmp_path)), ADA)
 
     on_a_desk(tmp_path, story)
 
@@ -283,7 +336,7 @@ def test_pruning_removes_files_before_the_record(tmp_path: Path) -> None:
         folder = desk.settings.paths.job(job.id)
         folder.mkdir()
         (folder / "log").write_text("line\n")
-        pruning = Pruning(desk.rounds.store, desk.settings.paths)
+        pruning = Pruning(desk.rounds.store, desk.settings.paths, Pools().removals)
         dry = await pruning.prune(older_than_seconds=-1e9, dry_run=True)
         assert (dry.removed, dry.freed_bytes, folder.exists()) == ((job.id,), 5, True)
         done = await pruning.prune(older_than_seconds=-1e9, dry_run=False)
