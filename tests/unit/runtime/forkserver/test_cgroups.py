@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -147,3 +152,73 @@ def test_groups_of_killed_keepers_are_removed(tmp_path: Path) -> None:
     assert not Path(empty.path).exists()
     assert Path(used.path).exists()
     assert (tmp_path / "other").exists()
+
+
+# -- the kernel's own second version
+
+
+def unified() -> str:
+    """Where this machine has a hierarchy of the second version that this process may write to; empty where it has none."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, kind = line.partition(" - ")
+        place = fields.split()[4]
+        if kind.startswith("cgroup2 ") and os.access(f"{place}/cgroup.procs", os.W_OK):
+            return place
+    return ""
+
+
+FORKS = """
+import os, sys, time
+for _ in range(5):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+        break
+os.write(1, f"{os.getpid()}\\n".encode())
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not unified(), reason="no writable hierarchy of control groups version 2")
+def test_the_kernels_second_version_ends_whatever_a_process_has_started(tmp_path: Path) -> None:
+    place = find_place(unified(), membership(tmp_path, "0::/"))
+    assert place is not None
+    assert place.version == 2
+    group = Group.create(place)
+    assert group is not None
+    waits = "import sys; sys.stdin.readline(); exec(sys.argv[1])"
+    rank = subprocess.Popen(
+        [sys.executable, "-c", waits, FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert group.members() == []
+        assert group.join(rank.pid)
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+        started = {int(rank.stdout.readline()) for _ in range(11)}
+        assert set(group.members()) == started
+        again = Group.open(group.path, place.path)
+        assert again is not None
+        assert not again.remove(), "processes are in it"
+        os.mkdir(f"{group.path}/made-by-the-rank")
+        assert place.has_memory == (group.usage() is not None)
+        assert place.has_memory == group.limit_memory(1 << 40)
+        again.kill()
+        assert rank.wait(60) == -signal.SIGKILL
+        assert wait_for(lambda: not group.members() and group.remove())
+        assert Group.open(group.path, place.path) is None
+    finally:
+        group.kill()
+        rank.wait(60)
+        rank.stdout.close()
+        wait_for(group.remove)
+
+
+def wait_for(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds()
