@@ -43,7 +43,8 @@ def python_node(value: Any) -> Node:
         case float():
             return _scalar(float.__repr__(value), "number")
         case timedelta():
-            return _scalar(float.__repr__(value.total_seconds()), "number")
+            # Never 1e-06: a duration is not written with an exponent.
+            return _scalar(f"{value.total_seconds():.6f}".rstrip("0").rstrip("."), "number")
         case list() | tuple():
             return ListNode(items=tuple(map(python_node, value)), mark=_NOWHERE)
         case _:

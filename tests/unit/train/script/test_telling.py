@@ -127,7 +127,7 @@ def test_a_long_run_logs_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture
 
     for folder, bar in (("log", False), ("bar", True)):
         ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / folder), device="cpu"))
-        config = MultiGPUConfig(batch_size=8, progress_bar=bar, log_interval=timedelta(microseconds=1))
+        config = MultiGPUConfig(batch_size=8, progress_bar=bar, log_interval=timedelta(milliseconds=1))
         with MultiGPUTrainingManager(config, ctx=ctx) as manager:
             manager.setup_training(a_model(), a_dataset(), loss_fn=cross_entropy, optimizer=sgd)
             manager.fit(1)
@@ -236,7 +236,7 @@ def test_an_uncaught_quiet_error_ends_the_process_without_a_word() -> None:
         for rank in ("0", "1")
     ]
     assert [process.returncode for process in ended] == [1, 1]
-    assert ended[0].stderr.count("batch_size is 0") == 1
+    assert ended[0].stderr.count("batch_size: expected a whole number of at least 1, got 0") == 1
     assert ended[1].stderr == ended[1].stdout == ""
 
 

@@ -210,6 +210,19 @@ def test_precision_is_filled_in(settings: dict[str, Any], mixed: bool, precision
     assert (config.use_mixed_precision, config.precision) == (mixed, precision)
 
 
+@pytest.mark.parametrize(
+    ("time", "said"),
+    [
+        (timedelta(microseconds=1), "log_interval: expected at least 1ms, got 0.000001s"),
+        (timedelta(seconds=-1), 'log_interval: "-1" is not a duration'),
+    ],
+)
+def test_a_time_that_is_too_short_is_refused_as_a_duration(time: timedelta, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        MultiGPUConfig(log_interval=time)
+    assert str(refused.value).startswith(said)
+
+
 def test_replace_fills_in_anew() -> None:
     config = MultiGPUConfig(use_fp16_allreduce=True, reduce_bucket_size=1024 * 1024, use_mixed_precision=True)
     changed = config.replace(fp16_compression=False, bucket_cap_mb=4, precision="fp32")
