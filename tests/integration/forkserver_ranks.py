@@ -99,7 +99,7 @@ def holding_spares(server: RunningServer, count: int, folder: Path) -> Iterator[
             place.mkdir()
             (place / "sleep.py").write_text("import time\ntime.sleep(600)\n")
             request = SpawnRequest(
-                mode="script", target="sleep.py", cwd=str(place), env=ENVIRONMENT, exit_record=place / "exit.json"
+                mode="script", target="sleep.py", cwd=str(place), env=ENVIRONMENT, exit_record=str(place / "exit.json")
             )
             held.append(asyncio.run(start_rank(server.client, place, request)))
         wait_until(lambda: len(spare_keepers(server)) >= count, f"{count} spares")
@@ -188,7 +188,7 @@ async def run_ranks(
                     cwd=str(cwd or directory),
                     cold=cold,
                     env=environment(directory, rank, world_size, port, job_env or {}, base),
-                    exit_record=directory / f"{rank}.exit.json",
+                    exit_record=str(directory / f"{rank}.exit.json"),
                     umask=own_umask(),
                 ),
                 str(rank),

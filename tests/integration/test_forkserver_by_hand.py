@@ -58,7 +58,7 @@ def in_fork(server: RunningServer, place: Path, logs: Path, target: str, *argume
             args=arguments,
             cwd=str(place),
             env=ENVIRONMENT,
-            exit_record=logs / "exit.json",
+            exit_record=str(logs / "exit.json"),
         )
         return await (await start_rank(server.client, logs, request)).finish()
 

@@ -63,7 +63,7 @@ def start(server: RunningServer, folder: Path, script: str, *arguments: str) -> 
         args=arguments,
         cwd=str(folder),
         env=ENVIRONMENT,
-        exit_record=folder / "exit.json",
+        exit_record=str(folder / "exit.json"),
         record={"job": "j", "attempt": 3},
     )
     return asyncio.run(start_rank(server.client, folder, request))
@@ -344,7 +344,7 @@ def test_unread_events_wait_and_hold_nobody_up(server: RunningServer, tmp_path: 
     """An owner that reads nothing: the process is stopped and recorded all the same, and no event is lost."""
     (tmp_path / "loud.py").write_text(f"class E(Exception): pass\nraise E('x' * {1 << 20})\n")
     request = SpawnRequest(
-        mode="script", target="loud.py", cwd=str(tmp_path), env=ENVIRONMENT, exit_record=tmp_path / "exit.json"
+        mode="script", target="loud.py", cwd=str(tmp_path), env=ENVIRONMENT, exit_record=str(tmp_path / "exit.json")
     )
     rank = asyncio.run(start_rank(server.client, tmp_path, request))
     wait_until(rank.record_path.exists, "the record")
@@ -355,7 +355,11 @@ def test_unread_events_wait_and_hold_nobody_up(server: RunningServer, tmp_path: 
 def test_record_that_cannot_be_written_is_said(server: RunningServer, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     request = SpawnRequest(
-        mode="command", target="true", cwd=str(tmp_path), env=ENVIRONMENT, exit_record=tmp_path / "gone" / "exit.json"
+        mode="command",
+        target="true",
+        cwd=str(tmp_path),
+        env=ENVIRONMENT,
+        exit_record=str(tmp_path / "gone" / "exit.json"),
     )
     shutil.rmtree(tmp_path / "gone")
     exited = finish(asyncio.run(start_rank(server.client, tmp_path, request))).exited
@@ -381,7 +385,11 @@ def test_two_hundred_starts_leave_nothing_behind(server: RunningServer, tmp_path
 
     async def burst(count: int) -> None:
         request = SpawnRequest(
-            mode="script", target="quick.py", cwd=str(tmp_path), env=ENVIRONMENT, exit_record=tmp_path / "exit.json"
+            mode="script",
+            target="quick.py",
+            cwd=str(tmp_path),
+            env=ENVIRONMENT,
+            exit_record=str(tmp_path / "exit.json"),
         )
         for _ in range(count // 4):
             ranks = [await start_rank(server.client, tmp_path, request) for _ in range(4)]
@@ -428,7 +436,7 @@ def stopping(server: RunningServer, folder: Path, how: str) -> Rank:
         args=(str(folder), how),
         cwd=str(folder),
         env=ENVIRONMENT,
-        exit_record=folder / "exit.json",
+        exit_record=str(folder / "exit.json"),
     )
     spawned = server.client.spawn_sync(request, stdout=writer, stderr=writer)
     os.close(writer)

@@ -37,7 +37,7 @@ def run(server: RunningServer, place: Path, program: str | None = None, **fields
     if program is not None:
         (place / "program.py").write_text(program)
     defaults = {"mode": "script", "target": "program.py", "cwd": str(place), "env": ENVIRONMENT}
-    request = SpawnRequest(**defaults | fields, exit_record=place / "exit.json")  # type: ignore[arg-type]
+    request = SpawnRequest(**defaults | fields, exit_record=str(place / "exit.json"))  # type: ignore[arg-type]
 
     async def both() -> Rank:
         return await (await start_rank(server.client, place, request)).finish()
@@ -194,7 +194,7 @@ def test_command_line_that_others_see(server: RunningServer, tmp_path: Path) -> 
     (tmp_path / "program.py").write_text(SLEEP)
     request = SpawnRequest(
         mode="script", target="program.py", args=("--lr", "0.1"), cwd=str(tmp_path), env=ENVIRONMENT,
-        exit_record=tmp_path / "exit.json",
+        exit_record=str(tmp_path / "exit.json"),
     )  # fmt: skip
     rank = asyncio.run(start_rank(server.client, tmp_path, request))
     wait_until((tmp_path / "up").exists, "the script")
@@ -211,7 +211,7 @@ def test_keeper_is_small(server: RunningServer, tmp_path: Path) -> None:
     """One per rank for as long as a job runs: its own memory counts."""
     (tmp_path / "program.py").write_text(SLEEP)
     request = SpawnRequest(
-        mode="script", target="program.py", cwd=str(tmp_path), env=ENVIRONMENT, exit_record=tmp_path / "exit.json"
+        mode="script", target="program.py", cwd=str(tmp_path), env=ENVIRONMENT, exit_record=str(tmp_path / "exit.json")
     )
     rank = asyncio.run(start_rank(server.client, tmp_path, request))
     wait_until((tmp_path / "up").exists, "the script")
@@ -356,7 +356,7 @@ def test_store_keeps_what_it_is_given(server: RunningServer, tmp_path: Path) -> 
                 (tmp_path / "program.py").write_text(program)
                 request = SpawnRequest(
                     mode="script", target="program.py", cwd=str(tmp_path), env=ENVIRONMENT,
-                    exit_record=tmp_path / "exit.json",
+                    exit_record=str(tmp_path / "exit.json"),
                 )  # fmt: skip
                 rank = await (await start_rank(server.client, tmp_path, request)).finish()
                 assert rank.exited.exit_code == code, rank.stderr

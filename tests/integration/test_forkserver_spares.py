@@ -35,7 +35,11 @@ def run(server: RunningServer, folder: Path, code: str, **fields: str) -> Rank:
 
     async def to_its_end() -> Rank:
         request = SpawnRequest(
-            mode="script", target="code.py", cwd=str(folder), env=ENVIRONMENT | fields, exit_record=folder / "exit.json"
+            mode="script",
+            target="code.py",
+            cwd=str(folder),
+            env=ENVIRONMENT | fields,
+            exit_record=str(folder / "exit.json"),
         )
         return await (await start_rank(server.client, folder, request)).finish()
 

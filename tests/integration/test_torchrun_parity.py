@@ -230,7 +230,7 @@ async def _terminate(server: RunningServer, workplace: Path, logs: Path, ready: 
                 args=("out",),
                 cwd=str(workplace),
                 env=environment(logs, rank, 2, 1, {}, torchrun_environment(workplace)),
-                exit_record=logs / f"{rank}.exit.json",
+                exit_record=str(logs / f"{rank}.exit.json"),
             ),
             str(rank),
         )

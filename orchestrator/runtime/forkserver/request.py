@@ -1,16 +1,19 @@
-"""A spawn request as the server understands it.
+"""A spawn request: as it is asked for, what travels, and as the server understands it.
 
-Owns the check of what came over the socket: everything below works with this type and checks nothing again. The peer
+Owns the check of what came over the socket: everything below works with these types and checks nothing again. The peer
 is the same user, so this guards against mistakes and other versions, not against malice.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from . import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 REQUIRED_FDS = ("stdout", "stderr", "lifeline")
 
@@ -20,35 +23,54 @@ class BadRequestError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spawn:
-    """One process to start. File descriptors are numbers in the process that holds this object."""
+class SpawnRequest:
+    """A process to start: what its keeper and the process itself are told.
+
+    ``env`` is the complete environment. ``threads`` is torch's thread count; None takes OMP_NUM_THREADS from ``env``, else the
+    machine's default. ``record`` is copied into the exit record, and what the progress page ``page`` says at the end.
+    ``cold`` asks for a fresh interpreter in any case; the server decides so by itself where a fork would differ from one.
+    """
 
     mode: str
-    target: str
-    args: tuple[str, ...]
-    python_options: tuple[str, ...]
+    target: str = ""
+    """A script's path, a module's name, a command; unused for a store."""
+    args: Sequence[str] = ()
+    python_options: Sequence[str] = ()
     cwd: str
-    env: dict[str, str]
-    threads: int | None
-    cold: bool
-    exit_record: str | None
-    page: str | None
+    env: Mapping[str, str] = field(repr=False)
+    threads: int | None = None
+    cold: bool = False
+    exit_record: str | None = None
+    page: str | None = None
     """The process's progress page, read once it has ended."""
-    record: dict[str, Any]
+    record: Mapping[str, Any] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    """What the tree may use, where that can be limited; None: what it likes."""
+    umask: int | None = None
+    """The umask of the new process; None: the server's, which lets no other user read what is written."""
+    secrets: Sequence[str] = field(default=(), repr=False)
+    """Replaced by `***` in the exit record and in what the lifeline tells of an exception."""
+
+    def message(self, roles: Mapping[str, int]) -> tuple[dict[str, Any], list[int]]:
+        """The request as the server's socket takes it, with descriptors by the names that the server knows them by."""
+        told = {f.name: getattr(self, f.name) for f in fields(SpawnRequest)}
+        told |= {"env": dict(self.env), "record": dict(self.record)}
+        return {"op": "spawn", **told, "fds": list(roles)}, list(roles.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn(SpawnRequest):
+    """A request that has arrived, and its descriptors: their numbers in the process that holds this object."""
+
+    env: dict[str, str] = field(repr=False)
     stdout: int
     stderr: int
     lifeline: int
     listen: int | None
     lease: int | None
     """Held open by the keeper alone until nothing is left of the tree; a lock on it says that the tree lives."""
-    memory_bytes: int | None
-    """What the tree may use, where that can be limited; None: what it likes."""
-    extra: dict[int, int]
+    extra: Mapping[int, int]
     """The number in the new process -> the number here."""
-    umask: int | None
-    """The umask of the new process; None: the server's."""
-    secrets: tuple[str, ...]
-    """What the exit record and the lifeline must not repeat."""
 
     def descriptors(self) -> set[int]:
         """Every descriptor that came with the request."""

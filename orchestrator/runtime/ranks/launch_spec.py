@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from orchestrator.runtime.forkserver.request import SpawnRequest
 from orchestrator.runtime.ranks.logs import LogLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from orchestrator.checkpoint.external.watched_glob import WatchSettings
     from orchestrator.checkpoint.repository.persister import StoreSettings
@@ -23,35 +24,67 @@ class SnapshotPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlan:
-    """Everything that one rank of one attempt needs to start. ``env`` is its complete environment.
+class RankPlan(SpawnRequest):
+    """Everything that one rank of one attempt needs to start: its process, which is asked for as the plan is, and what goes with it.
 
-    ``umask`` is that of a plain start; None: the one that the fork server has.
+    ``record`` follows from job, attempt and rank.
     """
 
     job_id: str
     attempt: int
     rank: int
-    mode: str
-    target: str
-    args: tuple[str, ...]
-    python_options: tuple[str, ...]
-    cwd: str
-    env: Mapping[str, str] = field(repr=False)
-    threads: int | None
-    cold: bool
+    record: Mapping[str, Any] = field(init=False, repr=False)
     python: str
     fork_socket: str
     log_dir: str
     exit_record: str
     page: str
     previous_step: int
-    memory_bytes: int | None = None
     runtime_env: tuple[str, ...] = ()
     snapshots: SnapshotPlan | None = None
     watch: WatchSettings | None = None
     progress_pattern: str = ""
     log_policies: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[str, ...] = field(default=(), repr=False)
-    umask: int | None = None
     log_limits: LogLimits = field(default_factory=LogLimits)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "record", {"job": self.job_id, "attempt": self.attempt, "rank": self.rank})
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in _PICKLED)
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        for name, value in zip(_PICKLED, state, strict=True):
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+
+# An actor of an earlier version, in which a job's gang may start again, takes the values of a plan in this order.
+_PICKLED = (
+    *(
+        "job_id",
+        "attempt",
+        "rank",
+        "mode",
+        "target",
+        "args",
+        "python_options",
+        "cwd",
+        "env",
+        "threads",
+        "cold",
+        "python",
+    ),
+    *(
+        "fork_socket",
+        "log_dir",
+        "exit_record",
+        "page",
+        "previous_step",
+        "memory_bytes",
+        "runtime_env",
+        "snapshots",
+        "watch",
+    ),
+    *("progress_pattern", "log_policies", "secrets", "umask", "log_limits"),
+)

@@ -18,14 +18,15 @@ import os
 import socket
 import struct
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.private_files import make_private
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.forkserver.holder import MARK, MARK_CHARACTERS
+from orchestrator.runtime.forkserver.request import SpawnRequest
 from orchestrator.runtime.spawn.environment import inheritable_environment
 from orchestrator.runtime.spawn.lifeline import (
     ErrorRaised,
@@ -52,8 +53,6 @@ from orchestrator.runtime.spawn.stopped_server import StoppedServerWatch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
-
-Mode = Literal["script", "module", "command", "store"]
 
 SERVER_FILE = Path(__file__).parents[1] / "forkserver" / "server.py"
 MAX_SOCKET_PATH_BYTES = 107
@@ -88,35 +87,6 @@ class Hello:
     keepers: int
     nice: int
     oom_score_adj: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpawnRequest:
-    """One process to start.
-
-    `env` is the complete environment. `threads` is torch's thread count; None takes OMP_NUM_THREADS from `env`, else
-    the machine's default. `record` is copied into the exit record, and what the progress page `page` says at the end. `cold` asks for a fresh interpreter in any case;
-    the server decides so by itself where a fork would differ from one (`Started.cold` says why).
-    """
-
-    mode: Mode
-    target: str = ""
-    """A script's path, a module's name, a command; unused for a store."""
-    args: tuple[str, ...] = ()
-    python_options: tuple[str, ...] = ()
-    cwd: str
-    env: Mapping[str, str] = field(repr=False)
-    threads: int | None = None
-    cold: bool = False
-    memory_bytes: int | None = None
-    """What the process and all that it starts may use, where the node can limit it."""
-    exit_record: Path | None = None
-    page: Path | None = None
-    record: Mapping[str, Any] = field(default_factory=dict)
-    umask: int | None = None
-    """None: the server's, which lets no other user read what is written."""
-    secrets: tuple[str, ...] = field(default=(), repr=False)
-    """Replaced by `***` in the exit record and in what the lifeline tells of an exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +132,7 @@ class ForkServerClient:
         a descriptor here.
         """
         with _lifeline_pair() as (ours, theirs):
-            message, fds = _spawn_message(request, _roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
+            message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
             reply = await self._call(message, fds)
             return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
 
@@ -219,7 +189,7 @@ class ForkServerClient:
     ) -> Spawned:
         """`spawn`, blocking."""
         with _lifeline_pair() as (ours, theirs):
-            message, fds = _spawn_message(request, _roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
+            message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
             reply = self._call_sync(message, fds)
             return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
 
@@ -286,28 +256,6 @@ def _roles(
     if lease is not None:
         roles["lease"] = lease
     return roles | {f"extra:{number}": descriptor for number, descriptor in extra.items()}
-
-
-def _spawn_message(request: SpawnRequest, roles: Mapping[str, int]) -> tuple[dict[str, Any], list[int]]:
-    message = {
-        "op": "spawn",
-        "mode": request.mode,
-        "target": request.target,
-        "args": list(request.args),
-        "python_options": list(request.python_options),
-        "cwd": request.cwd,
-        "env": dict(request.env),
-        "threads": request.threads,
-        "cold": request.cold,
-        "memory_bytes": request.memory_bytes,
-        "exit_record": None if request.exit_record is None else str(request.exit_record),
-        "page": None if request.page is None else str(request.page),
-        "record": dict(request.record),
-        "umask": request.umask,
-        "secrets": list(request.secrets),
-        "fds": list(roles),
-    }
-    return message, list(roles.values())
 
 
 def _hello(reply: dict[str, Any]) -> Hello:
@@ -409,7 +357,6 @@ __all__ = [
     "KeeperLost",
     "Lifeline",
     "MemoryUsed",
-    "Mode",
     "SpawnRequest",
     "Spawned",
     "Started",

@@ -17,7 +17,7 @@ with open(os.devnull, "wb") as null:
             args=tuple(arguments),
             cwd=folder,
             env=dict(os.environ),
-            exit_record=Path(folder) / "exit.json",
+            exit_record=str(Path(folder) / "exit.json"),
         ),
         stdout=null.fileno(),
         stderr=null.fileno(),

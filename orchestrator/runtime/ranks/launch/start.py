@@ -99,34 +99,13 @@ class RankStarter:
             os.close(lock)  # the keeper holds its own copy
 
     async def _spawn_under(self, lock: int, output: RankOutput) -> Spawned:
-        plan = self._plan
         pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
         try:
             for _, write_end in pipes:
                 os.set_blocking(write_end, True)
                 with contextlib.suppress(OSError):
                     fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-            spawned = await self._client.spawn(
-                SpawnRequest(
-                    mode=plan.mode,  # type: ignore[arg-type]  # checked where the entry point was parsed
-                    target=plan.target,
-                    args=plan.args,
-                    python_options=plan.python_options,
-                    cwd=plan.cwd,
-                    env=plan.env,
-                    threads=plan.threads,
-                    cold=plan.cold,
-                    memory_bytes=plan.memory_bytes,
-                    exit_record=Path(plan.exit_record),
-                    page=Path(plan.page),
-                    record={"job": plan.job_id, "attempt": plan.attempt, "rank": plan.rank},
-                    umask=plan.umask,
-                    secrets=plan.secrets,
-                ),
-                stdout=pipes[0][1],
-                stderr=pipes[1][1],
-                lease=lock,
-            )
+            spawned = await self._client.spawn(self._plan, stdout=pipes[0][1], stderr=pipes[1][1], lease=lock)
         except BaseException:
             for read_end, _ in pipes:
                 os.close(read_end)
