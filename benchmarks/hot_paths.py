@@ -94,8 +94,8 @@ def _life(job_id: JobId) -> Sequence[ev.Event]:
         ev.GangPlaced(job_id=job_id, at=T0 + 2, gang=1, seats=seats),
         ev.AttemptRunning(job_id=job_id, at=T0 + 3, attempt=1, pids=tuple(range(100, 100 + RANKS))),
         *(
-            ev.RankExited(job_id=job_id, at=T0 + 4 + rank / 100, attempt=1, rank=rank, exit_code=None, signal=9)
-            for rank in range(RANKS)
+            ev.RankExited(job_id=job_id, at=end.at, attempt=1, exit=end)
+            for end in (ev.Exit(rank=n, at=T0 + 4 + n / 100, exit_code=None, signal=9) for n in range(RANKS))
         ),
         ev.AttemptFailed(
             job_id=job_id,

@@ -157,7 +157,7 @@ async def start_rank(client: ForkServerClient, directory: Path, request: SpawnRe
         asked_at = time.time()
         spawned = await client.spawn(request, stdout=stdout.fileno(), stderr=stderr.fileno())
     assert request.exit_record is not None
-    return Rank(asked_at, spawned.lifeline, spawned.keeper_pid, out, err, request.exit_record)
+    return Rank(asked_at, spawned.lifeline, spawned.keeper_pid, out, err, Path(request.exit_record))
 
 
 async def run_ranks(
