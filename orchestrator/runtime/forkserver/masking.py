@@ -1,7 +1,7 @@
 """Secrets in text: one object that replaces them, used wherever text of a rank leaves the processes beside it.
 
-A secret of several lines is replaced line by line, as it is printed. Standard library only: keepers use it in the
-user's interpreter.
+A secret of several lines is replaced line by line, as it is printed. Libraries quote what they failed with: a secret is also
+found as URLs, JSON and base64 have it. Standard library only: keepers use it in the user's interpreter.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 MASK = "***"
 
 SHORTEST_LINE = 4
 """A shorter line of a secret of several lines (a brace of a JSON document) says nothing, and would be found everywhere."""
+
+LONGEST_ENCODED = 1024
+"""Each text that is searched for costs time at every line of output: a longer secret is found as it is only."""
 
 
 class Masker:
@@ -27,6 +30,7 @@ class Masker:
             lines = [line.strip() for line in secret.splitlines()]
             if len(lines) > 1 or lines != [secret]:
                 parts.update(line for line in lines if len(line) >= SHORTEST_LINE)
+            parts.update(part for part in _encodings(secret) if len(part) >= SHORTEST_LINE)
         parts.discard("")
         # The longest first: one secret may be the beginning of another.
         self.parts = tuple(sorted(parts, key=lambda part: (-len(part), part)))
@@ -56,3 +60,18 @@ class Masker:
                     longest = length
                     break
         return longest
+
+
+def _encodings(secret: str) -> Iterator[str]:
+    """What URLs, JSON and base64 make of a secret of one line."""
+    secret = secret.strip()
+    if not 0 < len(secret) <= LONGEST_ENCODED or len(secret.splitlines()) > 1:
+        return
+    import base64
+    import json
+    from urllib.parse import quote, quote_plus
+
+    raw = secret.encode(errors="surrogateescape")
+    yield from (quote(raw), quote(raw, safe=""), quote_plus(raw), json.dumps(secret)[1:-1])
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        yield encode(raw).decode().rstrip("=")
