@@ -21,7 +21,7 @@ from pathlib import Path
 from orchestrator.spec.settings import Settings
 from orchestrator.store import backup
 from orchestrator.store.errors import StoreError
-from orchestrator.store.schema import connect
+from orchestrator.store.sql.schema import connect
 
 PATTERN = "orch-*.sqlite3"
 

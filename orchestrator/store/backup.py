@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from orchestrator.store import verification
 from orchestrator.store.errors import BackupExistsError, DiskFullError, StoreError, StoreUnreadableError
 from orchestrator.store.lock import StoreLock
-from orchestrator.store.schema import check, connect, known_migrations, sync_directory
-from orchestrator.store.sqlite_errors import is_disk_full
+from orchestrator.store.sql.schema import check, connect, known_migrations, sync_directory
+from orchestrator.store.sql.sqlite_errors import is_disk_full
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,10 +22,10 @@ from orchestrator.store.errors import (
     StoreUnreadableError,
 )
 from orchestrator.store.lock import StoreLock
-from orchestrator.store.queries import Reader
-from orchestrator.store.schema import Migration, connect, known_migrations, prepare
-from orchestrator.store.sqlite_errors import is_damage, is_disk_full
-from orchestrator.store.work import (
+from orchestrator.store.sql.queries import Reader
+from orchestrator.store.sql.schema import Migration, connect, known_migrations, prepare
+from orchestrator.store.sql.sqlite_errors import is_damage, is_disk_full
+from orchestrator.store.sql.work import (
     PRUNE_BATCH,
     Append,
     Nothing,

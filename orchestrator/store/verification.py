@@ -10,8 +10,8 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.lifecycle.fold import fold, submitted
 from orchestrator.core.stored.job_record import job_to_dict
-from orchestrator.store.rows import event_of, job_of, job_row
-from orchestrator.store.statements import STATEMENTS
+from orchestrator.store.sql.rows import event_of, job_of, job_row
+from orchestrator.store.sql.statements import STATEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.store.errors import DiskFullError, StoreClosedError, StoreError, StoreUnreadableError
-from orchestrator.store.sqlite_errors import is_damage, is_disk_full
+from orchestrator.store.sql.sqlite_errors import is_damage, is_disk_full
 
 if TYPE_CHECKING:
     from pathlib import Path

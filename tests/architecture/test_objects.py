@@ -74,7 +74,6 @@ LINES: dict[str, int] = {
 MODULES_OF_A_FOLDER: dict[str, int] = {
     "runtime/cluster": 18,
     "runtime/forkserver": 21,
-    "store": 17,
 }
 
 

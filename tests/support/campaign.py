@@ -28,8 +28,8 @@ from orchestrator.core.states import AttemptState
 from orchestrator.runtime.cluster.head_processes import ray_environment
 from orchestrator.runtime.names import namespace
 from orchestrator.store import verification
-from orchestrator.store.queries import Reader
-from orchestrator.store.schema import connect
+from orchestrator.store.sql.queries import Reader
+from orchestrator.store.sql.schema import connect
 from tests.support.ledger import SCRIPT, TINY, Ledger, job_spec
 from tests.support.processes import of_cwd
 from tests.support.stack import PATIENCE_SECONDS, Stack

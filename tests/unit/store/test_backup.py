@@ -18,7 +18,7 @@ from orchestrator.store.errors import (
     StoreTooNewError,
     StoreUnreadableError,
 )
-from orchestrator.store.schema import connect, known_migrations
+from orchestrator.store.sql.schema import connect, known_migrations
 from tests.unit.core.builders import ID
 from tests.unit.store.lives import add, end, note, run_it, write
 

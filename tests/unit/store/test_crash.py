@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.store.schema import connect
+from orchestrator.store.sql.schema import connect
 from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:

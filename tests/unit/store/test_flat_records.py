@@ -17,7 +17,7 @@ from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.stored.job_record import job_to_dict
 from orchestrator.daemon.jobs.views import job_view
 from orchestrator.store.port import JobFilter
-from orchestrator.store.schema import connect
+from orchestrator.store.sql.schema import connect
 from tests.unit.core.builders import T0
 from tests.unit.store.lives import write
 

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.core.states import JobState
 from orchestrator.store.errors import JobExistsError, StoreClosedError, StoreError, VersionConflictError
-from orchestrator.store.schema import connect
+from orchestrator.store.sql.schema import connect
 from tests.unit.core.builders import ID, chain, finished, submission
 from tests.unit.store.lives import add, note, notes_of, write
 

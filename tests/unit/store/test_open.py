@@ -14,7 +14,7 @@ import pytest
 from orchestrator.core.states import JobState
 from orchestrator.store.errors import StoreInUseError, StoreTooNewError, StoreUnreadableError, UnreadableRecordError
 from orchestrator.store.port import FinishedCount
-from orchestrator.store.schema import Migration, connect, known_migrations, migrate, statements
+from orchestrator.store.sql.schema import Migration, connect, known_migrations, migrate, statements
 from orchestrator.store.sqlite import SqliteStore
 from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.core.builders import ID, exited, failed, finished, released, submission

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator import store as package
-from orchestrator.store.schema import connect
-from orchestrator.store.statements import STATEMENTS, parse
+from orchestrator.store.sql.schema import connect
+from orchestrator.store.sql.statements import STATEMENTS, parse
 from tests.unit.core.builders import ID
 from tests.unit.store.lives import add
 
@@ -24,7 +24,7 @@ SOURCES = Path(package.__file__).parent
 
 
 def test_every_statement_is_used_and_every_use_is_a_statement() -> None:
-    text = "\n".join(p.read_text() for p in SOURCES.glob("*.py"))
+    text = "\n".join(p.read_text() for p in SOURCES.rglob("*.py"))
     used = set(re.findall(r'STATEMENTS\["(\w+)"\]', text)) | set(re.findall(r'"(select_jobs\w*)"', text))
     assert used == set(STATEMENTS)
 

@@ -15,7 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from orchestrator.store.errors import StoreTooNewError, StoreUnreadableError
-from orchestrator.store.sqlite_errors import is_disk_full
+from orchestrator.store.sql.sqlite_errors import is_disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ class Migration:
 def known_migrations() -> tuple[Migration, ...]:
     """The migrations that this version carries, in order and without a gap."""
     found = []
-    for entry in resources.files("orchestrator.store").joinpath("migrations").iterdir():
+    for entry in resources.files("orchestrator.store.sql").joinpath("migrations").iterdir():
         match = _NUMBERED.fullmatch(entry.name)
         if match:
             found.append(Migration(int(match[1]), entry.read_text("utf-8")))

@@ -14,8 +14,8 @@ from orchestrator.store.errors import (
     JobNotFoundError,
     VersionConflictError,
 )
-from orchestrator.store.rows import event_row, job_of, job_row, notice_row
-from orchestrator.store.statements import STATEMENTS
+from orchestrator.store.sql.rows import event_row, job_of, job_row, notice_row
+from orchestrator.store.sql.statements import STATEMENTS
 
 if TYPE_CHECKING:
     import sqlite3

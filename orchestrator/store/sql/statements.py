@@ -23,4 +23,6 @@ def parse(text: str) -> dict[str, str]:
     return found
 
 
-STATEMENTS: Mapping[str, str] = parse(resources.files("orchestrator.store").joinpath("queries.sql").read_text("utf-8"))
+STATEMENTS: Mapping[str, str] = parse(
+    resources.files("orchestrator.store.sql").joinpath("queries.sql").read_text("utf-8")
+)

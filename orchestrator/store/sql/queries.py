@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.states import JobState
 from orchestrator.store.errors import AmbiguousJobError, JobNotFoundError
 from orchestrator.store.port import FinishedCount, Found, JobFilter, StoredEvent, StoredNotice, StoredPlace
-from orchestrator.store.rows import Parsed, event_of, job_of, notice_of
-from orchestrator.store.statements import STATEMENTS
+from orchestrator.store.sql.rows import Parsed, event_of, job_of, notice_of
+from orchestrator.store.sql.statements import STATEMENTS
 
 if TYPE_CHECKING:
     import sqlite3
