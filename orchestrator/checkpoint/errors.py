@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import struct
+from typing import Final
 
 
 class CheckpointError(Exception):
@@ -48,3 +50,23 @@ MALFORMED = (
     struct.error,
 )
 """What restoring a state raises that no version has written. Not MemoryError: that says nothing about the checkpoint."""
+
+
+def failure_kind(error: Exception) -> str:
+    """What a save failed of, the same for every save that fails of it: the name of an error number, or of a type.
+
+    The messages differ from one save to the next: they name its step and its size.
+    """
+    if isinstance(error, InsufficientSpaceError):
+        return errno.errorcode[errno.ENOSPC]
+    number = error.errno if isinstance(error, OSError) else None
+    return errno.errorcode.get(number or 0, type(error).__name__)
+
+
+NOT_FAILING: Final = ("", "")
+"""What ``failure_cause`` is where saves go well."""
+
+
+def failure_cause(failure: str, kind: str) -> tuple[str, str]:
+    """What tells two failures apart: the kind or, where it is not known, the message."""
+    return (kind, "" if kind else failure) if failure else NOT_FAILING

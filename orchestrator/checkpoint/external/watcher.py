@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.checkpoint.errors import CheckpointError
+from orchestrator.checkpoint.errors import CheckpointError, failure_kind
 from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 
@@ -24,6 +24,8 @@ OFTEN_SECONDS = 0.25  # for a file that each save overwrites
 FIRST_WAIT_SECONDS = 0.05  # while such a file is being written; then half as long again each time
 BUSY_SHARE = 0.2  # of the time, at most, is spent copying and hashing
 MOST_SAMPLES = 4096
+COPY_FAILED = "copy"
+"""The kind of failure where a file that each save overwrites could not be copied."""
 
 ReportedStep = Callable[[], "tuple[float, int] | None"]
 """The newest step that the script has reported, and when; None where it reports none."""
@@ -79,11 +81,11 @@ class FileWatcher:
                     self._tell(fresh[-1], len(fresh))
                     self._files.retain()
                 elif self._files.copy_failure and self._files.copy_failure != self.status.failure:
-                    self._fail(self._files.copy_failure)
+                    self._fail(self._files.copy_failure, COPY_FAILED)
             except Exception as error:  # the files are those of others; a thread that ends would register none any more
                 known = isinstance(error, OSError | CheckpointError)
                 shown = str(error) if known else f"{type(error).__name__}: {error}"
-                self._fail(f"what checkpoint.watch names could not be looked after: {shown}")
+                self._fail(f"what checkpoint.watch names could not be looked after: {shown}", failure_kind(error))
 
     def _run(self) -> None:
         pause, waiting = FIRST_WAIT_SECONDS, False
@@ -117,9 +119,13 @@ class FileWatcher:
         share = (at - before[0]) / (after[0] - before[0])
         return before[1] + int(share * (after[1] - before[1]))
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str, kind: str) -> None:
         self.status = dataclasses.replace(
-            self.status, failures=self.status.failures + 1, failure=message, persisted=self.status.persisted + 1
+            self.status,
+            failures=self.status.failures + 1,
+            failure=message,
+            failure_kind=kind,
+            persisted=self.status.persisted + 1,
         )
 
     def _tell(self, newest: CheckpointInfo, count: int) -> None:
@@ -132,6 +138,7 @@ class FileWatcher:
             at=newest.created_at,
             persisted=self.status.persisted + count,
             failure=self._files.copy_failure,
+            failure_kind=COPY_FAILED if self._files.copy_failure else "",
             watched=True,
             digest=newest.digest,
         )

@@ -71,7 +71,11 @@ def choose_interval(
         f"every {'step' if steps == 1 else f'{steps} steps'} ({_short(steps * step_seconds)}): a save takes {_short(save_seconds)}, a step"
         f" {_short(step_seconds)}, a recovery {_short(recovery_seconds)}, failures are expected every"
         f" {_short(failure_seconds)}"
-        + (f"; saves that take {CHEAP_SHARE:.1%} of the time cost less than a wrong belief" if cheap < best else "")
+        + (
+            f"; saves that take {CHEAP_SHARE:.1%} of the time are made anyway, as the failure rate is an estimate"
+            if cheap < best
+            else ""
+        )
     )
     return IntervalChoice(seconds=seconds, steps=steps, reason=reason)
 

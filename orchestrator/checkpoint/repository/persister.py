@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError
+from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError, failure_kind
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.snapshots.file import PartRegion, SnapshotMeta, held, identity, version_of
 from orchestrator.checkpoint.snapshots.unmapped import FileSlot, UnmappedDirectory
@@ -83,6 +83,7 @@ class PersisterStatus:
     persisted: int = 0
     failures: int = 0
     failure: str = ""
+    failure_kind: str = ""  # as `errors.failure_kind` has it: the same for every save that fails of one cause
     watched: bool = False  # a checkpoint that the script wrote by itself (watcher.py)
     digest: str = ""  # of its content
 
@@ -191,7 +192,7 @@ class SnapshotPersister:
                 if self._is_flushed():
                     return True
                 if time.monotonic() >= deadline:
-                    self._failed(self._late(timeout_seconds))
+                    self._failed(self._late(timeout_seconds), "late")
                     return False
             time.sleep(0.0 if self._has_pending() else POLL_SECONDS)
 
@@ -226,7 +227,8 @@ class SnapshotPersister:
             Exception
         ) as error:  # a thread that ends would leave training waiting for storage, and checkpoints in memory
             self._failed(
-                str(error) if isinstance(error, CheckpointError | OSError) else f"{type(error).__name__}: {error}"
+                str(error) if isinstance(error, CheckpointError | OSError) else f"{type(error).__name__}: {error}",
+                failure_kind(error),
             )
             return False
 
@@ -240,7 +242,7 @@ class SnapshotPersister:
                 return meta, slot
             if slot.identity() == word:  # nothing will ever make sense of it
                 slot.mark_stored(word)
-                self._failed(f"a snapshot in {slot.path} is damaged and was given up")
+                self._failed(f"a snapshot in {slot.path} is damaged and was given up", "damaged")
         return None
 
     def _has_pending(self) -> bool:
@@ -325,7 +327,7 @@ class SnapshotPersister:
         except OvertakenError:
             return False
         except (CheckpointError, OSError) as error:
-            self._failed(f"snapshot of step {meta.step} not stored: {error}")
+            self._failed(f"snapshot of step {meta.step} not stored: {error}", failure_kind(error))
             return False
         seconds = time.monotonic() - started
         self._done = word
@@ -359,15 +361,18 @@ class SnapshotPersister:
             seconds=seconds,
             persisted=self._status.persisted + 1,
             failure="",
+            failure_kind="",
         )
         if info is not None and self._on_persisted is not None:
             self._on_persisted(info)
 
-    def _failed(self, message: str) -> None:
+    def _failed(self, message: str, kind: str) -> None:
         self._retry_at = time.monotonic() + self.pace.retry_seconds
         if self._store_state is not None:
             self._store_state.fail(failing=True)
-        self._status = dataclasses.replace(self._status, failures=self._status.failures + 1, failure=message)
+        self._status = dataclasses.replace(
+            self._status, failures=self._status.failures + 1, failure=message, failure_kind=kind
+        )
 
     def _store_for(self, meta: SnapshotMeta) -> CheckpointRepository:
         key = (meta.attempt, meta.world_size, meta.job_id, meta.token, self._lease)

@@ -10,6 +10,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.events import FirstStep
 from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
+from orchestrator.core.sentences.base import plural
 from orchestrator.core.stored.job_record import event_body
 
 if TYPE_CHECKING:
@@ -101,7 +102,10 @@ def _summary(kind: str, body: dict[str, Any]) -> str:
             left_out = body["left_out"]
             return f"submitted by {body['user']}" + (f"; {_left_out_text(left_out)}" if left_out else "")
         case "attempt_started":
-            return f"attempt {body['attempt']}: {len(body['nodes'])} ranks on {len(set(body['nodes']))} node(s)"
+            ranks, nodes = len(body["nodes"]), len(set(body["nodes"]))
+            return f"attempt {body['attempt']}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}"
+        case "attempt_gone":
+            return f"all processes of attempt {body['attempt']} ended"
         case "gang_placed":
             gpus = [u for seat in body["seats"] for u in seat["gpu_uuids"]]
             return f"gang {body['gang']} placed" + (f" on {', '.join(gpus)}" if gpus else "")
@@ -113,9 +117,12 @@ def _summary(kind: str, body: dict[str, Any]) -> str:
             error = f" ({body['error_type']}: {said})" if body["error_type"] else ""
             return f"rank {body['rank']} ended with {how}{error}"
         case "attempt_failed":
-            then = "tried again" if body["retry"] else "not tried again"
-            return f"attempt {body['attempt']} failed ({body['failure']['failure_class']}): {body['failure']['sentence']}; {then}"
+            why = f"{body['failure']['sentence']}; tried again" if body["retry"] else body["failure"]["sentence"]
+            then = "" if body["retry"] or body["failure"]["refusal"] else "; not tried again"
+            return f"attempt {body['attempt']} failed ({body['failure']['failure_class']}): {why}{then}"
         case "checkpoint_saved":
+            if not body["path"]:
+                return f"snapshot of step {body['step']} is complete, in memory only"
             return f"checkpoint of step {body['step']} is complete"
         case "first_step":
             n = body["steps_lost"]

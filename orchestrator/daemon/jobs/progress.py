@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
+from orchestrator.checkpoint.errors import NOT_FAILING, failure_cause
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.straggler import Pace, paces
 from orchestrator.core.facts import notes as n
@@ -52,9 +53,10 @@ class JobProgress:
     unusable: set[tuple[int, str]] = field(default_factory=set)
     notes: Counter[str] = field(default_factory=Counter)
     memory_notes: set[Fact] = field(default_factory=set)
-    failure: str = ""
+    failing: tuple[str, str] = NOT_FAILING
     waited_seconds: float = 0.0
     left_out: int = 0
+    left_out_seen: int = 0
     interval_steps: int | None = None
 
     @property
@@ -240,9 +242,10 @@ def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.J
             book.quarantined.add(message)
             notes.append(_noted(job, n.CheckpointQuarantined(said=message)))
     failure = snapshot.checkpoint.failure
-    if failure and failure != book.failure:
+    cause = failure_cause(failure, snapshot.checkpoint.failure_kind)
+    if failure and cause != book.failing:
         notes.append(_noted(job, n.SaveFailed(said=failure)))
-    book.failure = failure
+    book.failing = cause
     memory = _memory_note(job, snapshot)
     if memory is not None and memory not in book.memory_notes and len(book.memory_notes) < MOST_NOTES:
         book.memory_notes.add(memory)
@@ -266,7 +269,10 @@ def _backlog(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev
     if facts.waited_seconds >= max(BACKLOG_SECONDS, TOLD_AGAIN_FACTOR * book.waited_seconds):
         book.waited_seconds = facts.waited_seconds
         told.append(_noted(job, n.StorageBacklog(waited_seconds=facts.waited_seconds, saves=facts.waits)))
-    if facts.left_out > book.left_out:
+    # While storage fails, a script that saves every second would fill the events: told are twice as many, and the last of them.
+    more, no_more_now = facts.left_out > book.left_out, facts.left_out == book.left_out_seen
+    book.left_out_seen = facts.left_out
+    if more and (no_more_now or facts.left_out >= TOLD_AGAIN_FACTOR * book.left_out):
         book.left_out = facts.left_out
         told.append(_noted(job, n.CheckpointsLeftOut(checkpoints=facts.left_out, step=facts.left_out_step)))
     return told

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.checkpoint.errors import NOT_FAILING, failure_cause
 from orchestrator.checkpoint.format import layout
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
@@ -110,8 +111,11 @@ def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev
     return words
 
 
-def saved(job_id: JobId, told: PersisterStatus | None) -> list[ev.Event]:
-    """A snapshot has become a checkpoint on storage, or could not."""
+def saved(job_id: JobId, told: PersisterStatus | None, *, failing: tuple[str, str] = NOT_FAILING) -> list[ev.Event]:
+    """A snapshot has become a checkpoint on storage, or could not.
+
+    ``failing`` is what saves failed of before: a failure is told when it begins, not with each save.
+    """
     if told is None:
         return []
     status, unusable = repaired(told)
@@ -131,9 +135,17 @@ def saved(job_id: JobId, told: PersisterStatus | None) -> list[ev.Event]:
                 digest=getattr(status, "digest", ""),  # an actor of an older version does not tell
             )
         )
-    if status.failure:
+    if status.failure and failure_cause(status.failure, status.failure_kind) != failing:
         facts.append(noted(job_id, notes.SaveFailed(said=status.failure[:MOST_CHARACTERS])))
     return facts
+
+
+def saves_fail_of(told: PersisterStatus | None, before: tuple[str, str]) -> tuple[str, str]:
+    """What saves fail of after that; ``before`` where nothing new is told."""
+    if told is None:
+        return before
+    status, _ = repaired(told)
+    return failure_cause(status.failure, status.failure_kind)
 
 
 def resumed(job_id: JobId, resumption: Resumption, masker: Masker) -> list[ev.Event]:

@@ -8,11 +8,21 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from orchestrator.checkpoint.errors import NOT_FAILING
 from orchestrator.core import events as ev
 from orchestrator.core.facts.notes import RankUnreachable, Reachable
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost
-from orchestrator.runtime.gangs.event_mapping import exited, gang_lost, in_memory, last_words, noted, saved, seats_of
+from orchestrator.runtime.gangs.event_mapping import (
+    exited,
+    gang_lost,
+    in_memory,
+    last_words,
+    noted,
+    saved,
+    saves_fail_of,
+    seats_of,
+)
 from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.gangs.reports import usable, usable_event
 from orchestrator.runtime.ranks.rank_events import PollCursor
@@ -155,7 +165,9 @@ class EventRelay:
                 gang.newest[rank] = snapshot = usable(reply.progress)
                 self._progress(job.id, attempt, rank, snapshot)
         with told("what became of a snapshot"):
-            if facts := saved(job.id, reply.persisted):
+            failing = gang.failing.get(rank, NOT_FAILING)
+            gang.failing[rank] = saves_fail_of(reply.persisted, failing)
+            if facts := saved(job.id, reply.persisted, failing=failing):
                 self._post(facts)
         if reply.events:  # the rank's end is told, whatever its progress page says
             events = await self._with_gpu_evidence(gang, rank, [usable_event(event) for event in reply.events])

@@ -26,6 +26,7 @@ class CheckpointFacts:
     saved_bytes: int = 0
     failed_saves: int = 0
     failure: str = ""
+    failure_kind: str = ""  # the same for every save that fails of one cause
     failed_at: float | None = None
     resumed_step: int | None = None
     resumed_path: str = ""

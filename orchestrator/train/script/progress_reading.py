@@ -32,6 +32,7 @@ UNREADABLE: Final = "page"
 MAX_SECONDS: Final = 1e9
 MAX_PATH: Final = 1000
 MAX_REASON: Final = 500
+MAX_KIND: Final = 100
 MAX_QUARANTINED: Final = 3
 _NONE: Final = -1
 _CLOSED: Final = -1
@@ -239,6 +240,10 @@ def _is_reason(value: object) -> bool:
     return is_text(value, MAX_REASON)
 
 
+def _is_kind(value: object) -> bool:
+    return is_text(value, MAX_KIND)
+
+
 def _are_reasons(value: object) -> bool:
     return isinstance(value, list) and len(value) <= MAX_QUARANTINED and all(map(_is_reason, value))
 
@@ -254,6 +259,7 @@ _FACTS: Final[dict[str, Check]] = {
     "saved_bytes": is_count,
     "failed_saves": is_count,
     "failure": _is_reason,
+    "failure_kind": _is_kind,
     "failed_at": _optional(is_time),
     "resumed_step": _optional(is_count),
     "resumed_path": _is_path,

@@ -9,7 +9,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
+from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError, failure_kind
 from orchestrator.checkpoint.format.sharded import parts_of
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.snapshots.async_copy import AsyncCopyPolicy, OptimizerGuard, Window
@@ -321,10 +321,16 @@ class Saver:
             saved_path=info.path,
             saved_bytes=info.bytes,
             failure="",
+            failure_kind="",
             failed_at=None,
         )
 
     def _save_failed(self, step: int, error: Exception) -> None:
         message = f"checkpoint of step {step} not saved: {error}"
-        self.tell(failure=message, failed_at=time.time(), failed_saves=self._facts.failed_saves + 1)
+        self.tell(
+            failure=message,
+            failure_kind=failure_kind(error),
+            failed_at=time.time(),
+            failed_saves=self._facts.failed_saves + 1,
+        )
         self.warn("save", f"{message}; training goes on and the next save tries again")

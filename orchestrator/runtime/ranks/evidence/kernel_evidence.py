@@ -41,8 +41,12 @@ def memory_use(used: MemoryUsed | None, *, machine: bool) -> MemoryUse | None:
         return None
     at_limit = used.limit_bytes is not None and (used.peak_bytes or 0) >= used.limit_bytes * _AT_LIMIT
     killed = OutOf.LIMIT if used.kills and at_limit else OutOf.MACHINE if used.kills or machine else None
+    # The limit counts the group's own pages; a process's size also those that it shares with the fork server.
+    counted = used.peak_bytes if killed is OutOf.LIMIT else None
     return MemoryUse(
-        used_bytes=max(used.peak_bytes or 0, used.max_rss_bytes), limit_bytes=used.limit_bytes, killed=killed
+        used_bytes=counted or max(used.peak_bytes or 0, used.max_rss_bytes),
+        limit_bytes=used.limit_bytes,
+        killed=killed,
     )
 
 

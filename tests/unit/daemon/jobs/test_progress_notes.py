@@ -72,6 +72,26 @@ def test_checkpoints_that_are_not_on_storage_are_told_each_time_that_there_are_m
     assert told[1].endswith("the newest of them is that of step 8")
 
 
+def test_a_script_that_saves_all_the_time_does_not_fill_the_events_while_storage_fails(tmp_path: Path) -> None:
+    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    told = []
+    for left_out in (*range(1, 21), 20, 20):
+        told += notes(book, metrics, None, left_out=left_out, left_out_step=left_out)
+    assert [int(text.split()[0]) for text in told] == [1, 2, 4, 8, 16, 20]
+
+
+def test_a_failed_save_is_told_once_for_each_cause(tmp_path: Path) -> None:
+    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    told = []
+    for step, kind in ((1, "ENOSPC"), (2, "ENOSPC"), (3, "EACCES"), (4, ""), (5, ""), (6, "ENOSPC")):
+        told += notes(book, metrics, None, failure=f"checkpoint of step {step} not saved", failure_kind=kind)
+    assert told == [f"checkpoint of step {step} not saved" for step in (1, 3, 4, 5, 6)], (
+        "without a kind the text counts"
+    )
+    assert notes(book, metrics, None, failure="", failure_kind="") == []
+    assert len(notes(book, metrics, None, failure="again", failure_kind="ENOSPC")) == 1
+
+
 def test_steps_lost_by_a_script_that_saves_by_itself_are_counted_from_what_it_was_given(tmp_path: Path) -> None:
     book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
     job = running(pending(make_spec(checkpoint=CheckpointSpec(watch="out/ckpt.pt"))))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.api.views import JobView
+from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
 from orchestrator.core.events import Exit, FirstStep, GangPlaced, RankExited
 from orchestrator.core.job.record import Job
@@ -51,6 +52,24 @@ def test_an_error_is_shown_without_its_place_in_a_librarys_source() -> None:
     )
     said = "rank 0 ended with signal 9 (RuntimeError: Connection closed by peer [127.0.0.1]:51093)"
     assert event_view(StoredEvent(number=4, event=gone)).summary == said
+
+
+def test_events_agree_in_number_and_say_what_is_in_memory_only() -> None:
+    job_id = running().id
+    for event, said in (
+        (ev.AttemptStarted(job_id=job_id, at=1.0, attempt=1, gang=1, nodes=("n",)), "attempt 1: 1 rank on 1 node"),
+        (
+            ev.AttemptStarted(job_id=job_id, at=1.0, attempt=2, gang=1, nodes=("n", "m")),
+            "attempt 2: 2 ranks on 2 nodes",
+        ),
+        (ev.AttemptGone(job_id=job_id, at=1.0, attempt=2), "all processes of attempt 2 ended"),
+        (ev.CheckpointSaved(job_id=job_id, at=1.0, attempt=1, step=7, path="/c"), "checkpoint of step 7 is complete"),
+        (
+            ev.CheckpointSaved(job_id=job_id, at=1.0, attempt=1, step=7, path=""),
+            "snapshot of step 7 is complete, in memory only",
+        ),
+    ):
+        assert event_view(StoredEvent(number=1, event=event)).summary == said
 
 
 def test_the_slow_rank_is_named_and_every_rank_shows_its_own_time() -> None:

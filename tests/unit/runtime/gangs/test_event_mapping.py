@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from orchestrator.checkpoint.errors import NOT_FAILING
 from orchestrator.checkpoint.format.layout import Version
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core import events as ev
 from orchestrator.core.facts.notes import SaveFailed
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import StopScope
-from orchestrator.runtime.gangs.event_mapping import exited, in_memory, last_words, saved, seats_of
+from orchestrator.runtime.gangs.event_mapping import exited, in_memory, last_words, saved, saves_fail_of, seats_of
 from orchestrator.runtime.gangs.reports import usable_event
 from orchestrator.runtime.ranks.actor import RankGreeting
 from orchestrator.runtime.ranks.rank_events import RankEvent
@@ -112,6 +113,19 @@ def test_a_failed_save_is_told() -> None:
     (note,) = saved(JOB, PersisterStatus(failures=1, failure="the disk is full"))
     assert isinstance(note, ev.JobNoted)
     assert note.note == SaveFailed(said="the disk is full")
+
+
+def test_a_failure_is_told_when_it_begins_and_not_with_each_save() -> None:
+    """On a full disk every save fails anew, each with its own step and size in the message."""
+    failing, told = NOT_FAILING, []
+    for step, kind in ((1, "ENOSPC"), (2, "ENOSPC"), (None, ""), (3, "ENOSPC"), (4, "EACCES"), (5, "EACCES")):
+        failure = f"snapshot of step {step} not stored" if kind else ""
+        status = PersisterStatus(failures=step or 0, failure=failure, failure_kind=kind)
+        told += saved(JOB, status, failing=failing)
+        failing = saves_fail_of(status, failing)
+        assert saves_fail_of(None, failing) == failing
+    notes = [fact.note for fact in told if isinstance(fact, ev.JobNoted)]
+    assert notes == [SaveFailed(said=f"snapshot of step {step} not stored") for step in (1, 3, 4)]
 
 
 @pytest.mark.parametrize("newest", [None, ProgressSnapshot(step=7)])

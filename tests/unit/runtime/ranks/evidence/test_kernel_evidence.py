@@ -188,6 +188,13 @@ def test_memory_kills_of_the_machine_are_counted(tmp_path: Path) -> None:
             MemoryUse(used_bytes=1000, limit_bytes=1000, killed=OutOf.LIMIT),
         ),
         (
+            MemoryUsed(
+                max_rss_bytes=1500, peak_bytes=1000, limit_bytes=1000, kills=1
+            ),  # what it shares is not its group's
+            False,
+            MemoryUse(used_bytes=1000, limit_bytes=1000, killed=OutOf.LIMIT),
+        ),
+        (
             MemoryUsed(max_rss_bytes=7, peak_bytes=500, limit_bytes=1000, kills=1),
             False,
             MemoryUse(used_bytes=500, limit_bytes=1000, killed=OutOf.MACHINE),
@@ -198,7 +205,7 @@ def test_memory_kills_of_the_machine_are_counted(tmp_path: Path) -> None:
             MemoryUse(used_bytes=1000, limit_bytes=1000),
         ),
     ],
-    ids=["alone", "machine", "limit", "a group above", "at its limit, but alive"],
+    ids=["alone", "machine", "limit", "limit, in a large process", "a group above", "at its limit, but alive"],
 )
 def test_a_kill_is_the_limits_when_the_limit_was_reached(used: MemoryUsed, machine: bool, expected: MemoryUse) -> None:
     assert memory_use(used, machine=machine) == expected
