@@ -223,13 +223,9 @@ class SnapshotPersister:
             if word in (0, self._done) or (time.monotonic() < self._retry_at and not flushing):
                 return False
             return self._persist(*next(found for found in mine if identity(found[0].version) == word))
-        except (
-            Exception
-        ) as error:  # a thread that ends would leave training waiting for storage, and checkpoints in memory
-            self._failed(
-                str(error) if isinstance(error, CheckpointError | OSError) else f"{type(error).__name__}: {error}",
-                failure_kind(error),
-            )
+        except Exception as error:  # a thread that ends would leave training waiting, and checkpoints in memory
+            known = isinstance(error, CheckpointError | OSError)
+            self._failed(str(error) if known else f"{type(error).__name__}: {error}", failure_kind(error))
             return False
 
     def _oldest_pending(self) -> tuple[SnapshotMeta, FileSlot] | None:
@@ -370,9 +366,8 @@ class SnapshotPersister:
         self._retry_at = time.monotonic() + self.pace.retry_seconds
         if self._store_state is not None:
             self._store_state.fail(failing=True)
-        self._status = dataclasses.replace(
-            self._status, failures=self._status.failures + 1, failure=message, failure_kind=kind
-        )
+        failures = self._status.failures + 1
+        self._status = dataclasses.replace(self._status, failures=failures, failure=message, failure_kind=kind)
 
     def _store_for(self, meta: SnapshotMeta) -> CheckpointRepository:
         key = (meta.attempt, meta.world_size, meta.job_id, meta.token, self._lease)
