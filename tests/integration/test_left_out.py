@@ -45,6 +45,16 @@ def test_what_gitignore_leaves_out_is_told_before_and_after(stack: Stack, tmp_pa
     assert "!train.bin" in job.failure.advice
     first = stack.client.events(job.id)[0]
     assert SAID in first.summary
+    for name, text in (
+        ("cold", f"{SPEC}env: {{MALLOC_ARENA_MAX: '2'}}\n"),
+        ("shell", SPEC.replace("python train.py", "bash run.sh")),
+    ):
+        (tmp_path / "run.sh").write_text("python train.py\n")
+        (tmp_path / f"{name}.yaml").write_text(text)
+        told = json.loads(stack.orch("submit", f"{name}.yaml", "--json", cwd=tmp_path).stdout)
+        ended = stack.wait(told["job_id"])
+        assert ended.failure is not None
+        assert "!train.bin" in ended.failure.advice, name
     (tmp_path / ".orchignore").write_text("!train.bin\n")
     again = json.loads(stack.orch("submit", "job.yaml", "--json", cwd=tmp_path).stdout)
     assert again["left_out"] is None

@@ -48,6 +48,12 @@ class Signature:
     build: Build
 
 
+_LINE_CHARACTERS: Final = 1000
+_NOT_FOUND: Final = re.compile(
+    r"No such file or directory: '(?P<python>[^']+)'|(?:^|[ :])'?(?P<program>[^ :']+)'?: No such file or directory$"
+)
+
+
 def _signature(failure_class: FailureClass, pattern: str, build: Build) -> Signature:
     return Signature(failure_class, re.compile(pattern, re.MULTILINE), build)
 
@@ -193,6 +199,20 @@ def match_signature(ended: Exit) -> tuple[FailureClass, RankEnd] | None:
     text = _words(ended)
     found = next((s for s in SIGNATURES if s.pattern.search(text)), None) if text else None
     return None if found is None else (found.failure_class, found.build(ended.rank, first_words(ended.error_message)))
+
+
+def missing_file(ended: Exit) -> str:
+    """The file that was not found, by the last lines of a program that could not tell otherwise; empty for none.
+
+    A script in a fresh interpreter, or below a shell, reports no exception: what it prints is all there is.
+    """
+    if ended.error_type or ended.signal is not None or not ended.exit_code:
+        return ""
+    for line in reversed(ended.log_tail[-_LAST_LINES:]):
+        found = _NOT_FOUND.search(line[:_LINE_CHARACTERS])
+        if found is not None:
+            return found["python"] or found["program"]
+    return ""
 
 
 def first_words(message: str) -> str:

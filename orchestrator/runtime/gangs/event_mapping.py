@@ -11,6 +11,7 @@ from orchestrator.checkpoint.errors import NOT_FAILING, failure_cause
 from orchestrator.checkpoint.format import layout
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
+from orchestrator.core.diagnosis.signatures import missing_file
 from orchestrator.core.facts import notes
 from orchestrator.runtime.nodes.ignore_rules import left_out_by
 from orchestrator.runtime.ranks.actor import FENCE_SECONDS
@@ -60,8 +61,9 @@ def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport
 def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "") -> ev.RankExited:
     """The end of a rank's process, as its host tells it. ``work_dir`` is the job's copy of its working directory."""
     told = event.exit or ev.Exit(rank=rank, at=event.at, exit_code=None, signal=None)
-    left_out = _left_out_by(work_dir, told.missing_file)
-    return _rank_exited(job_id, attempt, replace(told, rank=rank, left_out_by=left_out))
+    missing = told.missing_file or missing_file(told)
+    left_out = _left_out_by(work_dir, missing)
+    return _rank_exited(job_id, attempt, replace(told, rank=rank, missing_file=missing, left_out_by=left_out))
 
 
 def _rank_exited(job_id: JobId, attempt: int, end: ev.Exit) -> ev.RankExited:

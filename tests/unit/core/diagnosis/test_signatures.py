@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from orchestrator.core.diagnosis.signatures import SIGNATURES
+from orchestrator.core.diagnosis.signatures import SIGNATURES, missing_file
+from orchestrator.core.events import Exit
 from orchestrator.core.facts.gpus import Xid
 from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
 from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
@@ -309,3 +310,21 @@ def test_of_several_facts_the_gravest_that_explains_the_end_is_its_cause() -> No
     assert told(signal=9, evidence=(oom, xid, gone)).cause == dataclasses.replace(gone, rank=0)
     assert told(signal=9, evidence=(KernelMessage(said="apparmor"), oom)).cause == dataclasses.replace(oom, rank=0)
     assert told(signal=9, evidence=(KernelMessage(said="Out of memory: Killed process 7"),)).code == "signal"
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'", "data/train.bin"),
+        ("cat: meta.pkl: No such file or directory", "meta.pkl"),
+        ("ls: cannot access 'data/x.bin': No such file or directory", "data/x.bin"),
+        ("run.sh: line 3: ./tool: No such file or directory", "./tool"),
+        ("ValueError: nothing of files", ""),
+    ],
+)
+def test_the_file_that_a_program_did_not_find_is_read_from_its_last_lines(line: str, name: str) -> None:
+    ended = Exit(rank=0, at=1.0, exit_code=1, signal=None, log_tail=("before", line))
+    assert missing_file(ended) == name
+    assert missing_file(dataclasses.replace(ended, exit_code=0)) == ""
+    assert missing_file(dataclasses.replace(ended, exit_code=None, signal=9)) == ""
+    assert missing_file(dataclasses.replace(ended, error_type="ValueError")) == "", "it reported what it failed of"
