@@ -5,6 +5,10 @@ time of one run; ``cpu_outside_percent`` is the processor time of everything of 
 actors, fork server, keepers) while the job trains; ``bare_ray_percent`` is that of a raylet, a control plane and two actors
 that do nothing, which every gang of two on Ray has. With two ranks both cores of a small machine train, and whatever runs beside
 them slows them down; ``free_core`` is the same with one rank, which leaves a core to it on such a machine. A rank has one thread, on both sides.
+
+The C library gives memory of a step back to the kernel, and how much of it depends on where the heap lies: ``of_a_step`` has the
+page faults of a step and the processor time of the process and of the kernel. ``memory_kept`` is the step of 50 ms on a free core of a
+script that has the C library keep it: what is left is what orch itself costs.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from benchmarks.measure import interleave, parser, report, result, summary, wait
 from benchmarks.workloads.paced import warm_up_steps
 
 BARE_RAY_SECONDS = 10.0
+SHORT, LONG = ("2000", "2"), ("200", "50")
 WORKLOAD = contenders.ROOT / "benchmarks" / "workloads" / "paced.py"
 
 
@@ -38,32 +43,46 @@ def main() -> None:
     orch = contenders.Orch()
     orch.up()
     try:
-        found = {ranks: _both_lengths(orch, arguments.pairs, ranks) for ranks in (2, 1)}
+        found = {
+            ranks: {**_length(orch, arguments.pairs, SHORT, ranks), "also": _length(orch, arguments.pairs, LONG, ranks)}
+            for ranks in (2, 1)
+        }
+        kept = _length(orch, arguments.pairs, (*LONG, "keep"), 1)
     finally:
         orch.close()
-    report({**found[2], "free_core": found[1], "bare_ray_percent": summary(bare)}, arguments.json)
+    report({**found[2], "free_core": found[1], "memory_kept": kept, "bare_ray_percent": summary(bare)}, arguments.json)
 
 
-def _both_lengths(orch: contenders.Orch, pairs: int, ranks: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for milliseconds, steps in ((2.0, 2000), (50.0, 200)):
-        outside: list[float] = []
-        arms = {
-            "ours": lambda m=milliseconds, s=steps, o=outside: _ours(orch, s, m, o, ranks),
-            "torchrun": lambda m=milliseconds, s=steps: _torchrun(s, m, ranks),
-        }
-        values = interleave(arms, pairs).values
-        found[f"{milliseconds:g}ms"] = result(
-            "overhead",
-            "s per step",
-            "lower",
-            values["ours"],
-            {"torchrun": values["torchrun"]},
-            steps=steps,
-            ranks=ranks,
-            cpu_outside_percent=summary(outside),
-        )
-    return {**found["2ms"], "also": found["50ms"]}
+def _length(orch: contenders.Orch, pairs: int, options: tuple[str, ...], ranks: int) -> dict[str, Any]:
+    """Steps of one length, ours beside torchrun's. ``options`` are the workload's: how many, milliseconds, and more."""
+    outside: list[float] = []
+    counts: dict[str, list[dict[str, float]]] = {"ours": [], "torchrun": []}
+
+    def ours() -> float:
+        return _median(_ours(orch, options, outside, ranks), counts["ours"])
+
+    def torchrun() -> float:
+        return _median(_torchrun(options, ranks), counts["torchrun"])
+
+    values = interleave({"ours": ours, "torchrun": torchrun}, pairs).values
+    return result(
+        "overhead",
+        "s per step",
+        "lower",
+        values["ours"],
+        {"torchrun": values["torchrun"]},
+        steps=int(options[0]),
+        ranks=ranks,
+        cpu_outside_percent=summary(outside),
+        of_a_step={
+            side: {name: summary([one[name] for one in found]) for name in found[0]} for side, found in counts.items()
+        },
+    )
+
+
+def _median(told: dict[str, Any], counts: list[dict[str, float]]) -> float:
+    counts.append(told["of_a_step"])
+    return float(statistics.median(told["seconds"]))
 
 
 def _bare_ray(windows: int) -> list[float]:
@@ -74,30 +93,31 @@ def _bare_ray(windows: int) -> list[float]:
     return shares
 
 
-def _torchrun(steps: int, milliseconds: float, ranks: int) -> float:
+def _torchrun(options: tuple[str, ...], ranks: int) -> dict[str, Any]:
     directory = Path(tempfile.mkdtemp(prefix="orch-bench-"))
     target = directory / "result"
     command = [str(contenders.BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", str(WORKLOAD)]
     try:
         subprocess.run(
-            [*command, str(target), str(steps), str(milliseconds)],
+            [*command, str(target), *options],
             env=contenders.ENVIRONMENT,
             cwd=directory,
             check=True,
             capture_output=True,
             timeout=600,
         )
-        return statistics.median(json.loads(target.read_text()))
+        told: dict[str, Any] = json.loads(target.read_text())
+        return told
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _ours(orch: contenders.Orch, steps: int, milliseconds: float, outside: list[float], ranks: int) -> float:
+def _ours(orch: contenders.Orch, options: tuple[str, ...], outside: list[float], ranks: int) -> dict[str, Any]:
     directory = Path(tempfile.mkdtemp(prefix="orch-bench-"))
     target = directory / "result"
     shutil.copy(WORKLOAD, directory / "paced.py")
     text = (
-        f"version: 1\nname: paced\nentrypoint: python paced.py {target} {steps} {milliseconds}\n"
+        f"version: 1\nname: paced\nentrypoint: python paced.py {target} {' '.join(options)}\n"
         f"resources: {{num_workers: {ranks}, resources_per_worker: {{gpu: 0, cpu: 1}}}}\n"
         'env: {OMP_NUM_THREADS: "1"}\n'
     )
@@ -105,7 +125,7 @@ def _ours(orch: contenders.Orch, steps: int, milliseconds: float, outside: list[
         reply = orch.client.submit_text(text, cwd=str(directory))
         assert reply.job_id is not None
         job_id = reply.job_id
-        warm = warm_up_steps(milliseconds)
+        warm = warm_up_steps(float(options[1]))
         wait_for("it is warm", lambda: _step(orch, job_id) > warm, 600)
         before, began = _busy_outside(orch, job_id), time.monotonic()
         wait_for("the result", target.exists, 600)
@@ -115,7 +135,8 @@ def _ours(orch: contenders.Orch, steps: int, milliseconds: float, outside: list[
         outside.append(100.0 * sum(after[p] - before[p] for p in shared) / (ended - began))
         job = orch.client.wait(job_id, timeout_seconds=60)
         assert job.state == "SUCCEEDED", job.reason
-        return statistics.median(json.loads(target.read_text()))
+        told: dict[str, Any] = json.loads(target.read_text())
+        return told
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -1,13 +1,17 @@
 """The workload of the overhead benchmark: steps of about the wanted length, gloo ranks, every step timed by itself.
 
-Rank 0 writes the durations of its steps, in seconds, as JSON. Under orch every step is reported, as a training script would.
+Rank 0 writes as JSON the durations of its steps in seconds, and of a mean step the minor page faults and the processor time in seconds
+that the process and the kernel took for it. Under orch every step is reported, as a training script would. With ``keep`` the C
+library keeps memory that is freed, in place of giving it back to the kernel and asking for it again at each step.
 
-usage: paced.py RESULT STEPS MILLISECONDS
+usage: paced.py RESULT STEPS MILLISECONDS [keep]
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import resource
 import sys
 import time
 from pathlib import Path
@@ -19,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.train import context
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 WARM_UP_SECONDS = 5.0  # not measured: what a start leaves to do on a machine is another measure
 
 
@@ -39,7 +44,10 @@ def main(target: str, steps: int, milliseconds: float) -> None:
     told = context()
     seconds = []
     before = warm_up_steps(milliseconds)
+    used = resource.getrusage(resource.RUSAGE_SELF)
     for step in range(1, before + steps + 1):
+        if step == before + 1:
+            used = resource.getrusage(resource.RUSAGE_SELF)
         began = time.perf_counter()
         optimizer.zero_grad()
         loss = model(inputs).square().mean()
@@ -49,9 +57,18 @@ def main(target: str, steps: int, milliseconds: float) -> None:
         seconds.append(time.perf_counter() - began)
     if dist.get_rank() == 0:
         draft = Path(f"{target}.new")
-        draft.write_text(json.dumps(seconds[before:]))
+        draft.write_text(json.dumps({"seconds": seconds[before:], "of_a_step": _of_a_step(used, steps)}))
         draft.rename(target)
     dist.destroy_process_group()
+
+
+def _of_a_step(before: resource.struct_rusage, steps: int) -> dict[str, float]:
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "page_faults": (after.ru_minflt - before.ru_minflt) / steps,
+        "user_seconds": (after.ru_utime - before.ru_utime) / steps,
+        "system_seconds": (after.ru_stime - before.ru_stime) / steps,
+    }
 
 
 def _batch_for(seconds: float, width: int) -> int:
@@ -60,4 +77,8 @@ def _batch_for(seconds: float, width: int) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[4:] == ["keep"]:
+        library = ctypes.CDLL(None)
+        assert library.mallopt(M_TRIM_THRESHOLD, 2**30)
+        assert library.mallopt(M_MMAP_THRESHOLD, 2**30)
     main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
