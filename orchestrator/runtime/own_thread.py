@@ -1,6 +1,7 @@
-"""A blocking call in a thread of its own, for calls that may never return.
+"""A blocking call in a thread of its own, for calls that may never return; and a pool that tells of those that have not.
 
-A thread of a pool that waits for ever is missing in the pool, and keeps the interpreter from ending; these do neither.
+A thread of a pool that waits for ever is missing in the pool, and keeps the interpreter from ending; a thread of its own
+does neither.
 """
 
 from __future__ import annotations
@@ -8,12 +9,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class WatchedExecutor(ThreadPoolExecutor):
+    """A pool of threads for an event loop's ``to_thread`` that knows which calls have not returned."""
+
+    def __init__(self) -> None:
+        super().__init__(thread_name_prefix="to_thread")
+        self._calls: set[Future[Any]] = set()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See ThreadPoolExecutor. Called in the event loop's thread."""
+        future = super().submit(fn, *args, **kwargs)
+        self._calls = {call for call in self._calls if not call.done()} | {future}
+        return future
+
+    def busy(self, seconds: float) -> bool:
+        """Whether a call has not returned after ``seconds`` more."""
+        return bool(wait(self._calls, timeout=seconds).not_done)
 
 
 class OwnThread(threading.Thread):

@@ -32,8 +32,8 @@ class TokenExposedError(TokenFileError):
 def read(path: str | Path) -> str:
     """The token in a regular file of this user or of root that other users can neither read nor write.
 
-    A file of root's that this process's group may read is as good: so Kubernetes mounts a secret into a pod with a group
-    of its own. Raises TokenFileError.
+    For a process that is not root's, a file of root's that its group may read is as good: so Kubernetes mounts a secret into
+    a pod with a group of its own. Raises TokenFileError.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -57,7 +57,7 @@ def _refuse_open(path: str | Path, status: os.stat_result) -> None:
             f"{path} belongs to user {status.st_uid}, who can read and change the token",
             "copy it to a file of your own, with mode 0600",
         )
-    mounted = status.st_uid == 0 and status.st_gid == os.getegid()
+    mounted = os.geteuid() != 0 and status.st_uid == 0 and status.st_gid == os.getegid()
     mode = stat.S_IMODE(status.st_mode)
     if mode & (_OTHERS & ~stat.S_IRGRP if mounted else _OTHERS):
         raise TokenExposedError(

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import DaemonFrozenError, InternalError, OrchError, RefusedError
 from orchestrator.api.server.app import create_control_app
@@ -34,7 +34,7 @@ from orchestrator.gpu.exporter.http import is_loopback
 from orchestrator.private_files import PRIVATE_UMASK
 from orchestrator.runtime.cluster.head_start import ClusterError
 from orchestrator.runtime.cluster.signal_handlers import disarm_abort
-from orchestrator.runtime.own_thread import calls_under_way
+from orchestrator.runtime.own_thread import WatchedExecutor, calls_under_way
 from orchestrator.store.errors import StoreError, StoreInUseError
 from orchestrator.telemetry.local_prometheus import LocalPrometheusError
 from orchestrator.telemetry.logging import configure_logging
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from orchestrator.daemon.assembly import Parts
     from orchestrator.daemon.service import Service
     from orchestrator.spec.settings import Settings
+
+CALLS_SECONDS: Final = 5.0
+"""How long calls in threads have to return once the daemon has closed everything."""
 
 
 def serve(settings: Settings, options: ServeOptions) -> int:
@@ -97,7 +100,8 @@ async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, s
     except BaseException:
         parts.close()
         raise
-    loop = asyncio.get_running_loop()
+    loop, executor = asyncio.get_running_loop(), WatchedExecutor()
+    loop.set_default_executor(executor)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, parts.daemon.stop)
     signal.signal(signal.SIGTERM, disarm_abort)  # runs at once; the event loop hears of the signal as well
@@ -107,7 +111,7 @@ async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, s
     finally:
         control.withdraw()
         # asyncio.run, or the interpreter's exit, would wait for these without an end; everything that matters is closed.
-        if parts.background.deaf or parts.pools.busy or calls_under_way():
+        if parts.background.deaf or parts.pools.busy or calls_under_way() or executor.busy(CALLS_SECONDS):
             failed = sys.exception()
             if failed is not None:
                 traceback.print_exception(failed)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CALL_SECONDS: Final = 30.0
 CALLS_AT_ONCE: Final = 8
+HANDLER_SECONDS: Final = 0.005
 LEAVE_SECONDS: Final = 120.0  # it takes 2 s, and up to 23 s were seen with calls to the dead head under way
 
 
@@ -60,9 +61,12 @@ class RayConnection:
             raise ClusterError(f"cannot connect to Ray at {address}: {reason}{hint}") from error
 
     async def _enter(self, address: str) -> None:
+        # Ray takes the handler somewhere in the middle: the sooner it is put back, the fewer signals find Ray's.
+        keeper = asyncio.create_task(_keep_handlers())
         try:
             await in_own_thread(lambda: self._connect(address, self.namespace))
         finally:
+            keeper.cancel()
             restore_handlers()
 
     async def end_entering(self) -> None:
@@ -101,6 +105,12 @@ class RayConnection:
     def connected(self) -> bool:
         """Ray can be asked."""
         return self._open.is_set()
+
+
+async def _keep_handlers() -> None:
+    while True:
+        restore_handlers()
+        await asyncio.sleep(HANDLER_SECONDS)
 
 
 def _connect(address: str, space: str) -> None:

@@ -1,8 +1,8 @@
 """Keeps the process's own handling of SIGTERM beside that of Ray.
 
-``ray.init`` installs a handler in C++ for SIGTERM, whatever handler there is. It prints a stack, arms an alarm that aborts
-the process 3 s later, and then calls the handler that it replaced. A process that needs longer than that to end ends by
-SIGABRT, in the middle of what it does. Ray has no option to leave it out.
+``ray.init`` installs a handler in C++ for SIGTERM, whatever handler there is. It arms an alarm that aborts the process 3 s later,
+prints a stack, and then calls the handler that it replaced. A process that needs longer than that to end ends by SIGABRT, in
+the middle of what it does; so does one that needs longer for the stack, on a busy machine. Ray has no option to leave it out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TAKEN_BY_RAY: Final = (signal.SIGTERM,)
 
 
 def restore_handlers() -> None:
-    """Put the handlers that Python knows of back in place of Ray's. Call it in the main thread, after each connection."""
+    """Put the handlers that Python knows of back in place of Ray's. Call it in the main thread, during and after each connection."""
     for number in TAKEN_BY_RAY:
         handler = signal.getsignal(number)
         if handler is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.launch import ServeOptions, read_token
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make files of other users")
+from tests.support.users import OTHER, as_root, as_user
 
 
 def test_the_token_is_what_the_file_holds(tmp_path: Path) -> None:
@@ -51,13 +51,24 @@ def test_a_file_that_others_can_read_or_change_is_refused_with_the_remedy(tmp_pa
 
 
 @as_root
-def test_a_secret_that_kubernetes_mounts_for_the_pod_s_group_is_taken(tmp_path: Path) -> None:
+def test_a_secret_that_kubernetes_mounts_for_the_pod_s_group_is_taken() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o711)
+        token = Path(directory) / "token"
+        token.write_text("secret\n")
+        os.chown(token, 0, OTHER)
+        token.chmod(0o440)
+        assert as_user(OTHER, lambda: read_token(str(token))) == "secret"
+        token.chmod(0o444)
+        assert "mode 0444" in as_user(OTHER, lambda: read_token(str(token)))
+
+
+@as_root
+def test_root_has_no_token_that_its_group_can_read(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
-    token.chmod(0o440)
-    assert read_token(str(token)) == "secret"
-    token.chmod(0o444)
-    with pytest.raises(RefusedError, match="mode 0444"):
+    token.chmod(0o640)
+    with pytest.raises(RefusedError, match="mode 0640"):
         read_token(str(token))
 
 

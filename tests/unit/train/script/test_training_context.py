@@ -177,7 +177,7 @@ def test_a_damaged_checkpoint_is_told_on_the_page(make, page):
     with open(os.path.join(page.read().checkpoint.saved_path, "state.json"), "ab") as file:
         file.write(b" ")
     assert make(ORCH_ATTEMPT="2").load().state == {"n": 1}
-    assert page.read().checkpoint.quarantined[0].startswith("step-000000000002-a1: state.json has")
+    assert page.read().checkpoint.quarantined[0].startswith("step-000000000002-a1: state.json")
 
 
 def test_a_failed_save_warns_once_is_shown_and_the_next_one_tries_again(make, page, tmp_path):
