@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.private_files import make_private
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SUFFIX: Final = ".room"  # as in forkserver/keeper.py, which imports nothing of this package
@@ -28,8 +30,8 @@ ROOM_BYTES: Final = 16 * 1024
 _AHEAD: Final = ".ahead"
 _ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_MOVE_SECONDS: Final = 1.0
-_MOVE_POLL_SECONDS: Final = 0.005
+_LOCK_SECONDS: Final = 1.0
+_LOCK_POLL_SECONDS: Final = 0.001
 
 
 def make_room(record: Path) -> None:
@@ -37,6 +39,42 @@ def make_room(record: Path) -> None:
 
     On a full disk what can be had. Raises OSError for other trouble.
     """
+    _make_directory(record.parent.parent)
+    with _alone(record.parent.parent):
+        _make_room(record)
+
+
+@contextlib.contextmanager
+def _alone(exits: Path) -> Iterator[None]:
+    """The only rank that moves directories in here: of two, each could lose what the other takes. Waits for a moment at most.
+
+    The lock is on the directory itself: on a full disk there may be no room for a file.
+    """
+    try:
+        handle = os.open(exits, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # there was no room for it
+        yield
+        return
+    try:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while not _locked(handle) and time.monotonic() < deadline:
+            time.sleep(_LOCK_POLL_SECONDS)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that locks no directories
+        return True
+    return True
+
+
+def _make_room(record: Path) -> None:
     folder = record.parent
     number = _number(folder)
     if _make_folder(folder, below=number - 1):
@@ -55,15 +93,12 @@ def make_room(record: Path) -> None:
 
 
 def _make_folder(folder: Path, *, below: int) -> bool:
-    deadline = time.monotonic() + _MOVE_SECONDS
-    while not folder.is_dir():
-        if _move(folder.with_name(_AHEAD), folder) or _move_oldest(folder, below=below) or _make_directory(folder):
-            return True
-        # Another rank of the attempt may be moving the only directory that there is.
-        if not list(folder.parent.glob(f".{folder.name}.*")) or time.monotonic() > deadline:
-            return folder.is_dir()
-        time.sleep(_MOVE_POLL_SECONDS)
-    return True
+    return (
+        folder.is_dir()
+        or _move(folder.with_name(_AHEAD), folder)
+        or _move_oldest(folder, below=below)
+        or _make_directory(folder)
+    )
 
 
 def _make_directory(folder: Path) -> bool:
