@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -16,11 +17,14 @@ MAX_WARM_WORKERS: Final = 8
 
 
 class IdleWorkers:
-    """Asks for idle workers after each gang that was placed. ``warm`` asks Ray, ``spawn`` runs a background task."""
+    """Asks for idle workers after each gang that was placed.
+
+    ``warm`` asks Ray for as many as it is told by node; ``spawn`` runs a background task.
+    """
 
     def __init__(
         self,
-        warm: Callable[[int], Awaitable[None]],
+        warm: Callable[[Mapping[str, int]], Awaitable[None]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         *,
         later_seconds: float = WARM_LATER_SECONDS,
@@ -34,13 +38,13 @@ class IdleWorkers:
         """Ask for workers when the job's gang was placed."""
         if job.seats and self._warmed_for.get(job.id) != job.gang:
             self._warmed_for[job.id] = job.gang
-            self._spawn(self._warm_later(job.num_workers))
+            self._spawn(self._warm_later(job.nodes[:MAX_WARM_WORKERS]))
 
     def ended(self, job_id: JobId) -> None:
         """Forget the job."""
         self._warmed_for.pop(job_id, None)
 
-    async def _warm_later(self, workers: int) -> None:
+    async def _warm_later(self, places: Sequence[str]) -> None:
         """Wait until the start that new workers would compete with is over."""
         await asyncio.sleep(self._later_seconds)
-        await self._warm(min(workers, MAX_WARM_WORKERS))
+        await self._warm(Counter(places))

@@ -19,7 +19,7 @@ from orchestrator.runtime.cluster.driver_environment import outlive_raylets
 from orchestrator.runtime.cluster.embedded_head import EmbeddedHead
 from orchestrator.runtime.cluster.gpu_reservations import GpuReservations
 from orchestrator.runtime.cluster.head_start import ClusterError
-from orchestrator.runtime.cluster.prestart import prestart
+from orchestrator.runtime.cluster.prestart import prestart, prestart_as_guest
 from orchestrator.runtime.cluster.registry import NodeRegistry
 from orchestrator.runtime.cluster.site import Site
 from orchestrator.runtime.nodes.directories import check_places
@@ -27,7 +27,7 @@ from orchestrator.runtime.nodes.ray_nodes import list_nodes, token_from
 from orchestrator.spec import token_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from orchestrator.core.cluster import Node
     from orchestrator.spec.paths import Paths
@@ -127,13 +127,19 @@ class Cluster:
             await self.nodes.find_silent(raw, self._token)
         return {node_id: self._capacity.node(node) for node_id, node in raw.items()}
 
-    async def warm(self, count: int | None = None) -> None:
-        """Have ``count`` idle workers on every node, so that the next gang's actors start at once."""
-        wanted = self._warm_workers if count is None else count
-        if wanted and self.ray.connected:
-            raylet = self._head.raylet_pid if self._head is not None else None
-            with contextlib.suppress(Exception):  # actors merely start slower
-                await self.ray.call(prestart, wanted, raylet, self._token)
+    async def warm(self, placed: Mapping[str, int] | None = None) -> None:
+        """Have idle workers, so that the next gang's actors start at once.
+
+        ``placed`` says how many ranks a gang has by node: as many are made again, on an existing cluster on those nodes alone.
+        """
+        if not (self._warm_workers and self.ray.connected):
+            return
+        with contextlib.suppress(Exception):  # actors merely start slower
+            if self._head is None:
+                await self.ray.call(prestart_as_guest, placed or self._warm_workers, self._token)
+            elif (raylet := self._head.raylet_pid) is not None:
+                count = sum(placed.values()) if placed else self._warm_workers
+                await self.ray.call(prestart, count, raylet, self._token)
 
     def _lost(self) -> None:
         self.ray.lost()

@@ -7,29 +7,38 @@ fails in any way, actors merely start slower. ``tests/integration/test_ray_inter
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from orchestrator.runtime.nodes.ray_nodes import list_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 KEEP_ALIVE_SECONDS = 24 * 3600
 GUEST_KEEP_ALIVE_SECONDS = 600  # an existing cluster gets its memory back
 _DEADLINE_SECONDS = 5.0
 
 
-def prestart(count: int, raylet_pid: int | None, token: str | None) -> None:
-    """Have ``count`` more idle workers on every node that takes ranks. Blocks.
+def prestart(count: int, raylet_pid: int, token: str | None) -> None:
+    """Have ``count`` idle workers under the raylet of an embedded head. Blocks.
 
-    ``raylet_pid`` is that of an embedded head: it is asked for what it lacks only, since Ray adds what it is asked for to
-    what it has, and a daemon that is restarted finds the workers of the one before.
+    It is asked for what it lacks only, since Ray adds what it is asked for to what it has, and a daemon that is restarted
+    finds the workers of the one before.
     """
-    keep = KEEP_ALIVE_SECONDS if raylet_pid is not None else GUEST_KEEP_ALIVE_SECONDS
-    if raylet_pid is not None:
-        count -= idle_workers(raylet_pid)
+    lacking = count - idle_workers(raylet_pid)
     for node in list_nodes().values():
+        if lacking > 0 and node.alive:
+            prestart_workers(node.address, node.port, lacking, token)
+
+
+def prestart_as_guest(counts: Mapping[str, int] | int, token: str | None) -> None:
+    """Have more idle workers on nodes of an existing cluster: as many as ``counts`` says by node, or on every node. Blocks."""
+    for node in list_nodes().values():
+        count = counts if isinstance(counts, int) else counts.get(node.id, 0)
         if count > 0 and node.alive and node.total.get("CPU"):  # a head that only coordinates takes no ranks
-            prestart_workers(node.address, node.port, count, token, keep)
+            prestart_workers(node.address, node.port, count, token, GUEST_KEEP_ALIVE_SECONDS)
 
 
 def idle_workers(raylet_pid: int) -> int:

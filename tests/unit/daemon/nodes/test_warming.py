@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,10 +43,10 @@ def test_a_fork_server_is_started_once_on_each_node_that_takes_ranks() -> None:
 
 
 def test_each_gang_has_as_many_workers_made_again_and_no_more_than_eight() -> None:
-    asked: list[int] = []
+    asked: list[Mapping[str, int]] = []
 
-    async def warm(count: int) -> None:
-        asked.append(count)
+    async def warm(placed: Mapping[str, int]) -> None:
+        asked.append(placed)
 
     async def run() -> None:
         spawned = Spawned()
@@ -56,6 +58,10 @@ def test_each_gang_has_as_many_workers_made_again_and_no_more_than_eight() -> No
         idle.ended(job.id)
         idle.changed(job)
         await spawned.run()
-        assert asked == [job.num_workers, job.num_workers]
+        assert asked == [Counter(job.nodes)] * 2
+        big: Any = SimpleNamespace(id="big", gang=1, seats=(None,) * 12, nodes=("a",) * 7 + ("b",) * 5)
+        idle.changed(big)
+        await spawned.run()
+        assert asked[-1] == {"a": 7, "b": 1}
 
     asyncio.run(run())
