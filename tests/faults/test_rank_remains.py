@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -173,9 +174,10 @@ def test_a_keeper_that_is_stopped_again_and_again_is_killed(server: RunningServe
         keeper = keeper_of(tmp_path)
 
         async def stop_always() -> None:
-            while not process_gone(keeper):
-                os.kill(keeper, signal.SIGSTOP)
-                await asyncio.sleep(0)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                while not process_gone(keeper):
+                    os.kill(keeper, signal.SIGSTOP)
+                    await asyncio.sleep(0)
 
         os.kill(keeper, signal.SIGSTOP)
         stopping = asyncio.create_task(stop_always())

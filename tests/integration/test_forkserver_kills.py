@@ -481,7 +481,7 @@ def test_a_rank_that_does_not_end_in_a_shutdown_is_killed_with_its_owner(server:
 def test_an_order_of_the_owner_leaves_no_time_after_its_death(
     server: RunningServer, tmp_path: Path, order: str
 ) -> None:
-    rank = stopping(server, tmp_path, "slowly")
+    rank = stopping(server, tmp_path, "too late")
     (script,) = children_of(rank.keeper_pid)
     for pid in (script, rank.keeper_pid):
         os.kill(pid, signal.SIGTERM)

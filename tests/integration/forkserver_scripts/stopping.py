@@ -21,11 +21,19 @@ def save_slowly(number, frame):
     save(number, frame)
 
 
+def save_too_late(number, frame):
+    (folder / "told").touch()
+    time.sleep(3600)
+    save(number, frame)
+
+
 match sys.argv[2]:
     case "save":
         signal.signal(signal.SIGTERM, save)
     case "slowly":
         signal.signal(signal.SIGTERM, save_slowly)
+    case "too late":
+        signal.signal(signal.SIGTERM, save_too_late)
     case "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 (folder / "ready").touch()
