@@ -29,9 +29,8 @@ class Gang:
     unreached: set[int] = field(default_factory=set)
     newest: dict[int, ProgressSnapshot] = field(default_factory=dict)
     cursors: dict[int, PollCursor] = field(default_factory=dict)
-    failing: dict[int, tuple[str, str]] = field(
-        default_factory=dict
-    )  # what each rank's saves fail of, over all attempts
+    failing: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """What each rank's saves fail of, over all attempts."""
     left_out: LeftOut = field(default_factory=LeftOut)
 
     def begin(self, attempt: int) -> None:

@@ -4,8 +4,8 @@ Ray's own ``ray.nodes``, ``placement_group_table``, ``get_placement_group`` and 
 called in the daemon. They wait for a dead head without a deadline, and end the whole process when the answer is an error,
 which it is as soon as any other gRPC server gets the port that the dead head had.
 
-Needs ``ray.core.generated`` and ``ray._private.grpc_utils``, which are internal to Ray: that dependency lives in this module
-only, and ``tests/integration/test_ray_internals.py`` tells when a new Ray breaks it.
+Needs the GCS's messages (``ray.core.generated``) and ``ray._private.grpc_utils``, which are internal to Ray: only this module uses
+them, and ``tests/integration/test_ray_internals.py`` tells when a new Ray breaks it.
 """
 
 from __future__ import annotations
@@ -128,11 +128,12 @@ def _ask(address: str, service: str, method: str, request: Any) -> Any:
     return reply
 
 
-@functools.lru_cache(
-    maxsize=1
-)  # a daemon has one head at a time; the channel to the one before closes with the last call to it
+@functools.lru_cache(maxsize=1)
 def _channel(address: str) -> Any:
-    """With the token and the certificates that Ray's own clients use."""
+    """The channel to the head, with the token and the certificates that Ray's own clients use.
+
+    A daemon has one head at a time: the channel to the one before closes with the last call to it.
+    """
     from ray._private.grpc_utils import init_grpc_channel
 
     return init_grpc_channel(address)
