@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from orchestrator.api.errors import BadRequestError
 from orchestrator.api.protocol import PAGE
 
 if TYPE_CHECKING:
@@ -95,6 +96,19 @@ class LogQuery:
     tail: int | None = None
     follow: bool = False
     since: float | None = None
+
+    def check(self, job_id: str, *, ranks: int, attempts: int) -> None:
+        """Raise BadRequestError for a rank or an attempt that the job does not have.
+
+        ``ranks`` are the most that it may have. A follower may wait for an attempt that is still to come.
+        """
+        if self.rank is not None and self.rank >= ranks:
+            raise BadRequestError(
+                f"{job_id} has no rank {self.rank}", hint=f"0 to {ranks - 1}" if ranks > 1 else "it has rank 0 alone"
+            )
+        if self.attempt is not None and self.attempt > attempts and not self.follow:
+            hint = f"1 to {attempts}" if attempts > 1 else "it has had one" if attempts else "it has not started yet"
+            raise BadRequestError(f"{job_id} has no attempt {self.attempt}", hint=hint)
 
 
 class Verb(StrEnum):

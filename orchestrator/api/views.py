@@ -8,9 +8,9 @@ missing one. Only the standard library is imported: the command line loads this 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
-from orchestrator.api.errors import ProtocolMismatchError
+from orchestrator.api.log_line import LogLine as LogLine  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.view import NESTED
 from orchestrator.api.view import View as View  # noqa: PLC0414  # readers of views import it from here
 
@@ -154,7 +154,7 @@ class JobView(View):
 
     ``resources`` is the spec's: ``num_workers``, ``resources_per_worker`` (gpu, cpu, memory, gpu_model) and
     ``placement_strategy``. ``attempts`` are the last ten, ``attempt`` is the number of the newest; `orch events` has all.
-    ``version`` grows with every change of its state. ``fact`` is what ``reason`` says, for programs: an object with a ``kind``.
+    ``job_id`` is ``id`` again, under the name that every other answer has for it. ``version`` grows with every change of its state. ``fact`` is what ``reason`` says, for programs: an object with a ``kind``.
     """
 
     id: str
@@ -191,6 +191,10 @@ class JobView(View):
     balance: dict[str, Any] | None = None
     straggler: StragglerView | None = None
     version: int = 0
+    job_id: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "job_id", self.id)
 
     @property
     def is_terminal(self) -> bool:
@@ -239,33 +243,6 @@ class ChangeReply(View):
     """The daemon's change counter."""
 
     version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine(View):
-    """One line that a rank wrote. ``at`` never decreases within one attempt, rank and stream."""
-
-    at: float
-    attempt: int
-    rank: int
-    stream: str
-    text: str
-
-    # By hand: logs are long, and the general way takes five times as long for a line.
-
-    def to_json(self) -> dict[str, Any]:
-        """The line as JSON-ready values."""
-        return {"at": self.at, "attempt": self.attempt, "rank": self.rank, "stream": self.stream, "text": self.text}
-
-    @classmethod
-    def from_json(cls, data: Any) -> Self:
-        """The line that ``data`` describes. Raises ProtocolMismatchError where a key is missing."""
-        try:
-            return cls(
-                at=data["at"], attempt=data["attempt"], rank=data["rank"], stream=data["stream"], text=data["text"]
-            )
-        except (KeyError, TypeError) as error:
-            raise ProtocolMismatchError(f"the daemon's answer is not a LogLine: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ def command(*, as_json: bool = False) -> Any:
         pretty_exceptions_enable=False,
     )
 
-    @app.callback(help=HELP, epilog=EPILOG)
+    @app.callback(help=HELP, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
     def orch(
         _version_wanted: Annotated[
             bool,

@@ -131,7 +131,7 @@ def _printer(session: Session, job: JobView, options: LogOptions) -> Callable[[L
     if options.json:
         import json
 
-        return lambda line: json.dumps(line.to_json(), ensure_ascii=False)
+        return lambda line: json.dumps({"job_id": job.id, **line.to_json()}, ensure_ascii=False)
     with_rank = job.num_workers > 1 and options.rank is None
     steered = session.console.is_terminal and not options.raw
 

@@ -49,7 +49,26 @@ ENTRIES = (
     Entry("init", "files", FILES),
     Entry("schema", "files", FILES),
     Entry("completion", "files", FILES),
+    Entry("help", "help", FILES),
 )
+
+ALIASES = {
+    "job": "status",
+    "jobs": "status",
+    "log": "logs",
+    "event": "events",
+    "queues": "queue",
+    "checkpoint": "checkpoints",
+    "stack": "stacks",
+    "drills": "drill",
+    "profiles": "profile",
+    "node": "nodes",
+    "gpu": "gpus",
+    "dashboard": "dashboards",
+    "schemas": "schema",
+    "completions": "completion",
+}
+"""The other number of a command's noun, and what users of other tools type; help and completion list the command alone."""
 
 
 class LazyCommands(MutableMapping[str, Any]):
@@ -60,6 +79,7 @@ class LazyCommands(MutableMapping[str, Any]):
         self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
+        name = ALIASES.get(name, name)
         if name not in self._made:
             entry = self._entries[name]
             module = import_module(f"orchestrator.cli.commands.{entry.module}")

@@ -1,6 +1,6 @@
 """Durations and amounts of memory, as people write them and as programs hold them.
 
-Durations: `1h30m`, `90s`, `500ms`, or a number of seconds. Memory: KB, MB, GB, TB, PB (or K, M, G, T, P) are powers
+Durations: `1h30m`, `90s`, `500ms`; a number without a unit is refused. Memory: KB, MB, GB, TB, PB (or K, M, G, T, P) are powers
 of 1000; KiB ... PiB (or Ki ... Pi) are powers of 1024; a bare number is bytes. Pure; knows no key.
 """
 
@@ -27,31 +27,30 @@ _UNIT_SECONDS = {
 # Largest unit first, each at most once: `30m1h` is more likely a slip than a wish. Also the schema's pattern, hence
 # nothing that only Python's `re` knows.
 DURATION_PATTERN = (
-    r"^(?:"
-    + _NUMBER
-    + "|"
-    + "".join(f"(?:{_NUMBER}{unit} ?)?" for unit in ("w", "d", "h", "m", "s"))
-    + f"(?:{_NUMBER}ms)?)$"
+    r"^(?:" + "".join(f"(?:{_NUMBER}{unit} ?)?" for unit in ("w", "d", "h", "m", "s")) + f"(?:{_NUMBER}ms)?)$"
 )
 MEMORY_PATTERN = r"^([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([KMGTPkmgtp]?)(i?)([bB]?)$"
 
 _DURATION = re.compile(DURATION_PATTERN)
-_PART = re.compile(rf"({_NUMBER})(ms|[wdhms])?")
+_PART = re.compile(rf"({_NUMBER})(ms|[wdhms])")
+_BARE_NUMBER = re.compile(_NUMBER)
 _MEMORY = re.compile(MEMORY_PATTERN)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
 def parse_duration(text: str) -> timedelta:
-    """Read a duration; a bare number is seconds. Exact to the microsecond.
+    """Read a duration. Exact to the microsecond.
 
     Raises:
-        BadValueError: not a duration, or longer than MAX_DURATION (ten years).
+        BadValueError: not a duration, a number without a unit, or longer than MAX_DURATION (ten years).
 
     """
+    if _BARE_NUMBER.fullmatch(text):
+        raise BadValueError(f"{quoted(text)} has no unit", f"write {text}s, {text}m or {text}h")
     if not text or not _DURATION.fullmatch(text):
         raise BadValueError(f"{quoted(text)} is not a duration", _duration_hint(text))
     parts = _PART.findall(text)
-    seconds = sum((Decimal(amount) * _UNIT_SECONDS[unit or "s"] for amount, unit in parts), Decimal(0))
+    seconds = sum((Decimal(amount) * _UNIT_SECONDS[unit] for amount, unit in parts), Decimal(0))
     if seconds > Decimal(int(MAX_DURATION.total_seconds())):
         raise BadValueError(f"{quoted(text)} is longer than ten years", "write less, or leave the key out for no limit")
     return timedelta(microseconds=int((seconds * 1_000_000).to_integral_value()))
@@ -98,4 +97,4 @@ def _duration_hint(text: str) -> str:
         return "write " + ("".join(f"{int(n)}{unit}" for n, unit in parts if int(n)) or "0s")
     if text.startswith("-"):
         return "a duration is not negative; leave the key out for no limit"
-    return "write 10m, 1h30m, 90s, 500ms, or a number of seconds"
+    return "write 10m, 1h30m, 90s or 500ms"

@@ -27,7 +27,7 @@ def job_id(breakable: Stack, ledger: Ledger, tmp_path: Path) -> str:
 
 
 def drill(stack: Stack, job_id: str, *options: str) -> dict[str, Any]:
-    done = stack.orch("drill", job_id, *options, "--yes", "--json", "--timeout", str(int(PATIENCE_SECONDS)))
+    done = stack.orch("drill", job_id, *options, "--yes", "--json", "--timeout", f"{PATIENCE_SECONDS:.0f}s")
     assert done.returncode == 0, (done.stdout, done.stderr)
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["intact"], report

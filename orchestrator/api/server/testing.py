@@ -184,9 +184,7 @@ class FakeService:
     def _spec(self, request: SubmitRequest) -> dict[str, Any]:
         spec = yaml.safe_load(request.yaml)
         if not isinstance(spec, dict) or "entrypoint" not in spec:
-            problem = Problem(
-                message="is missing", path="entrypoint", line=1, column=1, hint="write it", source=request.source
-            )
+            problem = Problem(message="is missing", path="entrypoint", line=1, hint="write it", source=request.source)
             raise InvalidSpecError(f"{request.source} has one error", problems=[problem])
         return spec
 
@@ -264,6 +262,7 @@ class FakeService:
     async def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[LogLine], None]:
         lines = self._logs.setdefault(job_id, [])
         newest = max((line.attempt for line in lines), default=1)
+        query.check(job_id, ranks=self._jobs[job_id].num_workers, attempts=max(newest, self._jobs[job_id].attempt))
         attempt = query.attempt or (newest if query.since is None else None)
 
         def wanted(line: LogLine) -> bool:

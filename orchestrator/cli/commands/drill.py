@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError, RefusedError
-from orchestrator.cli.commands.shared import Job, Json
+from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError
+from orchestrator.cli.commands.shared import Job, Json, Yes, ask
 from orchestrator.cli.console import clean
+from orchestrator.cli.render.units import parse_span_within
 from orchestrator.cli.session import Session, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from orchestrator.cli.drills.drills import DrillReport
+
+
+MAX_SECONDS = 86_400.0
 
 
 class Victim(enum.StrEnum):
@@ -50,9 +54,9 @@ def drill(
     fill_disk: Annotated[bool, typer.Option("--fill-disk", help="Leave its checkpoints no room for a while.")] = False,
     rank: Annotated[int, typer.Option("--rank", metavar="N", min=0, help="Which rank is hit.")] = 0,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long to wait for the recovery.")
-    ] = 120.0,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+        str, typer.Option("--timeout", metavar="SPAN", help="How long to wait for the recovery: 90s, 5m.")
+    ] = "2m",
+    yes: Yes = False,
     json: Json = False,
 ) -> int:
     """Hurt a running job on purpose and report how it came through; exit code 1 when it did not."""
@@ -68,10 +72,11 @@ def drill(
             hint="--kill rank, actor, agent, daemon or ray, --hang, --tear-checkpoint, or --fill-disk",
         )
     (what,) = chosen
+    seconds = parse_span_within(timeout, "--timeout", least=1.0, most=MAX_SECONDS)
     session = Session()
-    planned = MachineDrill(session.client(), job, rank=rank, seconds=timeout)
+    planned = MachineDrill(session.client(), job, rank=rank, seconds=seconds)
     if not yes:
-        _ask(session, f"{planned.job.id}: {WHAT[what].format(rank=rank)}")
+        ask(session, f"{planned.job.id}: {WHAT[what].format(rank=rank)}")
     run: dict[str, Callable[[], DrillReport]] = {
         "rank": planned.kill_rank,
         "actor": planned.kill_actor,
@@ -88,16 +93,6 @@ def drill(
     else:
         _print(session, report)
     return EXIT_OK if report.intact else EXIT_JOB_FAILED
-
-
-def _ask(session: Session, sentence: str) -> None:
-    import sys
-
-    if not sys.stdin.isatty():
-        raise RefusedError(f"not confirmed (no terminal): {sentence}", hint="pass --yes to proceed")
-    session.console.note(sentence)
-    if not typer.confirm("go on?"):
-        raise RefusedError("nothing was done", hint="--yes does not ask")
 
 
 def _print(session: Session, report: DrillReport) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json
-from orchestrator.cli.render.units import parse_span
+from orchestrator.cli.render.units import parse_span, parse_span_within
 from orchestrator.cli.session import Session
 
 if TYPE_CHECKING:
@@ -74,11 +74,12 @@ def _say_balance(session: Session, seen: GpuSummary) -> None:
 
 def top(
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.2, max=60, help="Time between two looks.")
-    ] = 1.0,
+        str, typer.Option("--interval", metavar="SPAN", help="Time between two looks: 200ms to 1m.")
+    ] = "1s",
     simulate_gpus: Simulate = 0,
 ) -> int:
     """Watch GPUs, jobs and processes live. q leaves, ? shows the keys."""
+    seconds = parse_span_within(interval, "--interval", least=0.2, most=60.0)
     try:
         from orchestrator.cli.top.app import TopApp
     except ModuleNotFoundError as error:
@@ -90,8 +91,8 @@ def top(
     session = Session()
     if not session.console.is_terminal:
         raise BadRequestError("`orch top` needs a terminal", hint="`orch gpus --json` prints the same once")
-    with TopSource(session, simulate=simulate_gpus, interval=interval) as source:
-        TopApp(source, interval=interval).run()
+    with TopSource(session, simulate=simulate_gpus, interval=seconds) as source:
+        TopApp(source, interval=seconds).run()
     return EXIT_OK
 
 

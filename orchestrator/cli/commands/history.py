@@ -88,7 +88,8 @@ def _follow_events(session: Session, client: Client, job: JobView, *, tail: int 
             last = event.sequence
             cells = _event_row(event)
             text = "  ".join(cell.text for cell in cells if cell.text)
-            session.console.print(json.dumps(event.to_json(), ensure_ascii=False) if as_json else text)
+            told = {"job_id": job.id, **event.to_json()}
+            session.console.print(json.dumps(told, ensure_ascii=False) if as_json else text)
         session.console.flush()
         if now.is_terminal:
             break
@@ -109,6 +110,7 @@ def explain(job: Job, json: Json = False) -> int:
         print_json(
             session,
             {
+                "job_id": found.id,
                 "job": found.to_json(),
                 "ahead": [other.id for other in ahead],
                 "events": [event.to_json() for event in history],

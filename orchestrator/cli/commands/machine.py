@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,14 +11,14 @@ import typer
 from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableError
 from orchestrator.api.launch import DemoOptions, Level, ServeOptions
 from orchestrator.cli import local
-from orchestrator.cli.commands.shared import Json, Quiet
+from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask
 from orchestrator.cli.console import clean
 from orchestrator.cli.daemon_process import DaemonProcess
 from orchestrator.cli.render.units import parse_span, size, span
 from orchestrator.cli.session import Session, print_json
 
 if TYPE_CHECKING:
-    from orchestrator.api.views import ShutdownReply
+    from orchestrator.api.views import PruneReply, ShutdownReply
 
 DOWN_SECONDS = 60.0
 STOP_JOBS_SECONDS = 3600.0
@@ -196,22 +197,33 @@ def prune(
         str, typer.Option("--older-than", metavar="SPAN", help="Only jobs that ended longer ago: 12h, 30d.")
     ] = "30d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    yes: Yes = False,
     json: Json = False,
 ) -> int:
     """Remove logs, working copies, checkpoints and records of jobs that ended long ago.
 
-    Checkpoints at a checkpoint.storage_path stay, and are named.
+    Says what would go and asks first. Checkpoints at a checkpoint.storage_path stay, and are named.
     """
     session = Session()
     seconds = parse_span(older_than, "--older-than")
-    reply = session.client().prune(older_than_seconds=seconds, dry_run=dry_run)
+    client = session.client()
+    if not (dry_run or yes):
+        asked_at = time.monotonic()
+        going = client.prune(older_than_seconds=seconds, dry_run=True)
+        if going.removed:
+            ask(session, f"removes {_jobs_and_bytes(going)} with their checkpoints: {', '.join(going.removed)}")
+        seconds += time.monotonic() - asked_at  # nothing that grew old enough while a person was thinking
+    reply = client.prune(older_than_seconds=seconds, dry_run=dry_run)
     if json:
         print_json(session, reply.to_json())
         return EXIT_OK
     for job_id in reply.removed:
         session.console.print(job_id)
-    count = f"{len(reply.removed)} job{'' if len(reply.removed) == 1 else 's'}"
     for place in reply.kept:
         session.console.note(f"checkpoints stay at {clean(place)}")
-    session.console.note(f"{'would remove' if dry_run else 'removed'} {count}, {size(reply.freed_bytes)}")
+    session.console.note(f"{'would remove' if dry_run else 'removed'} {_jobs_and_bytes(reply)}")
     return EXIT_OK
+
+
+def _jobs_and_bytes(reply: PruneReply) -> str:
+    return f"{len(reply.removed)} job{'' if len(reply.removed) == 1 else 's'}, {size(reply.freed_bytes)}"

@@ -23,8 +23,8 @@ STATE_STYLES = {"READY": ("green",), "CORDONED": ("yellow",), "DRAINING": ("mage
 COLUMNS = (
     Column("NODE", weight=1000),
     Column("STATE", weight=900),
-    Column("GPUS", weight=800, right=True),
-    Column("CPUS", weight=700, right=True),
+    Column("GPUS USED", weight=800, right=True),
+    Column("CPUS USED", weight=700, right=True),
     Column("MEMORY FREE", weight=300, right=True),
     Column("MODEL", weight=400),
     Column("JOBS", weight=600, shrink=True),
@@ -34,7 +34,7 @@ COLUMNS = (
 
 @nodes.callback()
 def list_nodes(context: typer.Context, json: Json = False) -> int:
-    """List the nodes: state, free and all GPUs and CPUs, and who runs there."""
+    """List the nodes: state, GPUs and CPUs as used/total, and the jobs that run there."""
     if context.invoked_subcommand is not None:
         return EXIT_OK
     session = Session()
@@ -56,13 +56,17 @@ def _row(node: NodeView) -> list[Cell]:
     return [
         Cell(clean(node.name), ("bold",)),
         Cell(node.state, STATE_STYLES.get(node.state, ("red",))),
-        Cell(f"{number(node.gpus_free)}/{number(node.gpus_total)}" if node.gpus_total else ""),
-        Cell(f"{number(node.cpus_free)}/{number(node.cpus_total)}"),
+        Cell(_used(node.gpus_free, node.gpus_total) if node.gpus_total else ""),
+        Cell(_used(node.cpus_free, node.cpus_total)),
         Cell("" if node.memory_free_bytes is None else size(node.memory_free_bytes)),
         Cell(clean(", ".join(models))),
         Cell(", ".join(node.jobs)),
         Cell(clean(node.reason), ("dim",)),
     ]
+
+
+def _used(free: float, total: float) -> str:
+    return f"{number(round(max(total - free, 0.0), 4))}/{number(total)}"
 
 
 @nodes.command()

@@ -9,9 +9,11 @@ import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Job, Json
-from orchestrator.cli.render.units import size
+from orchestrator.cli.render.units import parse_span_within, size
 from orchestrator.cli.session import Session, print_json
 from orchestrator.cli.status_view import note_which
+
+MAX_SECONDS = 600.0
 
 
 def profile(
@@ -23,14 +25,15 @@ def profile(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: JOB-rankN.trace.json.gz here.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=1, max=600, help="How long the steps may take.")
-    ] = 60.0,
+        str, typer.Option("--timeout", metavar="SPAN", help="How long the steps may take: 30s, 10m.")
+    ] = "1m",
     json: Json = False,
 ) -> int:
     """Trace the next steps of a running job that trains with orchestrator.train.
 
     The trace opens in https://ui.perfetto.dev and in chrome://tracing.
     """
+    seconds = parse_span_within(timeout, "--timeout", least=1.0, most=MAX_SECONDS)
     session = Session()
     client = session.client()
     found = client.job(job)
@@ -38,7 +41,7 @@ def profile(
     target = output or Path(f"{found.id}-rank{rank}.trace.json.gz")
     if not target.parent.is_dir():
         raise BadRequestError(f"{target.parent} is not a directory", hint="make it, or name another --output")
-    data = client.profile(found.id, steps=steps, rank=rank, timeout_seconds=timeout)
+    data = client.profile(found.id, steps=steps, rank=rank, timeout_seconds=seconds)
     try:
         target.write_bytes(data)
     except OSError as error:

@@ -10,8 +10,6 @@ from orchestrator.api.errors import BadRequestError
 if TYPE_CHECKING:
     from orchestrator.cli.console import Glyphs
 
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-
 
 def age(seconds: float) -> str:
     """A rough span in one unit, as in ``5m``: 0s to 99s, then minutes, hours, days."""
@@ -73,29 +71,23 @@ def bar(fraction: float, width: int, glyphs: Glyphs) -> str:
 
 
 def parse_span(text: str, what: str) -> float:
-    """Seconds in ``90``, ``90s``, ``5m``, ``1h30m``, ``2d``. Raises BadRequestError."""
-    total, digits = 0.0, ""
-    for c in text.strip():
-        if c.isdecimal() or c == ".":
-            digits += c
-        elif c in SECONDS and _is_number(digits):
-            total += float(digits) * SECONDS[c]
-            digits = ""
-        else:
-            raise _bad_span(text, what)
-    if digits and (total or not _is_number(digits)):
-        raise _bad_span(text, what)
-    if not text.strip():
-        raise _bad_span(text, what)
-    return total + (float(digits) if digits else 0.0)
+    """Seconds in ``90s``, ``5m``, ``1h30m``, ``2d``. Raises BadRequestError, also for a number without a unit."""
+    from orchestrator.spec.problems import BadValueError
+    from orchestrator.spec.units import parse_duration
+
+    try:
+        return parse_duration(text.strip()).total_seconds()
+    except BadValueError as error:
+        hint = error.hint if error.message.endswith("has no unit") else "write one like 30s, 5m, 1h30m or 2d"
+        raise BadRequestError(f"{what}: {error.message}", hint=hint) from error
 
 
-def _is_number(digits: str) -> bool:
-    return digits.count(".") <= 1 and digits.strip(".") != "" and digits.isascii()
-
-
-def _bad_span(text: str, what: str) -> BadRequestError:
-    return BadRequestError(f"{what} {text!r} is not a span of time", hint="write one like 30s, 5m, 1h30m or 2d")
+def parse_span_within(text: str, what: str, *, least: float, most: float) -> float:
+    """As ``parse_span``; raises BadRequestError as well for less or more than the bounds."""
+    seconds = parse_span(text, what)
+    if not least <= seconds <= most:
+        raise BadRequestError(f"{what} {text!r} is out of range", hint=f"write {span(least)} to {span(most)}")
+    return seconds
 
 
 def parse_time(text: str, what: str, now: float) -> float:

@@ -118,8 +118,9 @@ class JobReader:
         return [event_view(stored) for stored in await self._store.events(job_id, after=after, limit=limit)]
 
     async def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[v.LogLine], None]:
-        """Lines of the job's log."""
-        await self.record(job_id)
+        """Lines of the job's log. Raises BadRequestError for a rank or an attempt that the job does not have."""
+        job = await self.record(job_id)
+        query.check(job_id, ranks=max(job.size.most, job.num_workers), attempts=job.attempt_number)
         stream = LogStream(self._paths.logs(job_id), query, lambda: self._ended(job_id), self._pools.logs)
         async for batch in stream.batches():
             yield batch

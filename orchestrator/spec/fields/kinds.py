@@ -17,7 +17,6 @@ from orchestrator.spec.fields.nodes import ListNode, Mark, Node, ScalarNode, is_
 from orchestrator.spec.problems import BadValueError, Path, nearest, quoted
 from orchestrator.spec.units import (
     DURATION_PATTERN,
-    MAX_DURATION,
     MAX_MEMORY_BYTES,
     MEMORY_PATTERN,
     format_duration,
@@ -249,7 +248,7 @@ class Positive(Kind):
 
 
 class Duration(Kind):
-    """A span of time: `1h30m`, `90s`, `500ms`, or a number of seconds."""
+    """A span of time: `1h30m`, `90s`, `500ms`."""
 
     def __init__(self, *, minimum: timedelta = timedelta(0)) -> None:
         self._minimum = minimum
@@ -264,8 +263,7 @@ class Duration(Kind):
         return format_duration(value)
 
     def describe(self) -> Schema:
-        seconds: Schema = {"type": "number", "minimum": 0, "maximum": int(MAX_DURATION.total_seconds())}
-        return {"anyOf": [seconds, {"type": "string", "pattern": DURATION_PATTERN, "minLength": 1}]}
+        return {"type": "string", "pattern": DURATION_PATTERN, "minLength": 1}
 
 
 class Memory(Kind):

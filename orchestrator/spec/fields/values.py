@@ -44,7 +44,7 @@ def python_node(value: Any) -> Node:
             return _scalar(float.__repr__(value), "number")
         case timedelta():
             # Never 1e-06: a duration is not written with an exponent.
-            return _scalar(f"{value.total_seconds():.6f}".rstrip("0").rstrip("."), "number")
+            return _scalar(f"{value.total_seconds():.6f}".rstrip("0").rstrip(".") + "s", "text")
         case list() | tuple():
             return ListNode(items=tuple(map(python_node, value)), mark=_NOWHERE)
         case _:

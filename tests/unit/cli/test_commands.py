@@ -255,7 +255,7 @@ def test_checkpoints(orch: Orch, served: ServedFake, job: JobView) -> None:
 
 def test_nodes(orch: Orch, served: ServedFake) -> None:
     done = orch("nodes")
-    assert done.out.splitlines()[1].split() == ["node-a", "READY", "0/2", "0/8"]
+    assert done.out.splitlines()[1].split() == ["node-a", "READY", "2/2", "8/8"]
     assert orch("nodes", "cordon", "node-a").out == "node-a is cordoned\n"
     assert orch("nodes", "--json").json["nodes"][0]["state"] == "CORDONED"
     assert orch("nodes", "drain", "node-a", "--json").json["state"] == "DRAINING"
@@ -354,11 +354,11 @@ def test_progress_is_shown_in_the_table(orch: Orch, served: ServedFake, job: Job
 
 def test_prune(orch: Orch, served: ServedFake) -> None:
     old = served.do(lambda service: service.add(state="FAILED"))
-    dry = orch("prune", "--dry-run", "--older-than", "0")
+    dry = orch("prune", "--dry-run", "--older-than", "0s")
     kept = f"checkpoints stay at s3://bucket/{old.id}\n"
     assert (dry.out, dry.err) == (f"{old.id}\n", f"{kept}would remove 1 job, 1.0 KiB\n")
-    assert orch("prune", "--older-than", "12h", "--json").json["removed"] == [old.id]
-    assert orch("prune").err == "removed 0 jobs, 0 B\n"
+    assert orch("prune", "--older-than", "12h", "--yes", "--json").json["removed"] == [old.id]
+    assert orch("prune", "-y").err == "removed 0 jobs, 0 B\n"
     assert orch("prune", "--older-than", "old").code == 2
     assert [call[1][0] for call in served.do(lambda s: s.calls)] == [0, 43200, 2592000]
 

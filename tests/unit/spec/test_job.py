@@ -53,7 +53,7 @@ priority: 70
 preemptible: no
 min_runtime: 10m
 max_duration: 24h
-stop_duration: 90
+stop_duration: 90s
 depends_on: [{job: prepare, on: failure}, {job: other}]
 matrix: {parameters: {lr: [0.1, 1e-2], opt: [adam, 3, true]}, include: [{lr: 1}], exclude: [{opt: adam}],
   max_concurrent: 4, fail_fast: true, strategy: grid}
@@ -72,7 +72,7 @@ checkpoint: {storage_path: "s3://b/x", keep: 1, score_attribute: loss, score_ord
 telemetry: {rate: 10, record: off}
 trackers: [wandb, mlflow]
 report: off
-trainer: {precision: bf16, timeout: 90, device_ids: [0, 1], compile: yes, max_grad_norm: 1e-1, backend: null}
+trainer: {precision: bf16, timeout: 90s, device_ids: [0, 1], compile: yes, max_grad_norm: 1e-1, backend: null}
 notify: [{url: "https://example.org/hook", on: [FAILED, SUCCEEDED]}]
 labels: {team: vision, a.b/c: "", year: 2026}
 """
@@ -209,7 +209,7 @@ def test_settings_that_were_accepted_once_stay_readable() -> None:
         ("resources:", "resources", ResourcesSpec()),
         ("report: on", "report", True),
         ("preemptible: FALSE", "preemptible", False),
-        ("stop_duration: 0", "stop_duration", timedelta(0)),
+        ("stop_duration: 0s", "stop_duration", timedelta(0)),
         ("resources: {resources_per_worker: {gpu: 0}}", "resources.resources_per_worker.gpu", 0.0),
         ("resources: {resources_per_worker: {gpu: 4.0}}", "resources.resources_per_worker.gpu", 4.0),
         ("resources: {resources_per_worker: {gpu_model: 4090}}", "resources.resources_per_worker.gpu_model", "4090"),
@@ -318,7 +318,8 @@ BAD: list[tuple[str, str, int, int, str, str]] = [
         *("resources.num_workers", 3, 26, "auto counts free GPUs, but gpu is 0", "a number of ranks"),
     ),
     ("max_duration: 24:00:00", "max_duration", 3, 15, "not a duration", "write 24h"),
-    ("max_duration: 0", "max_duration", 3, 15, "expected at least 1s", ""),
+    ("max_duration: 0s", "max_duration", 3, 15, "expected at least 1s", ""),
+    ("max_duration: 20", "max_duration", 3, 15, '"20" has no unit', "write 20s, 20m or 20h"),
     ("max_duration: unlimited", "max_duration", 3, 15, "not a duration", "write 10m"),
     ("max_duration: 1h\nmin_runtime: 2h", "min_runtime", 4, 14, "longer than max_duration, 1h", "preemptible: false"),
     ("retry: 3", "retry", 3, 8, "expected a mapping with max_restarts", "write retry: {max_restarts: {user: 1}}"),
@@ -396,7 +397,7 @@ BAD: list[tuple[str, str, int, int, str, str]] = [
     ('trainer: {batch_size: "8"}', "trainer.batch_size", 3, 23, 'got "8"', "remove the quotation marks"),
     ("trainer: {peak_flops: -1}", "trainer.peak_flops", 3, 23, "expected a number above 0", ""),
     ("trainer: {peak_flops: .inf}", "trainer.peak_flops", 3, 23, "expected a number above 0", ""),
-    ("trainer: {timeout: 0}", "trainer.timeout", 3, 20, "expected at least 1ms", ""),
+    ("trainer: {timeout: 0s}", "trainer.timeout", 3, 20, "expected at least 1ms", ""),
     ("trainer: {precision: bf61}", "trainer.precision", 3, 22, "one of auto, fp32", "did you mean bf16?"),
     ("trainer: {device_ids: [0, 0]}", "trainer.device_ids", 3, 23, "indices of different GPUs", "[0, 1]"),
     ("matrix: {}", "matrix", 3, 9, "without parameters", "parameters: {lr"),

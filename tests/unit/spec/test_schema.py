@@ -19,13 +19,13 @@ GOOD = [
     "resources: {num_workers: {min: 1, max: 4}}",
     "resources: {num_workers: auto}",
     "max_duration: 1h30m",
-    "stop_duration: 90",
+    "stop_duration: 90s",
     "checkpoint: {interval: 10m, storage_path: null}",
     "checkpoint: {interval: 100}",
     "retry: {max_restarts: {preemption: unlimited}, exit_codes: {retry: [75]}}",
     "health: {heartbeat_timeout: auto, progress: {pattern: '(x)'}, on_hang: null}",
     "matrix: {parameters: {lr: [0.1, x, true]}}",
-    "trainer: {batch_size: 8, timeout: 90, precision: null, device_ids: [0, 1], peak_flops: 1.0e+15, compile: on}",
+    "trainer: {batch_size: 8, timeout: 90s, precision: null, device_ids: [0, 1], peak_flops: 1.0e+15, compile: on}",
 ]
 BAD = [
     "workdir: .",
@@ -45,6 +45,7 @@ BAD = [
     "resources: {resources_per_worker: {memory: 8}}",
     "max_duration: soon",
     "stop_duration: -1",
+    "stop_duration: 90",
     "retry: {exit_codes: {retry: [256]}}",
     "retry: {log_policies: [{pattern: x}]}",
     "checkpoint: {keep: 0}",

@@ -12,7 +12,7 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.spec.fields.kinds import Boolean
+from orchestrator.spec.fields.kinds import Boolean, Duration
 from orchestrator.spec.fields.records import keys_of
 from orchestrator.spec.fields.values import python_node, typed_node
 from orchestrator.spec.problems import BadValueError
@@ -113,6 +113,10 @@ def _value(name: str, value: Any, *, typed: bool) -> Any:
     key = settings().get(name)
     if key is None:
         raise unknown_key(("trainer",), str(name), list(settings()), ())
+    if isinstance(key.kind, Duration) and isinstance(value, int | float) and not isinstance(value, bool):
+        value = (
+            f"{value}s"  # a number of Python's is seconds, as the standard library has it; in a text it needs its unit
+        )
     node = python_node(value)
     if typed and isinstance(value, str):
         node = typed_node(_SWITCHES.get(value, value) if isinstance(key.kind, Boolean) else value)

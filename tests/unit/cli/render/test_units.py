@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.api.errors import BadRequestError
 from orchestrator.cli.console import ASCII, UNICODE
-from orchestrator.cli.render.units import age, bar, clock, number, parse_span, parse_time, size, span
+from orchestrator.cli.render.units import age, bar, clock, number, parse_span, parse_span_within, parse_time, size, span
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,16 @@ def test_a_bar_grows_and_is_full_only_at_the_end() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("1.5h", 5400), ("2d", 172800), (" 1w ", 604800), ("0", 0)],
+    [
+        ("90s", 90),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("2d", 172800),
+        (" 1w ", 604800),
+        ("0s", 0),
+        ("200ms", 0.2),
+    ],
 )
 def test_spans_as_people_type_them(text: str, seconds: float) -> None:
     assert parse_span(text, "--x") == seconds
@@ -74,6 +83,21 @@ def test_what_is_no_span(text: str) -> None:
     with pytest.raises(BadRequestError, match="--x") as caught:
         parse_span(text, "--x")
     assert "1h30m" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["1", "0", "1.5"])
+def test_a_span_needs_its_unit(text: str) -> None:
+    with pytest.raises(BadRequestError, match="has no unit") as caught:
+        parse_span(text, "--x")
+    assert f"write {text}s" in caught.value.hint
+
+
+def test_a_span_within_bounds() -> None:
+    assert parse_span_within("1m", "--x", least=1.0, most=60.0) == 60.0
+    for text in ("500ms", "61s"):
+        with pytest.raises(BadRequestError, match="out of range") as caught:
+            parse_span_within(text, "--x", least=1.0, most=60.0)
+        assert caught.value.hint == "write 1.0s to 1m00s"
 
 
 @given(st.text(max_size=12))

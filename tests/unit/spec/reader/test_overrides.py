@@ -62,7 +62,7 @@ def problems_of(*overrides: str, text: str = FILE) -> tuple[Problem, ...]:
         ("max_duration=2h", "max_duration", "2h"),
         ("report=off", "report", False),
         ("trainer.batch_size=8", "trainer", {"batch_size": 8}),
-        ("trainer={timeout: 90}", "trainer", {"timeout": "1m30s"}),
+        ("trainer={timeout: 90s}", "trainer", {"timeout": "1m30s"}),
     ],
 )
 def test_a_value_is_laid_over_the_file(override: str, path: str, value: Any) -> None:

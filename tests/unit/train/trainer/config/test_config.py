@@ -214,7 +214,7 @@ def test_precision_is_filled_in(settings: dict[str, Any], mixed: bool, precision
     ("time", "said"),
     [
         (timedelta(microseconds=1), "log_interval: expected at least 1ms, got 0.000001s"),
-        (timedelta(seconds=-1), 'log_interval: "-1" is not a duration'),
+        (timedelta(seconds=-1), 'log_interval: "-1s" is not a duration'),
     ],
 )
 def test_a_time_that_is_too_short_is_refused_as_a_duration(time: timedelta, said: str) -> None:
