@@ -44,6 +44,7 @@ ENTRIES = (
     Entry("gpus", "gpu", MACHINE),
     Entry("top", "gpu", MACHINE),
     Entry("record", "gpu", MACHINE),
+    Entry("bench", "bench", MACHINE),
     Entry("dashboards", "dashboards", MACHINE),
     Entry("prune", "machine", MACHINE),
     Entry("init", "files", FILES),

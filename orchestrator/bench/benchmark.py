@@ -1,0 +1,245 @@
+"""Runs a benchmark from its request to its files: JSON per mode, a log per run, the comparison report, graphs.
+
+Needs neither Ray nor a daemon; ranks are processes of this machine. A cell that fails is reported and left out of the
+remaining rounds; the others go on with new ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.bench.environment import describe_environment
+from orchestrator.bench.errors import BenchError, RankError
+from orchestrator.bench.gpu_watch import GpuWatch
+from orchestrator.bench.plan import cells_of, check, device_of, ranks_of, rounds
+from orchestrator.bench.plots import write_plots
+from orchestrator.bench.processes import RankProcesses, rank_environ
+from orchestrator.bench.report import Subject, render_report
+from orchestrator.bench.results import CellResult, cell_json, compare, comparison_json, run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from orchestrator.bench.plan import BenchRequest, Cell
+    from orchestrator.gpu.reader import GpuReader
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a benchmark: the documents by mode, the report where there was something to compare, the files."""
+
+    results: tuple[CellResult, ...]
+    documents: Mapping[str, Mapping[str, Any]]
+    report: str
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the ranks found: their device, what torch says, the model's size, readers of the GPUs in the ranks' order."""
+
+    device: str
+    torch_sees: Mapping[str, Any]
+    parameters: int
+    readers: tuple[GpuReader, ...] = ()
+
+
+def run_benchmark(request: BenchRequest, *, environ: Mapping[str, str], note: Callable[[str], None]) -> Outcome:
+    """Measure as asked and write the files. Raises BenchError for a request that cannot be run, or when no run ended."""
+    check(request)
+    logs = request.output / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(
+            f"{logs} cannot be made: {error.strerror}", hint="name another directory with --output-dir"
+        ) from error
+    environ = rank_environ(environ, request.threads)
+    with RankProcesses(logs, environ) as ranks:
+        machine = look_at(ranks, request)
+        sizes = ranks_of(request, gpus=len(machine.torch_sees["gpus"]) if machine.device == "cuda" else 0)
+        cells = cells_of(request, sizes)
+    _say_plan(request, machine, cells, environ, note)
+    environment = describe_environment(machine.torch_sees, machine.readers, environ)
+    try:
+        results = _Rounds(request, machine, cells, logs, environ).all(note)
+    finally:
+        for reader in machine.readers:
+            reader.close()
+    if not any(one.runs for one in results):
+        raise BenchError(f"no run ended: {results[0].error}", hint=f"the ranks' output is in {logs}")
+    return _write(request, machine, results, environment, note)
+
+
+def look_at(ranks: RankProcesses, request: BenchRequest) -> Machine:
+    """Ask a first rank what the machine has, and let it try the model. Raises BenchError for what does not fit."""
+    ranks.start(1)
+    (seen,) = ranks.ask({"do": "describe"}, 1)
+    device = device_of(request, gpus=len(seen["gpus"]))
+    try:
+        (loaded,) = ranks.ask({"do": "load", "model": request.model, "seed": request.seed, "batch": 2}, 1)
+    except RankError as error:
+        raise BenchError(error.message.removeprefix("rank 0: "), hint=error.hint) from error
+    readers = _readers([gpu["uuid"] for gpu in seen["gpus"]]) if device == "cuda" else ()
+    return Machine(device=device, torch_sees=seen, parameters=loaded["parameters"], readers=readers)
+
+
+def _readers(uuids: Sequence[str]) -> tuple[GpuReader, ...]:
+    """Readers in torch's order of GPUs; none where the driver knows one of them by no such id."""
+    from orchestrator.gpu.drivers.inventory import survey
+
+    found = {reader.info.uuid.removeprefix("GPU-"): reader for reader in survey().readers}
+    wanted = [uuid.removeprefix("GPU-") for uuid in uuids]
+    chosen = tuple(found[uuid] for uuid in wanted if uuid in found)
+    for uuid, reader in found.items():
+        if uuid not in wanted:
+            reader.close()
+    return chosen if len(chosen) == len(wanted) else ()
+
+
+def _say_plan(
+    request: BenchRequest,
+    machine: Machine,
+    cells: Sequence[Cell],
+    environ: Mapping[str, str],
+    note: Callable[[str], None],
+) -> None:
+    note(f"{request.model_name}: {machine.parameters:,} trainable parameters")
+    most = max(cell.ranks for cell in cells)
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    if machine.device == "cpu" and most * request.threads > cpus:
+        threads = environ["OMP_NUM_THREADS"]
+        note(f"{most} ranks with {threads} thread(s) each share {cpus} processors: they slow each other down")
+    note(f"{len(cells)} configurations, {request.runs} runs each, in turn")
+
+
+class _Rounds:
+    """The runs of all cells, round by round."""
+
+    def __init__(
+        self, request: BenchRequest, machine: Machine, cells: Sequence[Cell], logs: Path, environ: Mapping[str, str]
+    ) -> None:
+        self._request = request
+        self._machine = machine
+        self._results = {cell: CellResult(cell=cell) for cell in cells}
+        self._logs = logs
+        self._environ = environ
+        self._ranks: RankProcesses | None = None
+
+    def all(self, note: Callable[[str], None]) -> tuple[CellResult, ...]:
+        """Make every run; results in the order of the cells."""
+        began, told = time.monotonic(), -1
+        try:
+            for number, cell in rounds(tuple(self._results), self._request.runs):
+                if number != told and number:
+                    left = (time.monotonic() - began) / number * (self._request.runs - number)
+                    note(f"round {number} of {self._request.runs} done, about {left:.0f}s left")
+                told = number
+                if not self._results[cell].error:
+                    self._one(number, cell, note)
+        finally:
+            self._close()
+        return tuple(self._results.values())
+
+    def _one(self, number: int, cell: Cell, note: Callable[[str], None]) -> None:
+        result, request = self._results[cell], self._request
+        command = {
+            "do": "measure",
+            "model": request.model,
+            "seed": request.seed,
+            "ranks": cell.ranks,
+            "batch": cell.batch,
+            "steps": request.steps,
+            "precision": request.precision,
+        }
+        try:
+            ranks = self._joined()
+            with GpuWatch(self._machine.readers[: cell.ranks]) as watch:
+                answers = ranks.ask(command, cell.ranks)
+        except RankError as error:
+            self._close()
+            self._results[cell] = replace(result, error=error.message)
+            note(f"{cell.ranks} rank(s), global batch {cell.batch}: {error.message}")
+            return
+        self._log(number, cell, answers)
+        run = run_of(number, cell, answers, request.steps, watch.use())
+        self._results[cell] = replace(result, runs=(*result.runs, run))
+
+    def _joined(self) -> RankProcesses:
+        """The ranks, started anew after one failed."""
+        if self._ranks is None:
+            sizes = sorted({cell.ranks for cell in self._results})
+            self._ranks = RankProcesses(self._logs, self._environ)
+            self._ranks.start(sizes[-1])
+            self._ranks.join(sizes, self._machine.device)
+            if self._request.memory_limit_bytes is not None:
+                self._ranks.ask({"do": "limit_memory", "limit_bytes": self._request.memory_limit_bytes}, sizes[-1])
+        return self._ranks
+
+    def _close(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+
+    def _log(self, number: int, cell: Cell, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Everything that the ranks measured in a run, every step's time among it."""
+        path = self._logs / f"{self._request.model_name}_{cell.name}_run{number:03}.json"
+        path.write_text(json.dumps({"run": number, "batch_size": cell.batch, "ranks": list(answers)}) + "\n")
+
+
+def _write(
+    request: BenchRequest,
+    machine: Machine,
+    results: tuple[CellResult, ...],
+    environment: Mapping[str, Any],
+    note: Callable[[str], None],
+) -> Outcome:
+    """The files of a benchmark."""
+    name, generated = request.model_name, time.strftime("%Y-%m-%d %H:%M:%S")
+    documents, files = {}, []
+    for mode in ("single", "multi"):
+        mine = [one for one in results if (one.cell.ranks > 1) == (mode == "multi")]
+        if not mine:
+            continue
+        documents[mode] = {
+            "schema": SCHEMA,
+            "generated": generated,
+            "device": machine.device,
+            "batch_size_is": "global: all ranks together",
+            "runs": request.runs,
+            "steps": request.steps,
+            "environment": environment,
+            "results": [
+                cell_json(one, model=name, parameters=machine.parameters, precision=request.precision) for one in mine
+            ],
+        }
+        if mode == "multi":
+            documents[mode]["comparisons"] = [comparison_json(one) for one in compare(results)]
+        files.append(request.output / f"benchmark_{name}_{mode}_gpu.json")
+        files[-1].write_text(json.dumps(documents[mode], indent=2) + "\n")
+    subject = Subject(
+        model=name,
+        parameters=machine.parameters,
+        precision=request.precision,
+        device=environment["gpus"][0]["model"] if environment["gpus"] else machine.device,
+        runs=request.runs,
+        steps=request.steps,
+        generated=generated,
+        environment=environment,
+        price_per_gpu_hour=request.price_per_gpu_hour,
+    )
+    report = render_report(subject, results)
+    files.append(request.output / f"comparison_report_{name}.md")
+    files[-1].write_text(report)
+    try:
+        files += write_plots(results, name, request.output)
+    except BenchError as error:
+        note(f"{error.message}: {error.hint}")
+    return Outcome(results=results, documents=documents, report=report, files=tuple(files))

@@ -1,0 +1,197 @@
+"""What a benchmark measures: its cells (ranks and batch size), checked, and the order in which runs are made.
+
+A batch size is *global* (all ranks together) or *per rank*; a cell always knows both. Speed-up is defined between cells
+of one global batch. Pure: values in, values out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.bench.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+MODELS: Final = ("medium", "large", "conv", "transformer")
+MODES: Final = ("single", "multi", "auto")
+PRECISIONS: Final = ("fp32", "bf16", "fp16")
+DEVICES: Final = ("auto", "cpu", "cuda")
+SCOPES: Final = ("global", "per-rank")
+MOST_RANKS: Final = 64
+MOST_BATCH: Final = 1 << 20
+MOST_RUNS: Final = 1000
+MOST_STEPS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Cell:
+    """One configuration: so many ranks share a global batch."""
+
+    batch: int
+    ranks: int
+
+    @property
+    def per_rank(self) -> int:
+        """Samples of each rank in a step."""
+        return self.batch // self.ranks
+
+    @property
+    def name(self) -> str:
+        """As it appears in file names."""
+        return f"ranks{self.ranks}_batch{self.batch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRequest:
+    """What `orch bench` was asked for. ``ranks`` empty: the machine decides."""
+
+    model: str = "medium"
+    gpu_mode: str = "auto"
+    batch_sizes: tuple[int, ...] = (16, 32, 64, 128)
+    scope: str = "global"
+    ranks: tuple[int, ...] = ()
+    runs: int = 30
+    steps: int = 100
+    precision: str = "fp32"
+    device: str = "auto"
+    threads: int = 1
+    memory_limit_bytes: int | None = None
+    price_per_gpu_hour: float | None = None
+    output: Path = Path("results")
+    seed: int = 42
+
+    @property
+    def model_name(self) -> str:
+        """The model as part of a file name: a file's factory has both names."""
+        path, colon, factory = self.model.rpartition(":")
+        return f"{Path(path).stem}_{factory}" if colon else self.model
+
+
+def check(request: BenchRequest) -> None:
+    """Raise BenchError for the first value that nothing can be measured with."""
+    _one_of("--model", request.model, MODELS, more="FILE.py:factory" if ":" not in request.model else None)
+    for option, value, allowed in (
+        ("--gpu-mode", request.gpu_mode, MODES),
+        ("--precision", request.precision, PRECISIONS),
+        ("--device", request.device, DEVICES),
+        ("--batch-scope", request.scope, SCOPES),
+    ):
+        _one_of(option, value, allowed)
+    _numbers("--batch-sizes", request.batch_sizes, 1, MOST_BATCH)
+    if request.ranks:
+        _numbers("--ranks", request.ranks, 1, MOST_RANKS)
+    for option, number, most in (
+        ("--runs", request.runs, MOST_RUNS),
+        ("--steps", request.steps, MOST_STEPS),
+        ("--threads", request.threads, 1024),
+    ):
+        _numbers(option, (number,), 1, most)
+    price = request.price_per_gpu_hour
+    if price is not None and not 0 <= price < float("inf"):
+        raise BenchError(f"--price is {price}", hint="write the price of one GPU for an hour, 0 or more")
+
+
+def _one_of(option: str, value: str, allowed: Sequence[str], more: str | None = None) -> None:
+    if option == "--model" and more is None:
+        path, _, factory = value.rpartition(":")
+        if not path.endswith(".py") or not factory.isidentifier():
+            raise BenchError(f"--model {value} names no factory", hint="write FILE.py:function")
+        return
+    if value not in allowed:
+        raise BenchError(
+            f"{option} {value} is not known", hint=f"one of: {', '.join((*allowed, *([more] if more else [])))}"
+        )
+
+
+def _numbers(option: str, values: Sequence[int], least: int, most: int) -> None:
+    if not values:
+        raise BenchError(f"{option} is empty", hint="write whole numbers separated by commas, like 32,64")
+    for value in values:
+        if not least <= value <= most:
+            raise BenchError(f"{option} has {value}", hint=f"write whole numbers from {least} to {most}")
+    if len(set(values)) < len(values):
+        raise BenchError(f"{option} names a number twice: {','.join(map(str, values))}", hint="name each once")
+
+
+def parse_numbers(option: str, text: str) -> tuple[int, ...]:
+    """The whole numbers of ``32,64,128``. Raises BenchError."""
+    found = []
+    for part in text.split(","):
+        word = part.strip()
+        if not word.isdecimal() or len(word) > 9:
+            raise BenchError(
+                f"{option} {text!r}: {word!r} is not a whole number", hint="separate whole numbers by commas: 32,64"
+            )
+        found.append(int(word))
+    return tuple(found)
+
+
+def parse_size(option: str, text: str) -> int:
+    """The bytes of ``12GB``, ``800MiB`` or a plain number. Raises BenchError."""
+    match = re.fullmatch(r"(\d{1,18})([KMGT]?)(i?)B?", text.strip(), re.ASCII)
+    size = 0 if match is None else int(match[1]) * (1024 if match[3] else 1000) ** "_KMGT".index(match[2] or "_")
+    if not 0 < size <= 10**18:
+        raise BenchError(f"{option} {text!r} is not a size", hint="write one like 12GB, 800MiB or 1000000")
+    return size
+
+
+def device_of(request: BenchRequest, *, gpus: int) -> str:
+    """``cuda`` or ``cpu``, on a machine with so many GPUs. Raises BenchError for what that device cannot do."""
+    device = ("cuda" if gpus else "cpu") if request.device == "auto" else request.device
+    if device == "cuda" and not gpus:
+        raise BenchError("--device cuda: torch sees no GPU", hint="`orch doctor` looks for the reason; or --device cpu")
+    if device == "cpu" and request.precision == "fp16":
+        raise BenchError("--precision fp16 needs a GPU", hint="processors compute bf16: --precision bf16")
+    if device == "cpu" and request.memory_limit_bytes is not None:
+        raise BenchError("--memory-limit limits GPUs, and the ranks compute on processors", hint="leave it out")
+    return device
+
+
+def ranks_of(request: BenchRequest, *, gpus: int) -> tuple[int, ...]:
+    """The numbers of ranks to measure, ascending, on a machine with so many GPUs (0: ranks compute on processors)."""
+    given = request.ranks or tuple(n for n in (1, 2, 4, 8, 16, 32, 64) if n <= (gpus or 2))
+    if gpus and (many := [n for n in given if n > gpus]):
+        raise BenchError(
+            f"--ranks has {many[0]}, and this machine has {gpus} GPU{'s' * (gpus != 1)}",
+            hint="each rank needs a GPU of its own; --device cpu measures on processors",
+        )
+    if request.gpu_mode == "single":
+        return (1,)
+    several = sorted(n for n in given if n > 1)
+    if request.gpu_mode == "multi":
+        if not several:
+            raise BenchError(
+                "multi-GPU mode needs at least 2 ranks", hint="name them: --ranks 2,4; or --gpu-mode single"
+            )
+        return tuple(several)
+    return (1, *several)
+
+
+def cells_of(request: BenchRequest, ranks: Sequence[int]) -> tuple[Cell, ...]:
+    """Every configuration once, by global batch and ranks. With batches per rank, one rank measures each global batch too."""
+    cells = set()
+    for size in request.batch_sizes:
+        for n in ranks:
+            if request.scope == "per-rank":
+                cells.add(Cell(batch=size * n, ranks=n))
+                if 1 in ranks:
+                    cells.add(Cell(batch=size * n, ranks=1))
+            elif size % n:
+                raise BenchError(
+                    f"a global batch of {size} cannot be shared equally by {n} ranks",
+                    hint="choose multiples of the number of ranks, or --batch-scope per-rank",
+                )
+            else:
+                cells.add(Cell(batch=size, ranks=n))
+    return tuple(sorted(cells))
+
+
+def rounds(cells: Sequence[Cell], runs: int) -> Iterator[tuple[int, Cell]]:
+    """Every run: all cells once per round, in the opposite order in every other round, so that drift favours none."""
+    for run in range(runs):
+        for cell in cells if run % 2 == 0 else reversed(cells):
+            yield run, cell

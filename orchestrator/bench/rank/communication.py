@@ -1,0 +1,88 @@
+"""Where the communication of a step lies: from the hook that DDP calls for each bucket of gradients.
+
+A bucket's all-reduce lasts from the moment at which DDP hands it over until its result is there. The last bucket is handed
+over when the rank's own gradients are complete: what communication lies after that the step waits for (*exposed*), what
+lies before is *hidden* behind the computation of further gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from orchestrator.bench.rank.clocks import DeviceClock, Mark
+
+
+@dataclass(slots=True)
+class StepMarks:
+    """The marks of one step."""
+
+    began: Mark = None
+    backward_done: Mark = None
+    ready: list[Mark] = field(default_factory=list)
+    reduced: list[Mark] = field(default_factory=list)
+    bytes: int = 0
+
+
+class BucketTimer:
+    """State of the hook: notes when each bucket is handed over and when its all-reduce is done."""
+
+    def __init__(self, clock: DeviceClock, group: dist.ProcessGroup | None) -> None:
+        self._clock = clock
+        self._group = group
+        self.step = StepMarks()
+
+    def begin(self) -> StepMarks:
+        """Start a step's marks."""
+        self.step = StepMarks(began=self._clock.mark())
+        return self.step
+
+    def reduce(self, bucket: Any) -> Any:
+        """All-reduce a bucket as DDP does by itself, with marks around it; a future of the tensor."""
+        step, clock = self.step, self._clock
+        tensor: Tensor = bucket.buffer()
+        step.ready.append(clock.mark())
+        step.bytes += tensor.numel() * tensor.element_size()
+        tensor.div_(dist.get_world_size(self._group))
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        assert work is not None
+
+        def done(future: Any) -> Tensor:
+            step.reduced.append(clock.mark())
+            result: Tensor = future.value()[0]
+            return result
+
+        return work.get_future().then(done)
+
+
+def split(clock: DeviceClock, step: StepMarks) -> tuple[float, float]:
+    """Seconds of a step's exposed and hidden communication."""
+    if not step.ready:
+        return 0.0, 0.0
+    ready = clock.since(step.began, step.ready)
+    reduced = clock.since(step.began, step.reduced)
+    (end,) = clock.since(step.began, [step.backward_done])
+    return exposed_and_hidden(list(zip(ready, reduced, strict=True)), end)
+
+
+def exposed_and_hidden(buckets: Sequence[tuple[float, float]], backward_end: float) -> tuple[float, float]:
+    """Seconds in which the step waited for all-reduces, and seconds of all-reduces before that.
+
+    ``buckets`` are (handed over, reduced), which overlap where several are under way.
+    """
+    last_ready = max(ready for ready, _ in buckets)
+    exposed = max(0.0, backward_end - last_ready)
+    hidden, until = 0.0, 0.0
+    for ready, reduced in sorted(buckets):
+        first, last = max(ready, until), min(reduced, last_ready)
+        if last > first:
+            hidden += last - first
+            until = last
+    return exposed, hidden

@@ -1,0 +1,168 @@
+"""Training steps, timed: warm-up until stable, a block of steps as a script would make them, and two controls.
+
+The block is timed as a whole, with the device waited for at both ends only; a step's own time is kept beside it. The controls
+run apart from it, so that measuring disturbs nothing: the same steps without communication, and with DDP's hook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from itertools import cycle, islice
+from statistics import fmean, median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from orchestrator.bench.rank.communication import BucketTimer, StepMarks, split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from orchestrator.bench.rank.clocks import DeviceClock
+    from orchestrator.bench.rank.models import Workload
+
+BATCHES: Final = 4
+WINDOW: Final = 10
+STABLE: Final = 0.05
+MOST_WINDOWS: Final = 10
+_AUTOCAST: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Steps made one after another: seconds of all of them and of each."""
+
+    seconds: float
+    steps: tuple[float, ...]
+
+
+class Stepper:
+    """Makes optimizer steps of one model with Adam on a few fixed batches."""
+
+    def __init__(
+        self, workload: Workload, *, batch: int, precision: str, device: torch.device, clock: DeviceClock, seed: int
+    ) -> None:
+        self.model = workload.model.to(device).train()
+        self.wrapped: torch.nn.Module = self.model
+        self._loss = workload.loss
+        self._clock = clock
+        self._autocast = (device.type, _AUTOCAST.get(precision))
+        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        generator = torch.Generator().manual_seed(seed)
+        made = [workload.batch(batch, generator) for _ in range(BATCHES)]
+        self._batches = cycle([(inputs.to(device), targets.to(device)) for inputs, targets in made])
+
+    def wrap(self, group: dist.ProcessGroup | None, timer: BucketTimer | None = None) -> None:
+        """Train through DDP from here on; with a timer as its hook."""
+        ids = [self._device.index] if self._device.type == "cuda" else None
+        self.wrapped = DistributedDataParallel(self.model, device_ids=ids, process_group=group)
+        if timer is not None:
+            self.wrapped.register_comm_hook(
+                timer, lambda state, bucket: state.reduce(bucket)
+            )  # DDP refuses annotations of Any
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def forward(self) -> Tensor:
+        """The loss of the next batch, scaled as fp16 needs it."""
+        inputs, targets = next(self._batches)
+        kind, dtype = self._autocast
+        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
+            loss = self._loss(self.wrapped(inputs), targets)
+        scaled: Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def update(self) -> None:
+        """Apply the gradients and forget them."""
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """One whole step."""
+        self.forward().backward()
+        self.update()
+
+    def without_communication(self) -> contextlib.AbstractContextManager[Any]:
+        """Steps in it keep their gradients to this rank."""
+        return self.wrapped.no_sync() if isinstance(self.wrapped, DistributedDataParallel) else contextlib.nullcontext()
+
+    def block(self, steps: int) -> Block:
+        """Make so many steps and time them."""
+        clock = self._clock
+        clock.wait()
+        began = perf_counter()
+        marks = [clock.mark(), *(self._marked() for _ in range(steps))]
+        clock.wait()
+        seconds = perf_counter() - began
+        ends = clock.since(marks[0], marks[1:])
+        return Block(seconds=seconds, steps=tuple(b - a for a, b in zip([0.0, *ends], ends, strict=False)))
+
+    def _marked(self) -> Any:
+        self.step()
+        return self._clock.mark()
+
+    def hooked(self, timer: BucketTimer, steps: int) -> Iterator[StepMarks]:
+        """Make so many steps with the hook's marks."""
+        for _ in range(steps):
+            marks = timer.begin()
+            self.forward().backward()
+            marks.backward_done = self._clock.mark()
+            self.update()
+            yield marks
+
+
+def together(group: dist.ProcessGroup | None, ranks: int) -> None:
+    """Return when every rank of the group is here."""
+    if ranks > 1:
+        dist.all_reduce(torch.zeros(1), group=group)
+
+
+def warm_up(stepper: Stepper, group: dist.ProcessGroup | None, ranks: int, window: int = WINDOW) -> tuple[int, bool]:
+    """Steps until the median step of a window is within 5 % of that of the window before; the steps, and whether so.
+
+    The ranks decide together, by the least stable of them: one that went on alone would wait for the others.
+    """
+    before = median(stepper.block(window).steps)
+    for windows in range(2, MOST_WINDOWS + 1):
+        now = median(stepper.block(window).steps)
+        change = torch.tensor([abs(now - before) / before if before else 0.0])
+        if ranks > 1:
+            dist.all_reduce(change, dist.ReduceOp.MAX, group=group)
+        if change.item() <= STABLE:
+            return windows * window, True
+        before = now
+    return MOST_WINDOWS * window, False
+
+
+def communication_split(
+    stepper: Stepper, clock: DeviceClock, group: dist.ProcessGroup | None, ranks: int, steps: int
+) -> dict[str, float]:
+    """A mean step's computation without communication, and its exposed and hidden communication, in seconds."""
+    with stepper.without_communication():
+        stepper.block(max(1, steps // 4))
+        together(group, ranks)
+        compute = fmean(stepper.block(steps).steps)
+    timer = BucketTimer(clock, group)
+    stepper.wrap(group, timer)
+    list(stepper.hooked(timer, 3))  # DDP orders its buckets anew after the first step
+    together(group, ranks)
+    marks = list(stepper.hooked(timer, steps))
+    clock.wait()
+    parts = [split(clock, one) for one in islice(marks, steps)]
+    return {
+        "compute_seconds": compute,
+        "exposed_seconds": fmean(exposed for exposed, _ in parts),
+        "hidden_seconds": fmean(hidden for _, hidden in parts),
+        "bytes": float(marks[-1].bytes),
+        "buckets": float(len(marks[-1].ready)),
+    }

@@ -1,0 +1,269 @@
+"""comparison_report_{model}.md: single against multi GPU at equal global batch, where a step's time goes, and what was measured on.
+
+Values in, Markdown out. A speed-up is called one only where its interval excludes 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.bench.results import MIB, SOURCE_PAYS, compare
+from orchestrator.bench.statistics import FEWEST_RUNS, Interval, outliers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from orchestrator.bench.results import CellResult, Comparison
+
+_HOUR: Final = 3600.0
+_MILLION: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What the report is about."""
+
+    model: str
+    parameters: int
+    precision: str
+    device: str
+    runs: int
+    steps: int
+    generated: str
+    environment: Mapping[str, Any]
+    price_per_gpu_hour: float | None = None
+
+
+def render_report(subject: Subject, results: Sequence[CellResult]) -> str:
+    """The whole report."""
+    comparisons = compare(results)
+    lines = [
+        f"# {subject.model} model: single against multi GPU",
+        "",
+        (
+            f"Generated {subject.generated}. {subject.parameters:,} trainable parameters, {subject.precision}, each rank on "
+            f"{subject.device}; {subject.runs} run{'s' * (subject.runs != 1)} per row, {subject.steps} timed steps per run, the rows' runs in turn."
+        ),
+        "",
+        (
+            "Batch sizes are global: all ranks together. Speed-up compares rows of the same global batch. Intervals are 95 % "
+            f"bootstrap intervals of the mean over runs; fewer than {FEWEST_RUNS} runs have none."
+        ),
+        "",
+        "## Summary",
+        "",
+        *_summary(subject, comparisons),
+        "",
+        "## All rows",
+        "",
+        *_rows(subject, results),
+        "",
+        "## Where a step's time goes",
+        "",
+        (
+            "Compute is a step without communication (DDP's `no_sync`). Exposed communication is what backward waits for after "
+            "the last bucket of gradients, hidden communication what runs before that, both from DDP's own hook; exposed "
+            "includes waiting for slower ranks. Other is the rest of the step: computation slowed by communication beside it, and noise."
+        ),
+        "",
+        *_parts(results),
+        "",
+        *_remarks(results),
+        "## Environment",
+        "",
+        *_environment(subject.environment),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(header)} |"
+    yield f"|{'---|' * len(header)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _summary(subject: Subject, comparisons: Sequence[Comparison]) -> Iterator[str]:
+    if not comparisons:
+        yield "Nothing to compare: no global batch was measured with one rank and with several."
+        return
+    header = (
+        "Batch size (global)",
+        "per rank",
+        "ranks",
+        "Single GPU",
+        "Multi GPU",
+        "Speed-up",
+        "Efficiency",
+        "Recommendation",
+    )
+    yield from _table(
+        header,
+        [
+            (
+                str(one.multi.cell.batch),
+                str(one.multi.cell.per_rank),
+                str(one.multi.cell.ranks),
+                f"{one.single.throughput.mean:,.0f}",
+                f"{one.multi.throughput.mean:,.0f}",
+                _ratio(one.speed_up),
+                f"{one.efficiency:.0%}",
+                recommendation(one),
+            )
+            for one in comparisons
+        ],
+    )
+    mean = fmean(one.speed_up.mean for one in comparisons)
+    yield ""
+    yield f"**Average speed-up**: {mean:.2f}x over {len(comparisons)} row{'s' * (len(comparisons) != 1)} (samples per second)."
+    yield ""
+    yield f"**Conclusion**: {conclusion(comparisons)}"
+    if subject.price_per_gpu_hour is not None:
+        yield ""
+        yield f"Costs are at {subject.price_per_gpu_hour:g} per GPU and hour."
+
+
+def recommendation(comparison: Comparison) -> str:
+    """What a row says: by its interval, and by whether the gain is worth naming."""
+    low = comparison.speed_up.low
+    if low is None:
+        return f"unclear: fewer than {FEWEST_RUNS} runs"
+    if comparison.finding == "faster":
+        return "multi-GPU beneficial" if low >= SOURCE_PAYS else "multi-GPU faster, by little"
+    if comparison.finding == "slower":
+        return "single GPU preferred"
+    return "no difference shown"
+
+
+def conclusion(comparisons: Sequence[Comparison]) -> str:
+    """What all rows say together."""
+    found = {one.finding for one in comparisons}
+    if found == {"faster"}:
+        return "more ranks are faster at every batch size measured."
+    if found == {"slower"}:
+        return "one rank is faster at every batch size measured."
+    faster = sorted({one.multi.cell.batch for one in comparisons if one.finding == "faster"})
+    if not faster:
+        return "these runs show no batch size at which more ranks are faster."
+    return f"more ranks are faster at a global batch of {', '.join(map(str, faster))}, and not shown to be elsewhere."
+
+
+def _ratio(speed_up: Interval) -> str:
+    if speed_up.low is None or speed_up.high is None:
+        return f"{speed_up.mean:.2f}x (no interval)"
+    return f"{speed_up.mean:.2f}x ({speed_up.low:.2f}-{speed_up.high:.2f})"
+
+
+def _rows(subject: Subject, results: Sequence[CellResult]) -> Iterator[str]:
+    money = subject.price_per_gpu_hour
+    header = [
+        "Batch size (global)",
+        "per rank",
+        "ranks",
+        "samples/s",
+        "95 % interval",
+        "peak memory MiB",
+        "utilization",
+        "power W",
+        "J/sample",
+        "GPU seconds per million samples",
+    ]
+    rows = []
+    for one in results:
+        if not one.runs:
+            continue
+        mean = one.throughput
+        interval = "unknown" if mean.low is None or mean.high is None else f"{mean.low:,.0f}-{mean.high:,.0f}"
+        spent = one.cell.ranks * _MILLION / mean.mean
+        use = [run.gpu for run in one.runs]
+        rows.append(
+            [
+                str(one.cell.batch),
+                str(one.cell.per_rank),
+                str(one.cell.ranks),
+                f"{mean.mean:,.0f}",
+                interval,
+                f"{max(run.peak_memory_bytes for run in one.runs) / MIB:,.0f}",
+                _known([u.utilization for u in use], "{:.0%}"),
+                _known([u.power_watts for u in use], "{:,.0f}"),
+                _known([_joules(run.gpu.power_watts, run.samples_per_second) for run in one.runs], "{:.3g}"),
+                f"{spent:,.1f}",
+                *([f"{spent / _HOUR * money:.4g}"] if money is not None else []),
+            ]
+        )
+    return _table([*header, *(["cost per million samples"] if money is not None else [])], rows)
+
+
+def _joules(watts: float | None, rate: float) -> float | None:
+    """Of a sample, by the mean power of the run: its energy covers warm-up and controls too."""
+    return None if watts is None else watts / rate
+
+
+def _known(values: Sequence[float | None], form: str) -> str:
+    known = [value for value in values if value is not None]
+    return form.format(fmean(known)) if known else "unknown"
+
+
+def _parts(results: Sequence[CellResult]) -> Iterator[str]:
+    header = (
+        "Batch size (global)",
+        "ranks",
+        "compute ms",
+        "exposed ms",
+        "hidden ms",
+        "other ms",
+        "exposed share",
+        "buckets",
+        "MB reduced",
+    )
+    rows = []
+    for one in results:
+        if not one.runs:
+            continue
+        parts = one.parts
+        step = fmean(run.step_seconds for run in one.runs)
+        rows.append(
+            (
+                str(one.cell.batch),
+                str(one.cell.ranks),
+                *(f"{part * 1e3:.3f}" for part in (parts.compute, parts.exposed, parts.hidden, parts.other)),
+                f"{parts.exposed / step:.0%}",
+                str(one.runs[0].buckets),
+                f"{one.runs[0].reduced_bytes / 1e6:.3g}",
+            )
+        )
+    return _table(header, rows)
+
+
+def _remarks(results: Sequence[CellResult]) -> Iterator[str]:
+    found = []
+    for one in results:
+        name = f"{one.cell.ranks} rank{'s' * (one.cell.ranks != 1)}, global batch {one.cell.batch}"
+        if one.error:
+            found.append(f"- {name}: failed: {one.error}")
+        far = [one.runs[i] for i in outliers(one.throughputs)]
+        if far:
+            values = ", ".join(f"{run.samples_per_second:,.0f} samples/s in run {run.number}" for run in far)
+            found.append(f"- {name}: far from the other runs, and kept: {values}")
+        unstable = sum(not run.stable for run in one.runs)
+        if unstable:
+            found.append(
+                f"- {name}: step times were not stable after the longest warm-up in {unstable} of {len(one.runs)} runs"
+            )
+    if found:
+        yield from ("## Remarks", "", *found, "")
+
+
+def _environment(environment: Mapping[str, Any]) -> Iterator[str]:
+    yield f"- {environment['cpus']} processors ({environment['cpu']}), {environment['threads_per_rank']} thread(s) per rank, {environment['system']}"
+    yield f"- load average at the start: {', '.join(f'{value:.1f}' for value in environment['load_average'])}"
+    yield "- versions: " + ", ".join(f"{name} {value}" for name, value in environment["versions"].items() if value)
+    for gpu in environment["gpus"]:
+        clocks = ", ".join(f"{domain} {hertz / 1e6:.0f} MHz" for domain, hertz in gpu.get("clocks_hertz", {}).items())
+        yield f"- {gpu['model']}, driver {gpu['driver']}" + (f", {clocks}" if clocks else "")
+    for name, value in environment["settings"].items():
+        yield f"- {name}={value}"
+    if environment["topology"]:
+        yield from ("", "```", environment["topology"].rstrip(), "```")

@@ -1,0 +1,104 @@
+"""`orch bench` with real ranks of gloo, tiny: its files, a model of one's own, and ranks that fail or die."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orchestrator.cli.main import run
+
+if TYPE_CHECKING:
+    pass
+
+TINY = ("--batch-sizes", "4", "--ranks", "2", "--steps", "2")
+
+
+@pytest.fixture
+def orch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = run(("bench", *arguments, "--output-dir", str(tmp_path / "out")))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_a_model_of_ones_own_is_compared_and_everything_written(orch: Any, tmp_path: Path) -> None:
+    script = tmp_path / "net.py"
+    script.write_text("from torch import nn\ndef make():\n    print('a user may print')\n    return nn.Linear(50, 3)\n")
+    code, out, err = orch("--model", f"{script}:make", *TINY, "--runs", "5", "--precision", "bf16", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    files = {Path(name).name for name in found["files"]}
+    assert {
+        "benchmark_net_make_single_gpu.json",
+        "benchmark_net_make_multi_gpu.json",
+        "comparison_report_net_make.md",
+    } <= files
+    assert "153 trainable parameters" in err
+    (multi,) = found["multi"]["results"]
+    assert (multi["batch_size"], multi["batch_size_per_rank"], multi["ranks"], multi["num_runs"]) == (4, 2, 2, 5)
+    assert multi["detailed_runs"][0]["reduced_bytes_per_step"] == 153 * 4
+    assert multi["mean_exposed_communication_ms"] > 0
+    (single,) = found["single"]["results"]
+    assert single["mean_communication_ms"] == 0
+    assert found["multi"]["comparisons"][0]["finding"] in {"faster", "slower", "unclear"}
+    (logged,) = list((tmp_path / "out/logs").glob("*ranks2_batch4_run004.json"))
+    assert len(json.loads(logged.read_text())["ranks"][1]["step_seconds"]) == 2
+
+
+def test_a_configuration_that_fails_is_reported_and_the_others_go_on(orch: Any, tmp_path: Path) -> None:
+    """The second rank dies in every run: the first would wait for it for ever."""
+    script = tmp_path / "net.py"
+    script.write_text(
+        "import os, torch.distributed as dist\nfrom torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if dist.is_initialized() and dist.get_rank() == 1:\n"
+        "            print('the second rank gives up', flush=True)\n"
+        "            os._exit(3)\n"
+        "        return super().forward(x)\n"
+        "def make():\n    return Net(50, 3)\n"
+    )
+    code, _out, err = orch("--model", f"{script}:make", *TINY, "--runs", "2")
+    assert code == 0, err
+    assert "2 rank(s), global batch 4: rank 1 ended: the second rank gives up" in err
+    report = (tmp_path / "out/comparison_report_net_make.md").read_text()
+    assert "2 ranks, global batch 4: failed: rank 1 ended" in report
+    assert "Nothing to compare" in report
+
+
+def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_measured(orch: Any, tmp_path: Path) -> None:
+    script = tmp_path / "net.py"
+    script.write_text("from torch import nn\ndef make():\n    return nn.Linear(7, 3)\n")
+    code, _, err = orch("--model", f"{script}:make", *TINY)
+    assert code == 2
+    assert "net.py:make cannot make a training step: RuntimeError" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "huge"), "--model huge is not known"),
+        (("--batch-sizes", "16,x"), "'x' is not a whole number"),
+        (("--ranks", "0"), "--ranks has 0"),
+        (("--memory-limit", "much"), "--memory-limit 'much' is not a size"),
+    ],
+)
+def test_a_bad_argument_is_refused_without_starting_a_rank(orch: Any, arguments: tuple[str, ...], words: str) -> None:
+    code, _, err = orch(*arguments)
+    assert code == 2
+    assert words in err
+
+
+def test_a_directory_that_cannot_be_made_is_named(orch: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    code, _, err = orch(*TINY)
+    assert code == 2
+    assert "out/logs cannot be made" in err
