@@ -682,7 +682,7 @@ def test_the_units_ray_listens_on_loopback_only_and_where_probes_ask(tmp_path: P
 
 
 def accepts(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60):
         return True
     return False
 

@@ -369,7 +369,7 @@ def test_other_users_are_not_served(bare: RunningServer) -> None:
 def raw(server: RunningServer, data: bytes, fds: list[int] | None = None) -> bytes:
     """What the server answers to bytes; empty when it hangs up."""
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(10)
+        sock.settimeout(60)
         sock.connect(str(server.socket))
         socket.send_fds(sock, [data], fds or [])
         sock.shutdown(socket.SHUT_WR)

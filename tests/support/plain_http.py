@@ -26,12 +26,12 @@ class Answer(NamedTuple):
 
 class UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=10)
+        super().__init__("localhost", timeout=60)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(10)
+        self.sock.settimeout(60)
         self.sock.connect(self._path)
 
 
@@ -47,7 +47,7 @@ def ask(
     connection = (
         UnixConnection(endpoint.socket_path)
         if endpoint.socket_path
-        else http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=10)
+        else http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=60)
     )
     try:
         chunked = body is not None and not isinstance(body, bytes)

@@ -85,7 +85,8 @@ class MetricsServer:
         settings.validate()
         self._settings = settings
         self._body = body
-        self._loop = asyncio.new_event_loop()
+        # Ray sets uvloop's policy in its workers where uvloop is installed; its sockets cannot be served by Acceptor.
+        self._loop = asyncio.SelectorEventLoop()
         self._thread: threading.Thread | None = None
         self._server: Acceptor | None = None
         self._connections: set[_Connection] = set()

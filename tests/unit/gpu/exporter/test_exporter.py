@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import itertools
@@ -45,7 +46,7 @@ def exporter(make_reader: MakeReader) -> Iterator[tuple[GpuExporter, ScriptedRea
 def scrape(url: str, *, token: str | None = None, context: ssl.SSLContext | None = None) -> str:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+    with urllib.request.urlopen(request, timeout=60, context=context) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -64,8 +65,19 @@ def test_it_serves_samples_in_the_text_format(exporter: tuple[GpuExporter, Scrip
     first.power = 444.0
     wait_for(has(running, 'orch_gpu_power_watts{gpu_uuid="GPU-a"} 444.0'), "the new value")
     assert up("GPU-b", 1) in scrape(running.url)
-    with urllib.request.urlopen(running.url, timeout=10) as answer:
+    with urllib.request.urlopen(running.url, timeout=60) as answer:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_the_event_loop_that_ray_sets_in_its_workers_is_not_used(
+    make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def uvloop() -> asyncio.AbstractEventLoop:
+        raise AssertionError("its loop does not serve sockets that it has not made")
+
+    monkeypatch.setattr(asyncio, "new_event_loop", uvloop)
+    with GpuExporter([make_reader("GPU-a")], "node1", FAST) as running:
+        wait_for(has(running, up("GPU-a", 1)), "the first sample")
 
 
 def test_a_request_never_asks_the_driver(nvml: FakeNvml) -> None:
@@ -149,7 +161,7 @@ def test_stopping_leaves_nothing_behind(make_reader: MakeReader) -> None:
     assert running.stop() == ()
     assert reader.closed.is_set()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((address.hostname or "", address.port or 0), timeout=5)
+        socket.create_connection((address.hostname or "", address.port or 0), timeout=60)
 
 
 def test_stopping_names_a_gpu_whose_driver_hangs(make_reader: MakeReader) -> None:
@@ -242,7 +254,7 @@ def test_tls(make_reader: MakeReader, tmp_path: Path) -> None:
 def connection(make_reader: MakeReader) -> Iterator[http.client.HTTPConnection]:
     with GpuExporter([make_reader("GPU-a")], "n", FAST) as running:
         address = urlsplit(running.url)
-        client = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
+        client = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
         yield client
         client.close()
 
@@ -266,7 +278,7 @@ def test_one_connection_serves_many_requests(connection: http.client.HTTPConnect
 
 
 def raw(client: http.client.HTTPConnection, data: bytes) -> bytes:
-    with socket.create_connection((client.host, client.port), timeout=10) as plain:
+    with socket.create_connection((client.host, client.port), timeout=60) as plain:
         plain.sendall(data)
         chunks = []
         while chunk := plain.recv(65536):
@@ -284,7 +296,7 @@ def test_an_endless_request_is_cut_off(connection: http.client.HTTPConnection) -
 
 
 def test_a_request_in_pieces_and_two_in_one_piece(connection: http.client.HTTPConnection) -> None:
-    with socket.create_connection((connection.host, connection.port), timeout=10) as plain:
+    with socket.create_connection((connection.host, connection.port), timeout=60) as plain:
         plain.sendall(b"GET /healthz HT")
         plain.sendall(b"TP/1.1\r\n\r")
         plain.sendall(b"\nGET /healthz HTTP/1.1\r\n\r\nGET /healthz HTTP/1.0\r\n\r\n")
