@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from benchmarks.measure import cpu_seconds, parser, report, result, summary, wait_for
-from orchestrator.runtime.cluster.head_processes import ray_environment
+from orchestrator.runtime.cluster.head.processes import ray_environment
 from tests.support.fake_nvml import ASSUMED_LATENCY_US, FakeNvml
 from tests.support.processes import ray_workers
 from tests.support.stack import Stack

@@ -14,7 +14,7 @@ import time
 import psutil
 import ray
 
-from orchestrator.runtime.cluster.head_start import SYSTEM_CONFIG
+from orchestrator.runtime.cluster.head.start import SYSTEM_CONFIG
 
 SETTLE_SECONDS = 10.0
 NEEDED = ("raylet", "gcs_server")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from orchestrator.api.transport.peer import is_stopped
-from orchestrator.runtime.cluster.head_processes import ray_environment
+from orchestrator.runtime.cluster.head.processes import ray_environment
 from tests.support.processes import all_gone
 from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 

@@ -27,7 +27,7 @@ import yaml
 
 from dashboards import rules
 from orchestrator.cli.registry import ENTRIES
-from orchestrator.runtime.cluster.head_start import SYSTEM_CONFIG
+from orchestrator.runtime.cluster.head.start import SYSTEM_CONFIG
 from orchestrator.spec.settings import Settings
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry import local_prometheus as lp

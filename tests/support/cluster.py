@@ -25,8 +25,8 @@ from typing import Any
 
 import psutil
 
-from orchestrator.runtime.cluster.embedded_head import LOOPBACK, OBJECT_STORE_BYTES
-from orchestrator.runtime.cluster.head_processes import clear_sessions, ray_environment
+from orchestrator.runtime.cluster.head.embedded import LOOPBACK, OBJECT_STORE_BYTES
+from orchestrator.runtime.cluster.head.processes import clear_sessions, ray_environment
 from tests.support.stack import PATIENCE_SECONDS, kill_all, process_gone, wait_until
 
 # A dead node is noticed within three seconds, a frozen one within nine, instead of a minute.
@@ -79,7 +79,7 @@ class RayCluster:
         self.environ = ray_environment(token)
         self._python = self._small_environment()
         try:
-            head = self._start("orchestrator.runtime.cluster.head", self._options(0, 0))
+            head = self._start("orchestrator.runtime.cluster.head.launcher", self._options(0, 0))
             self.address: str = head["gcs_address"]
             self.head = RayNode(id=head["node_id"], raylet=head["pids"]["raylet"][0])
             self.workers = self._add(workers)

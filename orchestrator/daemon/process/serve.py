@@ -32,7 +32,7 @@ from orchestrator.daemon.process import failure
 from orchestrator.daemon.process.home import prepare_home
 from orchestrator.gpu.exporter.http import is_loopback
 from orchestrator.private_files import PRIVATE_UMASK
-from orchestrator.runtime.cluster.head_start import ClusterError
+from orchestrator.runtime.cluster.head.start import ClusterError
 from orchestrator.runtime.cluster.signal_handlers import disarm_abort
 from orchestrator.runtime.own_thread import WatchedExecutor, calls_under_way
 from orchestrator.store.errors import StoreError, StoreInUseError

@@ -25,7 +25,7 @@ from orchestrator.api.transport.peer import is_stopped
 from orchestrator.daemon.process import failure
 from orchestrator.daemon.process.home import prepare_home
 from orchestrator.private_files import open_private
-from orchestrator.runtime.cluster.head_start import START_TRIES, start_seconds
+from orchestrator.runtime.cluster.head.start import START_TRIES, start_seconds
 from orchestrator.store.lock import StoreLock
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from orchestrator.runtime.cluster.agents import AgentMaker, remove_services
 from orchestrator.runtime.cluster.capacity import Capacity
 from orchestrator.runtime.cluster.connection import CALL_SECONDS, RayConnection
 from orchestrator.runtime.cluster.driver_environment import outlive_raylets
-from orchestrator.runtime.cluster.embedded_head import EmbeddedHead
 from orchestrator.runtime.cluster.gpu_reservations import GpuReservations
-from orchestrator.runtime.cluster.head_start import ClusterError
+from orchestrator.runtime.cluster.head.embedded import EmbeddedHead
+from orchestrator.runtime.cluster.head.start import ClusterError
 from orchestrator.runtime.cluster.prestart import prestart, prestart_as_guest
 from orchestrator.runtime.cluster.registry import NodeRegistry
 from orchestrator.runtime.cluster.site import Site

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.runtime.cluster.head_start import ClusterError, start_seconds
+from orchestrator.runtime.cluster.head.start import ClusterError, start_seconds
 from orchestrator.runtime.cluster.serializers import forgo_foreign_serializers
 from orchestrator.runtime.cluster.signal_handlers import restore_handlers
 from orchestrator.runtime.deadline import within

@@ -29,16 +29,16 @@ K exists so that nothing is lost and nothing is left behind, whichever process d
 A second of quiet after a request, F forks ahead: for each process that runs, one K with its T that wait for a request
 (spares.py). A gang that has failed starts again on them: the forks, and most first writes to shared pages, are done.
 
-T must not be able to tell that it was forked. interpreter.py restores what a fresh interpreter would have, and
-coldness.py finds what cannot be restored (an environment variable that was read when torch was imported, a module
+T must not be able to tell that it was forked. program/interpreter.py restores what a fresh interpreter would have, and
+program/cold_start.py finds what cannot be restored (an environment variable that was read when torch was imported, a module
 beside the script that shadows one already imported); then T replaces itself by a plain interpreter, slower and exact.
 
 What a script can still find: one stack frame below its own, the hash seed that it shares with its neighbours, and the
 server's environment in /proc/self/environ. Memory that the server had keeps its addresses.
 
 The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop), spares.py (K and T
-before their request), startup.py (how F becomes the one server of its socket), warm.py (what F does before it serves), keeper.py (K), launch.py
-(T up to the user's code), interpreter.py and coldness.py (T as a Python process), quirks.py (where torch counts on being
-slow), store.py (T as a rendezvous store), and below them request.py, reports.py, masking.py, proctree.py, linux.py
-and wire.py.
+before their request), startup.py (how F becomes the one server of its socket), warm.py (what F does before it serves), keeper.py (K),
+program/ (T up to the user's code: launch.py, interpreter.py and cold_start.py for the Python process, rendezvous_store.py for the process
+that serves torch's store, stop_notes.py for handlers of SIGTERM), torch_workarounds.py (where torch counts on being slow), and below them
+request.py, reports.py, masking.py, page.py, cgroups.py, proctree.py, linux.py and wire.py.
 """

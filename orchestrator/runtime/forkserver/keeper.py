@@ -35,8 +35,8 @@ import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import cgroups, holder, linux, page, proctree, wire
-from .launch import Program, launch
 from .masking import Masker
+from .program.launch import Program, launch
 from .reports import Reports
 
 if TYPE_CHECKING:

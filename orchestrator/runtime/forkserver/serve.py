@@ -28,7 +28,7 @@ from .warm import Baseline, NotServableError, warm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .launch import Program
+    from .program.launch import Program
 
 _REQUEST_SECONDS = 10.0
 _READ_BYTES = 262144

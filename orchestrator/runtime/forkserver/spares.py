@@ -17,13 +17,14 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import cgroups, interpreter, keeper, launch, linux, proctree, request, wire
+from . import cgroups, keeper, linux, proctree, request, wire
+from .program import interpreter, launch
 from .reports import Reports
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from .launch import Program
+    from .program.launch import Program
     from .warm import Baseline
 
 MOST = 16

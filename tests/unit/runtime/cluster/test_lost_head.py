@@ -11,12 +11,12 @@ import psutil
 import pytest
 
 from orchestrator.runtime.cluster import cluster as module
-from orchestrator.runtime.cluster import embedded_head
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.cluster.connection import CALLS_AT_ONCE, RayConnection
 from orchestrator.runtime.cluster.driver_environment import OF_THE_DRIVER, RECONNECT_SECONDS
-from orchestrator.runtime.cluster.head_processes import Head, write_head
-from orchestrator.runtime.cluster.head_start import ClusterError
+from orchestrator.runtime.cluster.head import embedded
+from orchestrator.runtime.cluster.head.processes import Head, write_head
+from orchestrator.runtime.cluster.head.start import ClusterError
 from orchestrator.spec.settings import Settings
 
 
@@ -25,7 +25,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OF_THE_DRIVER:
         monkeypatch.setenv(name, "before")  # put back as it was, whatever the test sets
         monkeypatch.delenv(name)
-    monkeypatch.setattr(embedded_head, "ray_environment", lambda _token: {})
+    monkeypatch.setattr(embedded, "ray_environment", lambda _token: {})
 
 
 def standing_head(home: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import orchestrator.runtime.forkserver as package
 
 FOLDER = Path(package.__file__).parent
-FILES = sorted(FOLDER.glob("*.py"))
+FILES = sorted(FOLDER.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

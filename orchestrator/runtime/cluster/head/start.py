@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import psutil
 import structlog
 
-from orchestrator.runtime.cluster.head_processes import Head, clear_sessions
+from orchestrator.runtime.cluster.head.processes import Head, clear_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ HEAD_SECONDS: Final = 60.0
 MOST_LOAD: Final = 5.0
 START_TRIES: Final = 3
 SAID_LINES: Final = 3
-STARTER: Final = (sys.executable, "-m", "orchestrator.runtime.cluster.head")
+STARTER: Final = (sys.executable, "-m", "orchestrator.runtime.cluster.head.launcher")
 
 log = structlog.get_logger("orch.ray")
 

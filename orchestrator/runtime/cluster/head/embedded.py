@@ -8,8 +8,8 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.runtime.cluster.driver_environment import OF_THE_DRIVER, outlive_heads
-from orchestrator.runtime.cluster.first_fork_server import FirstForkServer
-from orchestrator.runtime.cluster.head_processes import (
+from orchestrator.runtime.cluster.head.first_fork_server import FirstForkServer
+from orchestrator.runtime.cluster.head.processes import (
     Head,
     is_alive,
     kill_session,
@@ -17,7 +17,7 @@ from orchestrator.runtime.cluster.head_processes import (
     read_head,
     write_head,
 )
-from orchestrator.runtime.cluster.head_start import SYSTEM_CONFIG, launch_head
+from orchestrator.runtime.cluster.head.start import SYSTEM_CONFIG, launch_head
 from orchestrator.spec import token_file
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from orchestrator.runtime.cluster.head_start import START_TRIES, ClusterError, launch_head, scaled
+from orchestrator.runtime.cluster.head.start import START_TRIES, ClusterError, launch_head, scaled
 from tests.support.processes import all_gone
 
 if TYPE_CHECKING:

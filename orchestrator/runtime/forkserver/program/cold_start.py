@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .warm import Baseline
+    from ..warm import Baseline
 
 # Read in C, by the loader, the allocator, the interpreter and the numerical libraries, before any script can run. Found by
 # watching getenv while torch 2.13 was imported; PYTORCH_CUDA_ALLOC_CONF is read by builds with CUDA alone.

@@ -16,17 +16,18 @@ import time
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
-from . import cold_start, interpreter, linux, rendezvous_store, stop_notes, torch_workarounds
-from .holder import MARK
-from .masking import Masker
-from .reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
+from .. import linux, torch_workarounds
+from ..holder import MARK
+from ..masking import Masker
+from ..reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
+from . import cold_start, interpreter, rendezvous_store, stop_notes
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from ..request import Spawn
+    from ..warm import Baseline
     from .interpreter import Run
-    from .request import Spawn
-    from .warm import Baseline
 
 EXIT_NOT_FOUND = 127
 EXIT_NOT_EXECUTABLE = 126
@@ -37,7 +38,7 @@ MAX_CAUSES = 5
 MAX_PATH_CHARACTERS = 4096
 
 _FIRST_SPARE_FD = 64
-_HERE = os.path.dirname(__file__)
+_HERE = os.path.dirname(os.path.dirname(__file__))
 
 
 class Program:

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from orchestrator.runtime.cluster.driver_environment import OF_THE_DRIVER
-from orchestrator.runtime.cluster.head_processes import end_fork_server
+from orchestrator.runtime.cluster.head.processes import end_fork_server
 from orchestrator.runtime.spawn.client import StartedServer, start_fork_server
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.runtime.cluster.embedded_head import EmbeddedHead
-from orchestrator.runtime.cluster.head_processes import Head
-from orchestrator.runtime.cluster.head_start import ClusterError
+from orchestrator.runtime.cluster.head.embedded import EmbeddedHead
+from orchestrator.runtime.cluster.head.processes import Head
+from orchestrator.runtime.cluster.head.start import ClusterError
 from orchestrator.runtime.cluster.site import Site
 from orchestrator.spec.settings import Settings
 from tests.support.stack import wait_until

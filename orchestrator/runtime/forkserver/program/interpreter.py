@@ -22,11 +22,11 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import linux, warm
+from .. import linux, warm
 
 if TYPE_CHECKING:
-    from .request import Spawn
-    from .warm import Baseline
+    from ..request import Spawn
+    from ..warm import Baseline
 
 Run = Callable[[], object]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.forkserver import interpreter
+from orchestrator.runtime.forkserver.program import interpreter
 from orchestrator.runtime.forkserver.request import parse
 
 

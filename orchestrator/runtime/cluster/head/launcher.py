@@ -1,4 +1,4 @@
-"""Starts an embedded Ray head as small as it gets, and exits: ``python -m orchestrator.runtime.cluster.head '{json}'``.
+"""Starts an embedded Ray head as small as it gets, and exits: ``python -m orchestrator.runtime.cluster.head.launcher '{json}'``.
 
 A process of its own, because Ray's ``Node`` reads its settings from the environment once and holds on to them. What it
 starts (gcs_server, raylet and the raylet's agents) outlives it, in the session that it was started in. It prints one JSON

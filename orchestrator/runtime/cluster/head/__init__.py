@@ -1,0 +1,4 @@
+"""An embedded Ray head: its start, its processes, which outlive the daemon, and its end.
+
+Must not ask Ray anything about nodes or actors. Begin with ``embedded.py``.
+"""
