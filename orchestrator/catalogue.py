@@ -273,6 +273,13 @@ JOB_CHECKPOINT_TIMESTAMP: Final = _gauge(
 JOB_CHECKPOINT_INTERVAL: Final = _gauge(
     "orch_job_checkpoint_interval_seconds", _JOB, "seconds", "job", "Interval at which the job means to save."
 )
+FINDING: Final = _gauge(
+    "orch_finding",
+    ("kind", "job_id", "rank", "gpu_uuid", "node"),
+    "",
+    "job",
+    "1 for each finding of diagnosis that is open now; rank, gpu_uuid and node are empty where it is about none.",
+)
 JOB_EVENT_TIMESTAMP: Final = _gauge(
     "orch_job_event_timestamp_seconds",
     ("job_id", "event"),

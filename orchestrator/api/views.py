@@ -47,13 +47,24 @@ class RankView(View):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerView(View):
-    """The rank that the others wait for: it takes ``factor`` times the ``usual_seconds`` of the others for a step."""
+class FindingView(View):
+    """What diagnosis found wrong with a job: ``kind``, and the rank and GPU that it is about (neither: the whole job).
 
-    rank: int
-    factor: float
-    seconds: float
-    usual_seconds: float
+    ``since`` is when its figures began to show it. ``severity`` is critical or warning, ``confidence`` certain, likely or
+    possible. ``sentence`` and ``advice`` are for people, ``fact`` has the figures, ``runbook`` names the documentation.
+    """
+
+    kind: str
+    sentence: str
+    severity: str = "warning"
+    confidence: str = "likely"
+    rank: int | None = None
+    gpu_uuid: str = ""
+    node: str = ""
+    since: float = 0.0
+    advice: str = ""
+    runbook: str = ""
+    fact: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +166,7 @@ class JobView(View):
     ``resources`` is the spec's: ``num_workers``, ``resources_per_worker`` (gpu, cpu, memory, gpu_model) and
     ``placement_strategy``. ``attempts`` are the last ten, ``attempt`` is the number of the newest; `orch events` has all.
     ``job_id`` is ``id`` again, under the name that every other answer has for it. ``version`` grows with every change of its state. ``fact`` is what ``reason`` says, for programs: an object with a ``kind``.
+    ``findings`` are open now, the gravest first.
     """
 
     id: str
@@ -189,7 +201,7 @@ class JobView(View):
     log_dir: str = ""
     outputs_dir: str = ""
     balance: dict[str, Any] | None = None
-    straggler: StragglerView | None = None
+    findings: tuple[FindingView, ...] = ()
     version: int = 0
     job_id: str = ""
 
@@ -473,7 +485,7 @@ NESTED.update(
             "checkpoint": CheckpointRef,
             "failure": FailureView,
             "timings": TimingsView,
-            "straggler": StragglerView,
+            "findings": FindingView,
         },
         StacksView: {"ranks": RankStacksView},
         RankStacksView: {"threads": ThreadView},

@@ -342,6 +342,24 @@ class JobNoted(Event):
     degraded: bool | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingOpened(Event):
+    """Diagnosis found something wrong with the attempt."""
+
+    kind: ClassVar[str] = "finding_opened"
+    attempt: int
+    finding: Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingClosed(Event):
+    """What diagnosis had found is over. The end of an attempt closes its findings without this event."""
+
+    kind: ClassVar[str] = "finding_closed"
+    attempt: int
+    finding: Fact
+
+
 EVENTS: Mapping[str, type[Event]] = {
     cls.kind: cls
     for cls in (
@@ -364,5 +382,7 @@ EVENTS: Mapping[str, type[Event]] = {
         FirstStep,
         JobUpdated,
         JobNoted,
+        FindingOpened,
+        FindingClosed,
     )
 }

@@ -1,4 +1,4 @@
-"""What web hooks are told: one notice for each hook of a job that asked for the state it has entered. Pure.
+"""What web hooks are told: one notice for each hook of a job that asked for the state it has entered, or for findings. Pure.
 
 The store writes notices in the transaction of the transition, so that none is lost when the daemon dies in between.
 """
@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.facts.codec import fact_to_dict
+from orchestrator.core.facts.findings import Finding, key_of
 from orchestrator.core.sentences import failure_advice, sentence
+from orchestrator.core.sentences.findings import finding_to_dict
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
 
+FINDING = "FINDING"
+"""What a hook asks for to be told of findings."""
 _LONGEST_REASON = 500
 
 
@@ -32,14 +36,31 @@ class Notice:
 
 def notices_of(before: Job | None, after: Job, at: float) -> list[Notice]:
     """The notices of a transition at wall time ``at``; ``before`` is None at the submission."""
-    if not after.spec.notify or (before is not None and before.state is after.state):
+    if not after.spec.notify:
         return []
-    body = json.dumps(_payload(before, after, at))
-    return [
-        Notice(job_id=after.id, url=hook.url, body=body, made_at=at)
-        for hook in after.spec.notify
-        if after.state.value in hook.on
-    ]
+    notices = []
+    if before is None or before.state is not after.state:
+        notices += _to_hooks(after, after.state.value, _payload(before, after, at), at)
+    for finding in _opened(before, after):
+        notices += _to_hooks(after, FINDING, _finding_payload(finding, _payload(before, after, at)), at)
+    return notices
+
+
+def _to_hooks(job: Job, wanted: str, payload: dict[str, Any], at: float) -> list[Notice]:
+    hooks = [hook for hook in job.spec.notify if wanted in hook.on]
+    body = json.dumps(payload) if hooks else ""
+    return [Notice(job_id=job.id, url=hook.url, body=body, made_at=at) for hook in hooks]
+
+
+def _opened(before: Job | None, after: Job) -> list[Finding]:
+    known = {key_of(one) for one in (before.findings if before else ()) if isinstance(one, Finding)}
+    return [one for one in after.findings if isinstance(one, Finding) and key_of(one) not in known]
+
+
+def _finding_payload(finding: Finding, payload: dict[str, Any]) -> dict[str, Any]:
+    told = finding_to_dict(finding, payload["job_id"])
+    text = f"{payload['job_id']}: {told['sentence']}\n{told['advice']}"
+    return {**payload, "text": text, "finding": told}
 
 
 def _payload(before: Job | None, job: Job, at: float) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.daemon.daemon import Daemon
+from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, senses_of
 from orchestrator.daemon.gpus.balances import JobBalances
 from orchestrator.daemon.gpus.conditions import known_conditions
 from orchestrator.daemon.gpus.reserving import GpuReserving
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.core.cluster import Node
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -130,6 +130,7 @@ class Jobs:
     """What follows jobs."""
 
     hangs: HangWatch
+    findings: FindingWatch
     intake: ProgressIntake
     tidying: Tidying
     observers: JobObservers
@@ -202,17 +203,10 @@ def _decided(loop: Loop) -> Callable[[], Collection[Job]]:
     return decided
 
 
-def _known_nodes(loop: Loop) -> Callable[[], Collection[Node]]:
-    def known() -> Collection[Node]:
-        return loop.nodes.values()
-
-    return known
-
-
 def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
     cluster, exporters, spawn, log = runtime.cluster, runtime.exporters, ground.background.spawn, ground.log
     known = LoopNodes(loop, ground.trust, ground.stop)
-    fork_servers = ForkServers(lambda: cluster.nodes.agents, _known_nodes(loop))
+    fork_servers = ForkServers(lambda: cluster.nodes.agents, lambda: list(loop.nodes.values()))
 
     async def after_refresh() -> None:
         runtime.gangs.note_reach(loop.jobs.values())
@@ -249,7 +243,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
     health = NodeHealth(
         ground.trust, ground.store, cluster.ray, cluster.nodes, known, reserve=reserving.reserve, spawn=spawn, log=log
     )
-    balances = JobBalances(ground.book.of)
+    balances = JobBalances()
     gpus = GpuWatch(cluster.ray, cluster.nodes, exporters, ground.settings.paths, _live(loop), balances, log)
     return Nodes(
         known=known, care=care, fork_servers=fork_servers, head=head, reserving=reserving, health=health, gpus=gpus
@@ -259,6 +253,8 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
 def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
     settings, log, spawn = ground.settings, ground.log, ground.background.spawn
     hangs = HangWatch(jobs=_live(loop), looker=runtime.calls, command=loop.command, log=log)
+    senses = senses_of(nodes.gpus, ground.book, hangs, runtime.exporters)
+    findings = FindingWatch(senses, jobs=_live(loop), post=loop.post, log=log)
     intake = ProgressIntake(
         ground.book,
         settings.paths,
@@ -279,7 +275,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
         watchers=(ground.metering.observe, lambda _, event: nodes.gpus.observe(event), nodes.health.observe),
         spawn=spawn,
     )
-    return Jobs(hangs=hangs, intake=intake, tidying=tidying, observers=observers, notifier=notifier)
+    return Jobs(hangs=hangs, findings=findings, intake=intake, tidying=tidying, observers=observers, notifier=notifier)
 
 
 def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jobs) -> Parts:
@@ -331,6 +327,7 @@ def _daemon(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jo
         "lag": ground.metering.watch_lag,
         "trust": nodes.health.run,
         "hangs": jobs.hangs.run,
+        "findings": jobs.findings.run,
     }
 
     def close() -> None:

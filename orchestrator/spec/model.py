@@ -52,9 +52,10 @@ ScoreOrder = Literal["min", "max"]
 DependencyCondition = Literal["success", "failure", "any"]
 MatrixStrategy = Literal["grid"]
 Tracker = Literal["wandb", "trackio", "tensorboard", "mlflow"]
-NotifyState = Literal[
+StateName = Literal[
     "PENDING", "STARTING", "RUNNING", "RECOVERING", "DRAINING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED"
 ]
+NotifyState = Literal[StateName, "FINDING"]
 
 T = TypeVar("T")
 Maybe = Annotated[T | None, Null()]
@@ -340,7 +341,7 @@ class TelemetrySpec(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotifySpec(Record):
-    """A web hook, and the states whose entry it is told of."""
+    """A web hook, and the states whose entry it is told of; FINDING: what diagnosis finds wrong with the job."""
 
     shorthand: ClassVar[str] = "write {url: https://host/path}"
 

@@ -117,6 +117,9 @@ def _job_families(jobs: list[JobSeries]) -> Iterator[Family]:
         (((j.job_id, p.value), j.gpu_seconds.get(p.value, 0.0)) for j in jobs if j.gpu_seconds for p in Phase),
     )
     yield _family(
+        c.FINDING, (((kind, j.job_id, *subject), 1.0) for j in jobs for kind, *subject in sorted(set(j.findings)))
+    )
+    yield _family(
         c.JOB_EVENT_TIMESTAMP, (((j.job_id, event), at) for j in jobs for event, at in sorted(j.events.items()))
     )
 

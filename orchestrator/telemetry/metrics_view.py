@@ -22,7 +22,7 @@ class JobSeries:
 
     `live` says that it has a live attempt (or holds a gang that is being released); `ended_at` is when its last attempt
     ended. `seats` are (gpu_uuid, rank) of the GPUs that it holds now, empty once it holds none: a GPU that was given to
-    another job must not be counted for this one. `gpus` is how many it holds; 0 leaves the series out as `seats` does.
+    another job must not be counted for this one. `findings` are (kind, rank, gpu_uuid, node) of those that are open. `gpus` is how many it holds; 0 leaves the series out as `seats` does.
     """
 
     job_id: str
@@ -51,6 +51,7 @@ class JobSeries:
     checkpoint_at: float | None = None
     checkpoint_interval_seconds: float | None = None
     events: Mapping[str, float] = field(default_factory=dict)
+    findings: Sequence[tuple[str, str, str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

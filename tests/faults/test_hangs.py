@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.api.views import FindingView
 from tests.support.stack import Stack, wait_until
 
 TRAIN = """
@@ -57,7 +58,12 @@ def submit(stack: Stack, directory: Path, what: str, health: str = "") -> str:
 
 def kinds(stack: Stack, job_id: str) -> list[str]:
     events = stack.client.events(job_id)
-    return [e.body["code"] if e.kind == "job_noted" else e.kind for e in events]
+    return [e.body["code"] if e.kind in ("job_noted", "finding_opened") else e.kind for e in events]
+
+
+def named(stack: Stack, job_id: str, kind: str) -> FindingView | None:
+    """The job's open finding of this kind."""
+    return next((found for found in stack.job(job_id).findings if found.kind == kind), None)
 
 
 def test_stopped_and_deadlocked_ranks_are_found_and_pauses_are_not(stack: Stack, tmp_path: Path) -> None:
@@ -79,7 +85,7 @@ def test_stopped_and_deadlocked_ranks_are_found_and_pauses_are_not(stack: Stack,
         assert "all_reduce" in stack.log(job_id, attempt=1, rank=0)
     job = stack.wait(paused)
     assert (job.state, job.attempt) == ("SUCCEEDED", 1)
-    assert not {"hang", "slow", "attempt_failed"} & set(kinds(stack, paused))
+    assert not {"no_step", "rank_stopped", "attempt_failed"} & set(kinds(stack, paused))
 
 
 def test_notify_tells_and_leaves_the_job_alone(stack: Stack, tmp_path: Path) -> None:
@@ -94,9 +100,9 @@ def test_notify_tells_and_leaves_the_job_alone(stack: Stack, tmp_path: Path) -> 
         assert [rank["rank"] for rank in ranks] == [0, 1]
         assert (ranks[0]["state"], ranks[0]["pid"]) == ("T", pid)
         assert any("train.py" in frame for rank in ranks for frame in rank["threads"][0]["frames"])
-        wait_until("it is told", lambda: "hang" in kinds(stack, job_id))
+        wait_until("it is told", lambda: "rank_stopped" in kinds(stack, job_id))
         assert stack.job(job_id).state == "RUNNING"
-        told = [event.summary for event in stack.client.events(job_id) if event.body.get("code") == "hang"]
+        told = [event.summary for event in stack.client.events(job_id) if event.body.get("code") == "rank_stopped"]
         assert "rank 0 is stopped" in told[-1]
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -106,9 +112,9 @@ def test_notify_tells_and_leaves_the_job_alone(stack: Stack, tmp_path: Path) -> 
 
 def test_the_rank_that_the_others_wait_for_is_named(stack: Stack, tmp_path: Path) -> None:
     job_id = submit(stack, tmp_path, "slow")
-    slow = wait_until("it is named", lambda: stack.job(job_id).straggler)
+    slow = wait_until("it is named", lambda: named(stack, job_id, "rank_slow"))
     assert slow.rank == 1
-    assert slow.factor > 2
+    assert slow.fact["factor"] > 2
     assert "rank 1 takes" in stack.orch("status", job_id).stdout
     stack.client.cancel(job_id)
 
@@ -129,7 +135,7 @@ def test_steps_that_are_only_printed_are_shown_and_their_hang_is_told(stack: Sta
     assert job.progress.total_steps == 100_000
     pid = stack.pids(job_id)[1]
     os.kill(pid, signal.SIGSTOP)
-    wait_until("it is told", lambda: "hang" in kinds(stack, job_id))
+    wait_until("it is told", lambda: "rank_stopped" in kinds(stack, job_id))
     assert (stack.job(job_id).state, stack.job(job_id).attempt) == ("RUNNING", 1)
     stack.client.cancel(job_id)
     with contextlib.suppress(ProcessLookupError):  # the cancel may have ended it already

@@ -62,14 +62,17 @@ def _gpu_summary(session: Session, simulate: int) -> GpuSummary:
 
 
 def _say_balance(session: Session, seen: GpuSummary) -> None:
-    from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, findings
+    from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, finding_lines
 
     for job in seen.jobs:
         text, band = balance_line(job.balance)
         if text:
             session.console.print(f"{job.id}: balance {session.console.style(text, *BAND_STYLES.get(band, ()))}")
-            for line in findings(job.balance):
-                session.console.print(f"  {line}")
+        lines = finding_lines(job.findings)
+        if lines and not text:
+            session.console.print(f"{job.id}:")
+        for line in lines:
+            session.console.print(f"  {line}")
 
 
 def top(

@@ -9,8 +9,9 @@ from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from orchestrator.api.views import FindingView
     from orchestrator.cli.console import Console
     from orchestrator.gpu.balance.view import GpuRow
 
@@ -109,14 +110,13 @@ def balance_line(
 
 
 def poor_balance(balance: Mapping[str, Any] | None) -> str:
-    """One line for a job whose GPUs need a look: what is wrong, and the first cause. Empty for every other job."""
+    """One line for a job whose GPUs need a look. Empty for every other job."""
     text, band = balance_line(balance)
     if not text or not (band == "poor" or (balance or {}).get("silent")):
         return ""
-    causes = (balance or {}).get("findings") or ()
-    return f"balance {text}" + (f". {causes[0]['text']}" if causes else "")
+    return f"balance {text}"
 
 
-def findings(balance: Mapping[str, Any] | None) -> list[str]:
-    """The causes of a job's imbalance with what to do, one line each."""
-    return [f"{item['text']} {item['advice']}" for item in (balance or {}).get("findings", ())]
+def finding_lines(findings: Iterable[FindingView]) -> list[str]:
+    """What is wrong with a job and what to do about it, one line for each finding, the gravest first."""
+    return [f"{clean(one.sentence)}; {clean(one.advice)}" if one.advice else clean(one.sentence) for one in findings]

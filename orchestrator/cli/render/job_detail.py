@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean
-from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, findings
+from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, finding_lines
 from orchestrator.cli.render.job_table import STATE_STYLES, per_worker, progress_text, state_text
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import age, clock, number, span
@@ -53,7 +53,7 @@ def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
         ("speed", _speed(job)),
         ("metrics", _metrics(job)),
         ("balance", _balance(console, job)),
-        *(("" if line else "why", clean(text)) for line, text in enumerate(findings(job.balance))),
+        *(("" if line else "findings", text) for line, text in enumerate(_findings(console, job, now))),
         ("ranks", f"{workers}, each {wants}" if wants else workers),
         ("queue", f"{job.queue}, priority {job.priority}, {clean(job.user)}"),
         ("submitted", f"{clock(job.submitted_at)} ({age(now - job.submitted_at)} ago)"),
@@ -61,7 +61,6 @@ def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
         ("ended", _ended(job)),
         ("restarts", _restarts(job)),
         ("last failure", _last_failure(job)),
-        ("slow rank", _straggler(job)),
         ("checkpoint", _checkpoint(job)),
         ("quarantined", ", ".join(clean(path) for path in job.quarantined)),
         ("timings", _timings(job)),
@@ -120,13 +119,13 @@ def _metrics(job: JobView) -> str:
     return "  ".join(shown)
 
 
-def _straggler(job: JobView) -> str:
-    slow = job.straggler
-    said = any(finding.get("cause") == "straggler" for finding in (job.balance or {}).get("findings", ()))
-    if slow is None or said:  # the balance's reasons name it already
-        return ""
-    times = f"{1000 * slow.seconds:.3g} ms of its own for a step, the others {1000 * slow.usual_seconds:.3g} ms"
-    return f"rank {slow.rank} takes {slow.factor:.1f} times as long as the others, which wait for it ({times})"
+def _findings(console: Console, job: JobView, now: float) -> list[str]:
+    """Each finding with what to do, and for how long its figures have shown it."""
+    lines = []
+    for finding, text in zip(job.findings, finding_lines(job.findings), strict=True):
+        since = f" (for {span(max(0.0, now - finding.since))})" if finding.since else ""
+        lines.append(console.style(text + since, "red" if finding.severity == "critical" else "yellow"))
+    return lines
 
 
 def _balance(console: Console, job: JobView) -> str:

@@ -84,7 +84,11 @@ def _stacked(console: Console, job: JobView, now: float) -> list[str]:
 
 
 def _remark(job: JobView) -> Cell:
-    """Why the job is where it is; of one that runs badly balanced that."""
+    """What is wrong with the job; else why it is where it is, and of one that runs badly balanced that."""
+    if job.findings:
+        more = f" (and {len(job.findings) - 1} more)" if len(job.findings) > 1 else ""
+        first = job.findings[0]
+        return Cell(clean(first.sentence) + more, ("red" if first.severity == "critical" else "yellow",))
     poor = poor_balance(job.balance) if job.state == "RUNNING" else ""
     return Cell(clean(poor), ("yellow",)) if poor else Cell(clean(job.reason), ("dim",))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.render.gpu_view import balance_line, findings
+from orchestrator.cli.render.gpu_view import balance_line, finding_lines
 from orchestrator.cli.render.units import size
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def job_cells(line: JobLine) -> tuple[str, str, str, str, str, str]:
     if job.progress is not None and job.progress.step is not None:
         progress = f"step {job.progress.step}" + (f"/{job.progress.total_steps}" if job.progress.total_steps else "")
     text, _ = balance_line(line.balance)
-    causes = findings(line.balance)
+    causes = finding_lines(job.findings)
     return job.id, job.state, str(gpus), progress, text, causes[0] if causes else ""
 
 

@@ -37,6 +37,10 @@ class Phase(enum.StrEnum):
     EVALUATION = "evaluation"
 
 
+LEAST_PAUSES: Final = {Phase.STARTUP: 200.0, Phase.EVALUATION: 60.0, Phase.CHECKPOINT: 60.0}
+"""Pauses that are usual in a phase, in seconds, before the job has shown any: first steps compile, fill caches and load data."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
     """A sign of life of a rank: what its progress page says now. ``step_seconds`` are its newest steps' durations."""
@@ -122,6 +126,17 @@ class Heartbeat:
         return self._clock - min((rank.seen_at for rank in ranks), default=self._clock)
 
     @property
+    def longest_step(self) -> float:
+        """The longest of the newest steps of any rank, in seconds; 0.0 before there are some."""
+        return max((rank.longest for rank in self._ranks.values()), default=0.0)
+
+    @property
+    def longest_pause(self) -> float:
+        """The longest time without a sign of life that the job has shown in the phase that it is in, in seconds."""
+        phase = self.phase
+        return max(LEAST_PAUSES.get(phase, 0.0), self._longest.get(phase, 0.0))
+
+    @property
     def stopped_after(self) -> float:
         """Seconds of stillness after which a rank that the kernel shows as stopped is hung, in whatever phase."""
         return max(FLOOR_SECONDS, PATIENCE * (self.usual_seconds or 0.0))
@@ -142,8 +157,7 @@ class Heartbeat:
         """Seconds after which a job without any such proof is told of, once; None while no pace is known."""
         if self.phase is Phase.STARTUP:
             return None
-        longest_step = max((r.longest for r in self._ranks.values()), default=0.0)
-        return max(TELL_SECONDS, TELL_PATIENCE * longest_step, PATIENCE * self._longest.get(self.phase, 0.0))
+        return max(TELL_SECONDS, TELL_PATIENCE * self.longest_step, PATIENCE * self._longest.get(self.phase, 0.0))
 
 
 def phase_of(beat: Beat) -> Phase:

@@ -14,13 +14,24 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from orchestrator.core.codec import use_form
 from orchestrator.core.conformance import misfits
-from orchestrator.core.facts import gangs, gpus, hangs, memory, nodes, notes, rank_ends, reasons, requesters
+from orchestrator.core.facts import findings, gangs, gpus, hangs, memory, nodes, notes, rank_ends, reasons, requesters
 from orchestrator.core.facts.fact import Fact, Legacy
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-_MODULES: Final[tuple[ModuleType, ...]] = (gangs, gpus, hangs, memory, nodes, notes, rank_ends, reasons, requesters)
+_MODULES: Final[tuple[ModuleType, ...]] = (
+    findings,
+    gangs,
+    gpus,
+    hangs,
+    memory,
+    nodes,
+    notes,
+    rank_ends,
+    reasons,
+    requesters,
+)
 
 
 def _defined(module: ModuleType) -> Iterator[type[Fact]]:

@@ -78,7 +78,7 @@ class Job:
     """A job's whole record. ``version`` counts its events. Raises BrokenRuleError for a phase that its attempts contradict.
 
     ``attempts`` are the last ones, see ``past.KEPT_ATTEMPTS``; ``past`` counts those before them. Until ``fenced_until``
-    ranks of a lost gang may still run somewhere. ``unusable`` (not stored) names what was replaced by defaults when the
+    ranks of a lost gang may still run somewhere. ``findings`` are those that are open. ``unusable`` (not stored) names what was replaced by defaults when the
     record was read.
     """
 
@@ -95,6 +95,7 @@ class Job:
     checkpoints: Checkpoints = _NO_CHECKPOINTS
     fenced_until: float = 0.0
     notes: tuple[Fact, ...] = ()
+    findings: tuple[Fact, ...] = ()
     story: tuple[str, ...] = ()
     unusable: tuple[str, ...] = ()
 

@@ -37,6 +37,7 @@ from orchestrator.core.job.phases import (
 )
 from orchestrator.core.job.record import Job, Submission
 from orchestrator.core.lifecycle.checkpoint_fold import checkpoint_saved
+from orchestrator.core.lifecycle.finding_fold import finding_closed, finding_opened, without_ended
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def fold(job: Job, event: ev.Event) -> Job:
     after = _fold(event, job)
     if after is job:
         return job
+    after = without_ended(job, after)
     story = (
         *job.story[-STORY_LENGTH + 1 :],
         f"{event.at:.3f} {event.kind}" + (f" [{event.cause}]" if event.cause else ""),
@@ -395,9 +397,9 @@ def _coded(reason: Fact) -> Fact:
     return replace(reason, legacy_code=MaxDuration.kind) if isinstance(reason, Legacy) else reason
 
 
-@_fold.register
-def _(event: ev.CheckpointSaved, job: Job) -> Job:
-    return checkpoint_saved(event, job)
+_fold.register(ev.CheckpointSaved, checkpoint_saved)
+_fold.register(ev.FindingOpened, finding_opened)
+_fold.register(ev.FindingClosed, finding_closed)
 
 
 @_fold.register

@@ -3,8 +3,8 @@
 Begin with ``base.py``. Nothing may look into what comes out of here: what a program needs to know is in the fact.
 """
 
-from orchestrator.core.sentences import jobs, machines, rank_ends
+from orchestrator.core.sentences import findings, jobs, machines, rank_ends
 from orchestrator.core.sentences.base import advice, sentence
 from orchestrator.core.sentences.failures import failure_advice, failure_sentence
 
-__all__ = ["advice", "failure_advice", "failure_sentence", "jobs", "machines", "rank_ends", "sentence"]
+__all__ = ["advice", "failure_advice", "failure_sentence", "findings", "jobs", "machines", "rank_ends", "sentence"]

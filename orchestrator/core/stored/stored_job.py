@@ -93,6 +93,7 @@ class JobRecord:
     failure: ev.Failure | None = None
     degraded: bool = False
     notes: tuple[Fact, ...] = ()
+    findings: tuple[Fact, ...] = ()
     ended_at: float | None = None
     exit_code: int | None = None
     story: tuple[str, ...] = ()
@@ -139,6 +140,7 @@ def job_of(record: JobRecord, *, unusable: tuple[str, ...] = ()) -> Job:
         checkpoints=_checkpoints(record),
         fenced_until=record.fenced_until,
         notes=record.notes,
+        findings=record.findings,
         story=record.story,
         unusable=unusable,
     )

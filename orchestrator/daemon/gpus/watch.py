@@ -15,7 +15,7 @@ from orchestrator.daemon.gpus.simulated import SimulatedGpus
 from orchestrator.runtime.deadline import within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from structlog.typing import FilteringBoundLogger
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.gpus.balances import JobBalances
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.spec.paths import Paths
 
@@ -31,7 +32,10 @@ GATHER_SECONDS: Final = 0.25  # jobs that start together are looked at together,
 
 
 class GpuWatch:
-    """Looks at GPUs that jobs hold, for as long as they hold them. ``jobs`` gives the live jobs."""
+    """Looks at GPUs that jobs hold, for as long as they hold them. ``jobs`` gives the live jobs.
+
+    ``reports`` are those of the last round: a GPU that is not in it did not answer.
+    """
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class GpuWatch:
         self.balances = balances
         self._log = log
         self._woken = asyncio.Event()
+        self.reports: Mapping[str, ExporterReport] = {}
 
     async def run(self) -> None:
         """Watch for as long as the daemon lives."""
@@ -79,4 +84,5 @@ class GpuWatch:
         reports = await self._exporters.ask(uuids | self._recording.to_ask(), since=self.balances.seen)
         self.balances.take(reports)
         await self._recording.settle(holding, reports)
-        self.balances.judge(holding, self._exporters.reports)
+        self.balances.judge(holding)
+        self.reports = reports

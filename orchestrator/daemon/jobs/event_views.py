@@ -51,6 +51,9 @@ def _told(event: ev.Event) -> dict[str, Any]:
             todo = advice(note, event.job_id)
             message = sentence(note) + (f"; {todo}" if todo else "")
             return {"code": note.code, "message": message, "note": fact_to_dict(note)}
+        case ev.FindingOpened(finding=found) | ev.FindingClosed(finding=found):
+            todo = advice(found, event.job_id)
+            return {"code": found.code, "sentence": sentence(found), "advice": todo, "finding": fact_to_dict(found)}
         case ev.AttemptFailed(failure=failure):
             told = {
                 "code": failure.code,
@@ -134,6 +137,10 @@ def _summary(kind: str, body: dict[str, Any]) -> str:
             return f"{body['state']}: {body['reason']}"
         case "gang_lost" | "job_requeued":
             return str(body["reason"])
+        case "finding_opened":
+            return f"found: {body['sentence']}" + (f"; {body['advice']}" if body["advice"] else "")
+        case "finding_closed":
+            return f"over: {body['sentence']}"
         case "job_noted":
             return str(body["message"])
         case "job_suspended" | "job_resumed" | "job_updated":

@@ -1,21 +1,23 @@
 """Finds jobs that hang: keeps the heartbeat of every running attempt, has ranks that are still inspected, and acts on it.
 
 ``core/diagnosis/heartbeat.py`` says when a job is late, ``core/diagnosis/health.py`` whether it hangs; the runtime inspects
-processes. This module decides when to do what, and what follows: the stacks of all ranks in their logs, then a restart out of the hang budget, or a note.
+processes. This module decides when to do what, and what follows: the stacks of all ranks in their logs, then a restart out of the hang budget. What it sees of
+a job that is still goes to diagnosis, which tells of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Call, Circumstances, judge
 from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Heartbeat
-from orchestrator.core.facts.hangs import Hang, Lateness, Slow
+from orchestrator.core.diagnosis.observation import StallSeen
+from orchestrator.core.facts.hangs import Hang, Lateness
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.diagnosis.health import HangFinding, RankLook
-    from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.facts.hangs import Stillness
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.ports import RankInspector
@@ -53,6 +55,7 @@ class _Watched:
     stacks_again: float = AGAIN_SECONDS
     first: dict[int, RankLook] = field(default_factory=dict)
     told: set[Call] = field(default_factory=set)
+    seen: Stillness | None = None
     number: int = 0
 
     def alive(self) -> None:
@@ -62,6 +65,7 @@ class _Watched:
         self.stacks_again = AGAIN_SECONDS
         self.first = {}
         self.told = set()
+        self.seen = None
 
 
 class HangWatch:
@@ -109,6 +113,19 @@ class HangWatch:
         if watched is None or (watched.pulse.locked_after is None and not watched.told):
             return None
         return bool(watched.told)
+
+    def stall(self, job_id: JobId) -> StallSeen | None:
+        """What was seen of a job that is still; None for one that is not, or has not been looked at."""
+        watched = self._watched.get(job_id)
+        if watched is None or watched.seen is None:
+            return None
+        return StallSeen(
+            seen=watched.seen,
+            late=_lateness(watched.pulse),
+            longest_step=watched.pulse.longest_step,
+            longest_pause=watched.pulse.longest_pause,
+            proven=Call.HUNG in watched.told,
+        )
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -183,13 +200,13 @@ class HangWatch:
         if watched.number != number or not after:
             return
         verdict = self._judge(job, watched, before, after, deep=deep)
-        still = pulse.still_seconds
+        watched.seen, still = verdict.seen, pulse.still_seconds
         due = limit if limit is not None else pulse.stopped_after if verdict.stopped else pulse.locked_after
         hung = verdict.call is Call.HUNG if limit is None else len(after) == len(ranks)
         if hung and due is not None and still >= due:
             await self._hung(job, watched, verdict, after)
         elif pulse.told_after is not None and still >= pulse.told_after and deep:
-            await self._tell(job, watched, Call.SLOW, Slow(seen=verdict.seen, late=_lateness(pulse)))
+            watched.told.add(Call.SLOW)
 
     def _judge(
         self, job: Job, watched: _Watched, before: dict[int, RankLook], after: dict[int, RankLook], *, deep: bool
@@ -218,6 +235,7 @@ class HangWatch:
         if Call.HUNG in watched.told:
             return
         pulse = watched.pulse
+        watched.told.add(Call.HUNG)
         if any(not look.threads for look in looks.values()):  # the stop was seen without reading stacks
             looks = {**looks, **await self._looker.look(job, stacks=True)}
         await self._looker.note(job, {rank: report_lines(look) for rank, look in looks.items()})
@@ -226,9 +244,7 @@ class HangWatch:
         action = job.spec.health.on_hang or ("restart" if reports else "notify")
         self._log.warning("job.hung", job=job.id, attempt=job.attempt_number, rank=verdict.rank, action=action)
         if action == "notify":
-            await self._tell(job, watched, Call.HUNG, replace(hang, ignored=True))
             return
-        watched.told.add(Call.HUNG)
         blamed = looks.get(verdict.rank) if verdict.rank is not None else None
         failure = ev.Failure(
             failure_class=FailureClass.HANG,
@@ -244,13 +260,6 @@ class HangWatch:
         if live is None or live.attempt_number != job.attempt_number:
             return []
         return declare_hung(live, failure, began, time.time())
-
-    async def _tell(self, job: Job, watched: _Watched, call: Call, note: Fact) -> None:
-        if call in watched.told:
-            return
-        watched.told.add(call)
-        noted = ev.JobNoted(job_id=job.id, at=time.time(), note=note)
-        await self._command(lambda: [noted])
 
 
 def _running(job: Job) -> list[int]:

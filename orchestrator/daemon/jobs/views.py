@@ -6,10 +6,12 @@ import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
-from orchestrator.core.diagnosis.straggler import find_straggler
+from orchestrator.core.diagnosis.definitions import PRECEDENCE
 from orchestrator.core.facts.codec import fact_to_dict
+from orchestrator.core.facts.findings import Finding, NoStep, RankStopped
 from orchestrator.core.job.past_attempts import recovery_seconds
 from orchestrator.core.sentences import failure_advice, failure_sentence, sentence
+from orchestrator.core.sentences.findings import finding_to_dict
 from orchestrator.core.states import JobState
 from orchestrator.gpu.drivers.simulated import is_simulated
 from orchestrator.spec.job import to_dict
@@ -73,7 +75,7 @@ def job_view(
         log_dir=log_dir,
         outputs_dir=outputs_dir,
         balance=balance,
-        straggler=_straggler(job, paces),
+        findings=_findings(job),
         version=job.version,
     )
 
@@ -122,14 +124,11 @@ def _rank(job: Job, rank: int, paces: Mapping[int, Pace]) -> v.RankView:
     )
 
 
-def _straggler(job: Job, paces: Mapping[int, Pace]) -> v.StragglerView | None:
-    """The rank that the others wait for; none before every rank has reported its steps."""
-    found = find_straggler(tuple(paces.values())) if len(paces) == job.num_workers else None
-    if found is None:
-        return None
-    return v.StragglerView(
-        rank=found.rank, factor=found.factor, seconds=found.seconds, usual_seconds=found.usual_seconds
-    )
+def _findings(job: Job) -> tuple[v.FindingView, ...]:
+    """What is wrong with the job, the gravest first."""
+    found = [one for one in job.findings if isinstance(one, Finding)]
+    found.sort(key=lambda one: (PRECEDENCE[one.kind], one.rank or 0))
+    return tuple(v.FindingView(**finding_to_dict(one, job.id)) for one in found)
 
 
 def _progress(job: Job, progress: JobProgress | None) -> v.ProgressView | None:
@@ -138,6 +137,8 @@ def _progress(job: Job, progress: JobProgress | None) -> v.ProgressView | None:
         return None
     fraction = min(1.0, leader.step / leader.total_steps) if leader.step and leader.total_steps else None
     rate = 1.0 / leader.step_seconds if leader.step_seconds and leader.step_seconds > SHORTEST_STEP else None
+    if any(isinstance(one, NoStep | RankStopped) for one in job.findings):
+        rate = None  # it was so fast, and is not now
     eta = None
     if rate and leader.total_steps and leader.step is not None and job.state is JobState.RUNNING:
         eta = max(0.0, (leader.total_steps - leader.step) / rate)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator import __version__, catalogue
 from orchestrator.core import events as ev
+from orchestrator.core.facts.findings import Finding
 from orchestrator.core.goodput import GoodputLedger, Phase
 from orchestrator.core.states import JobState
 from orchestrator.telemetry.annotations import mark_of
@@ -211,12 +212,17 @@ class Metering:
             silent_gpus=len(balance.silent) if balance else None,
             gpu_seconds={phase.value: value for phase, value in seconds.items()},
             checkpoint_at=job.checkpoints.at,
-            checkpoint_interval_seconds=_save_interval(job, leader) if leader and holds else None,
+            checkpoint_interval_seconds=save_interval(job, leader) if leader and holds else None,
             events=dict(self._events.get(job.id, {})),
+            findings=[
+                (one.kind, "" if one.rank is None else str(one.rank), one.gpu_uuid, one.node)
+                for one in job.findings
+                if isinstance(one, Finding)
+            ],
         )
 
 
-def _save_interval(job: Job, leader: ProgressSnapshot) -> float | None:
+def save_interval(job: Job, leader: ProgressSnapshot) -> float | None:
     """Seconds between two saves as the job means to make them; None where that is left to its script."""
     wanted = job.spec.checkpoint.interval
     if isinstance(wanted, timedelta):

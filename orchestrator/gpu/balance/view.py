@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.gpu.balance.balance import Balance
-    from orchestrator.gpu.balance.diagnosis import Finding
     from orchestrator.gpu.sample import GpuInfo
 
 
@@ -125,8 +124,8 @@ def gpu_row(
     )
 
 
-def balance_json(balance: Balance, findings: Sequence[Finding] = ()) -> dict[str, Any]:
-    """A job's balance with its causes: `{"gpus", "silent", "band", "quantities": {...}, "findings": [...]}`.
+def balance_json(balance: Balance) -> dict[str, Any]:
+    """A job's balance: `{"gpus", "silent", "band", "quantities": {...}}`.
 
     `band` is that of the worse of utilization and power; null for a single GPU and for an idle job.
     """
@@ -144,5 +143,4 @@ def balance_json(balance: Balance, findings: Sequence[Finding] = ()) -> dict[str
             }
             for spread in balance.spreads
         },
-        "findings": [asdict(finding) for finding in findings],
     }

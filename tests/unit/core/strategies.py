@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
+from orchestrator.core.facts import findings
 from orchestrator.core.facts.codec import FACTS as FACTS_BY_KIND
 from orchestrator.core.facts.fact import Fact
 from orchestrator.core.lifecycle.fold import fold
@@ -93,6 +94,10 @@ exits = st.builds(
 )
 common = {"job_id": st.just(ID), "at": times, "cause": text}
 
+found = st.builds(
+    findings.RankSlow, rank=st.none() | ranks, factor=st.just(2.0), seconds=st.just(2.0), usual_seconds=st.just(1.0)
+)
+
 FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.AttemptStarted: st.builds(ev.AttemptStarted, **common, attempt=numbers, gang=numbers, nodes=st.just(("a", "a"))),
     ev.GangPlaced: st.builds(ev.GangPlaced, **common, gang=numbers, seats=st.lists(seats, max_size=2).map(tuple)),
@@ -106,6 +111,8 @@ FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         attempt=numbers,
         end=exits,
     ),
+    ev.FindingOpened: st.builds(ev.FindingOpened, **common, attempt=numbers, finding=found | known_facts),
+    ev.FindingClosed: st.builds(ev.FindingClosed, **common, attempt=numbers, finding=found | known_facts),
     ev.GangLost: st.builds(
         ev.GangLost, **common, gang=numbers, rank=st.none() | ranks, reason=known_facts, not_before=times
     ),

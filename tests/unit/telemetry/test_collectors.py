@@ -69,6 +69,7 @@ def full_job(job_id: str = "digits-abc234", *, live: bool = True, ended_at: floa
         gpu_seconds={"productive": 50.0},
         checkpoint_at=NOW - 30,
         checkpoint_interval_seconds=60.0,
+        findings=(("rank_slow", "1", "GPU-b", "n1"),),
         events={"start": NOW - 100, "checkpoint": NOW - 30},
     )
 

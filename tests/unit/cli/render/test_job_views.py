@@ -11,12 +11,12 @@ from orchestrator.api.views import (
     AttemptView,
     CheckpointRef,
     FailureView,
+    FindingView,
     JobView,
     PlanReply,
     ProgressView,
     RankView,
     SeatPlan,
-    StragglerView,
     TimingsView,
 )
 from orchestrator.cli.console import Console, display_width
@@ -77,25 +77,32 @@ POOR = {
         "memory": {"cv": 0.02, "min_per_median": 0.98, "mean": 1e9, "band": "excellent"},
         "power": {"cv": 0.35, "min_per_median": 0.65, "mean": 200.0, "band": "poor"},
     },
-    "findings": [
-        {"text": "Rank 1 is slow.", "advice": "Look at it."},
-        {"text": "Rank 0 is hot.", "advice": "Cool it."},
-    ],
 }
+FOUND = (
+    FindingView(kind="no_step", sentence="no step for 40 s", advice="look at it", severity="critical", since=NOW - 90),
+    FindingView(kind="gpu_throttled", sentence="the GPU of rank 0 is hot", advice="cool it"),
+)
 
 
 def test_a_badly_balanced_job_says_so_instead_of_that_it_runs() -> None:
     _, line = job_lines(console(180), [job(balance=POOR)], NOW)
-    assert line.endswith("balance poor: utilization CV 1%, power CV 35% (min/median 0.65). Rank 1 is slow.")
-    fair = {**POOR, "band": "fair", "findings": []}
+    assert line.endswith("balance poor: utilization CV 1%, power CV 35% (min/median 0.65)")
+    fair = {**POOR, "band": "fair"}
     assert job_lines(console(180), [job(balance=fair)], NOW)[1].endswith("every rank is up")
     assert job_lines(console(180), [job(balance=POOR, state="DRAINING")], NOW)[1].endswith("every rank is up")
 
 
-def test_a_job_in_full_shows_its_balance_and_why() -> None:
-    text = "\n".join(detail_lines(console(), job(balance=POOR), NOW))
+def test_what_is_wrong_with_a_job_stands_before_anything_else() -> None:
+    _, line = job_lines(console(180), [job(balance=POOR, findings=FOUND)], NOW)
+    assert line.endswith("no step for 40 s (and 1 more)")
+    assert "no step for 40 s" in job_lines(console(60), [job(findings=FOUND)], NOW)[-1]
+
+
+def test_a_job_in_full_shows_its_balance_and_findings() -> None:
+    text = "\n".join(detail_lines(console(), job(balance=POOR, findings=FOUND), NOW))
     assert "poor: utilization CV 1%, memory CV 2%, power CV 35% (min/median 0.65)" in text
-    assert text.index("Rank 1 is slow. Look at it.") < text.index("Rank 0 is hot. Cool it.")
+    first, second = "no step for 40 s; look at it (for 1m30s)", "the GPU of rank 0 is hot; cool it"
+    assert text.index(first) < text.index(second)
     assert "balance" not in "\n".join(detail_lines(console(), job(), NOW))
 
 
@@ -220,13 +227,6 @@ def test_a_job_in_full() -> None:
     assert "n2" in text
     assert "killed" in text
     assert "look at dmesg" not in text, "it goes on; the whole story is for a job that failed"
-
-
-def test_a_slow_rank_is_named_with_its_factor() -> None:
-    slow = StragglerView(rank=1, factor=2.25, seconds=0.9, usual_seconds=0.4)
-    found = facts(detail_lines(console(), full_job(straggler=slow), NOW))
-    assert found["slow rank"].startswith("rank 1 takes 2.2 times as long as the others, which wait for it (900 ms")
-    assert "slow rank" not in facts(detail_lines(console(), full_job(), NOW))
 
 
 def test_a_failed_job_shows_the_end_of_its_log_and_what_to_do() -> None:

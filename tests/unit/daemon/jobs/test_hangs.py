@@ -12,9 +12,10 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, Wait
+from orchestrator.core.facts.hangs import Sign
 from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.fold import fold
-from orchestrator.core.sentences import failure_advice, failure_sentence, sentence
+from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.hangs import HangWatch
 from orchestrator.spec.job import HealthSpec
@@ -155,14 +156,16 @@ def test_a_job_that_reports_nothing_is_told_of_and_left_alone() -> None:
     assert world.watch.suspected(world.job.id) is None
     world.ranks[1]["state"] = "T"
     world.pass_by(30.0)
-    assert world.codes == ["hang"]
-    assert "health.on_hang: notify" in sentence(world.job.notes[-1])
+    assert world.events == []
+    seen = world.watch.stall(world.job.id)
+    assert seen is not None
+    assert (seen.seen.sign, seen.seen.rank, seen.proven) == (Sign.STOPPED, 1, True)
     assert world.watch.suspected(world.job.id) is True
     assert world.job.state is JobState.RUNNING
 
 
 @pytest.mark.parametrize(
-    ("on_hang", "reports", "codes"), [("notify", True, ["hang"]), ("restart", False, ["attempt_failed"])]
+    ("on_hang", "reports", "codes"), [("notify", True, []), ("restart", False, ["attempt_failed"])]
 )
 def test_what_follows_is_for_the_job_file_to_say(on_hang: str, reports: bool, codes: list[str]) -> None:
     world = World(on_hang=on_hang)
@@ -183,12 +186,17 @@ def test_what_is_only_slow_is_told_once_and_looked_at_less_and_less() -> None:
     assert world.events == []
     assert world.watch.suspected(world.job.id) is False
     world.pass_by(240.0)
-    assert world.codes == ["slow"]
-    assert "rank 0 is busy" in sentence(world.job.notes[-1])
+    assert world.events == []
+    seen = world.watch.stall(world.job.id)
+    assert seen is not None
+    assert (seen.seen.sign, seen.seen.rank, seen.proven) == (Sign.SPINS, 0, False)
+    assert seen.late.still_seconds > 200
+    assert seen.longest_step == 0.1
     assert world.watch.suspected(world.job.id) is True
     assert sum(world.looked) <= 2 * 20
     world.report(*[0.1] * 8)
     assert world.watch.suspected(world.job.id) is False
+    assert world.watch.stall(world.job.id) is None
 
 
 def test_healthy_pauses_raise_no_alarm() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from orchestrator.api.views import JobView
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
 from orchestrator.core.events import Exit, FirstStep, GangPlaced, RankExited
+from orchestrator.core.facts.fact import Legacy
+from orchestrator.core.facts.findings import NoStep, RankSlow
+from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 from orchestrator.core.job.record import Job
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.jobs.event_views import event_view
@@ -72,44 +73,41 @@ def test_events_agree_in_number_and_say_what_is_in_memory_only() -> None:
         assert event_view(StoredEvent(number=1, event=event)).summary == said
 
 
-def test_the_slow_rank_is_named_and_every_rank_shows_its_own_time() -> None:
+def test_every_rank_shows_its_own_time() -> None:
     shown = view(snapshot(0.4), snapshot(0.8))
-    assert shown.straggler is not None
-    assert shown.straggler.rank == 1
-    assert shown.straggler.factor == pytest.approx(2.0)
     assert [(rank.step_seconds, rank.own_seconds) for rank in shown.gpus] == [(1.0, 0.4), (1.0, 0.8)]
     assert JobView.from_json(shown.to_json()) == shown
 
 
-def test_what_the_training_system_measures_comes_before_processor_time() -> None:
-    shown = view(
-        snapshot(0.9, data_seconds=0.1, forward_seconds=0.2), snapshot(0.1, data_seconds=0.5, forward_seconds=0.2)
-    )
-    assert shown.straggler is not None
-    assert shown.straggler.rank == 1
-    assert shown.straggler.factor == pytest.approx(0.7 / 0.3)
-
-
-def test_on_real_gpus_processor_time_names_nobody() -> None:
+def test_on_real_gpus_processor_time_is_no_rank_s_own() -> None:
     job = running()
     real = changed(job, seats=tuple(replace(seat, gpu_uuids=(f"GPU-{seat.rank}",)) for seat in job.seats))
     shown = view(snapshot(0.4), snapshot(0.8), job=real)
-    assert shown.straggler is None
     assert [rank.own_seconds for rank in shown.gpus] == [None, None]
-    measured = (
-        snapshot(0.9, data_seconds=0.1, forward_seconds=0.2),
-        snapshot(0.1, data_seconds=0.5, forward_seconds=0.2),
+
+
+def test_findings_are_shown_the_gravest_first_and_a_job_without_a_step_has_no_speed() -> None:
+    slow = RankSlow(rank=1, factor=2.0, seconds=0.8, usual_seconds=0.4, since=5.0)
+    still = NoStep(
+        rank=0,
+        seen=Stillness(rank=0, sign=Sign.OUTSIDE, place="pull (/work/data.py:7)"),
+        late=Lateness(still_seconds=40.0, usual_seconds=0.1),
     )
-    slow = view(*measured, job=real).straggler
-    assert slow is not None
-    assert slow.rank == 1
+    shown = view(snapshot(0.4), snapshot(0.8), job=changed(running(), findings=(slow, still, Legacy(sentence="?"))))
+    assert [found.kind for found in shown.findings] == ["no_step", "rank_slow"]
+    assert shown.findings[0].sentence == (
+        "no step for 40 s, where 0.1 s is usual; rank 0 waits for a file, the network or a sleep, in pull (/work/data.py:7)"
+    )
+    assert shown.findings[0].severity == "critical"
+    assert shown.findings[1].runbook == "docs/diagnosis.md#rank_slow"
+    assert shown.progress is not None
+    assert shown.progress.steps_per_second is None
+    assert JobView.from_json(shown.to_json()) == shown
 
 
-def test_nobody_is_named_before_all_have_reported_or_when_the_job_does_not_run() -> None:
-    assert view(snapshot(0.4)).straggler is None
+def test_no_rank_has_a_time_of_its_own_when_the_job_does_not_run() -> None:
     job = running()
     ended = view(snapshot(0.4), snapshot(0.8), job=after(job, stop(job, StopPurpose.PAUSE)))
-    assert ended.straggler is None
     assert ended.gpus[0].step_seconds is None
 
 

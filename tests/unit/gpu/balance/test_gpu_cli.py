@@ -19,7 +19,7 @@ import pytest
 from orchestrator.api.client import Client
 from orchestrator.api.errors import NotFoundError, ProtocolMismatchError
 from orchestrator.api.transport.endpoint import Endpoint
-from orchestrator.api.views import JobView, ProgressView, RankView
+from orchestrator.api.views import FindingView, JobView, ProgressView, RankView
 from orchestrator.cli import recording
 from orchestrator.cli.console import Console
 from orchestrator.cli.outcome import guarded
@@ -27,8 +27,6 @@ from orchestrator.cli.registry import Entry, LazyCommands
 from orchestrator.cli.render import gpu_rows
 from orchestrator.cli.render.gpu_view import balance_line, gpu_lines
 from orchestrator.gpu.balance.balance import GpuLoad, balance
-from orchestrator.gpu.balance.diagnosis import RankView as Rank
-from orchestrator.gpu.balance.diagnosis import diagnose
 from orchestrator.gpu.balance.view import GpuRow, balance_json, gpu_row
 from orchestrator.gpu.once import read_once
 from orchestrator.gpu.reader import GpuLostError
@@ -139,6 +137,7 @@ class FakeSession:
     def __init__(self) -> None:
         self.console = Console({})
         self.view: dict[str, Any] | None = None
+        self.findings: tuple[FindingView, ...] = ()
 
     def client(self) -> FakeSession:
         return self
@@ -160,6 +159,7 @@ class FakeSession:
             submitted_at=0.0,
             gpus=(RankView(rank=1, node="node1", gpu_uuids=("GPU-a",)),),
             balance=self.view,
+            findings=self.findings,
         )
         return type("Jobs", (), {"jobs": (job,)})
 
@@ -195,33 +195,32 @@ def test_what_is_wrong_with_a_gpu_is_in_its_state_column() -> None:
 
 
 def test_a_jobs_balance_in_one_line() -> None:
-    ranks = [
-        Rank(rank=0, gpu_uuid="g0", load=GpuLoad(utilization=1.0, memory=1e9, power=600.0), step_seconds=0.2),
-        Rank(rank=1, gpu_uuid="g1", load=GpuLoad(utilization=1.0, memory=1e9, power=300.0), step_seconds=0.1),
-        Rank(rank=2, gpu_uuid="g2", load=None),
-    ]
-    result = balance({rank.gpu_uuid: rank.load for rank in ranks})
-    text, band = balance_line(balance_json(result, diagnose(ranks, result)))
+    loads = {
+        "g0": GpuLoad(utilization=1.0, memory=1e9, power=600.0),
+        "g1": GpuLoad(utilization=1.0, memory=1e9, power=300.0),
+        "g2": None,
+    }
+    text, band = balance_line(balance_json(balance(loads)))
     assert text == "poor: utilization CV 0%, power CV 33% (min/median 0.67), 1 of 3 GPUs silent"
     assert band == "poor"
     assert balance_line(None) == ("", "")
-    assert balance_line({"gpus": 1, "silent": [], "band": None, "quantities": {}, "findings": []}) == ("", "")
+    assert balance_line({"gpus": 1, "silent": [], "band": None, "quantities": {}}) == ("", "")
 
 
-def test_gpus_prints_the_jobs_balance_and_its_causes(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_prints_the_jobs_balance_and_its_findings(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> None:
     session = FakeSession()
     session.view = {
         "gpus": 2,
         "silent": [],
         "band": "poor",
         "quantities": {"power": {"cv": 0.33}},
-        "findings": [{"text": "Rank 1 is slow.", "advice": "Look at it."}],
     }
+    session.findings = (FindingView(kind="rank_slow", rank=1, sentence="rank 1 is slow", advice="look at it"),)
     monkeypatch.setattr("orchestrator.api.transport.wire.call", lambda *_, **__: {"gpus": []})
     monkeypatch.setattr("orchestrator.cli.commands.gpu.Session", lambda: session)
     out = orch("gpus").out
     assert "digits-k3f9q2: balance poor: power CV 33%" in out
-    assert "Rank 1 is slow. Look at it." in out
+    assert "rank 1 is slow; look at it" in out
 
 
 # ---------------------------------------------------------------------------------------------------------------- record

@@ -2,6 +2,7 @@
 
 import pytest
 
+from orchestrator.core.notices import FINDING
 from orchestrator.core.states import JobState
 from orchestrator.spec.job import SpecError, parse_job
 from orchestrator.spec.model import NotifyState
@@ -99,4 +100,4 @@ def test_known_words_get_the_key_that_means_the_same(text: str, hint: str) -> No
 
 
 def test_the_states_to_be_notified_of_are_the_states_of_a_job() -> None:
-    assert list(NotifyState.__args__) == [state.value for state in JobState]
+    assert list(NotifyState.__args__) == [*(state.value for state in JobState), FINDING]

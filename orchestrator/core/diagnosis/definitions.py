@@ -1,0 +1,149 @@
+"""Every kind of finding in one table: the figure that is judged, where it opens and closes, and for how long.
+
+A rule computes a figure, larger for worse; a finding opens when the figure has been at ``opens_at`` or above for
+``open_seconds``, and closes when it has been below ``closes_at`` for ``close_seconds``. Figures are taken over windows, so the
+time to a finding is about half a window longer. Nothing else in the daemon has a threshold of its own for findings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.facts import findings as f
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WINDOW_SECONDS: Final = 30.0
+"""Figures of GPUs and ranks are means and medians over this time."""
+LEAST_SAMPLES: Final = 8
+"""A window that holds fewer says nothing."""
+LEAST_STEPS: Final = 5
+"""A rank's step time is the median of so many steps at least, however long they take."""
+BUSY_UTILIZATION: Final = 0.4
+"""GPUs are compared while the job's usual one is busy for this share of the time."""
+SPINNING_UTILIZATION: Final = 0.8
+"""GPUs that wait in a collective are busy for this share of the time at least."""
+IDLE_UTILIZATION: Final = 0.02
+LEAST_STEP_SHARE: Final = 0.05
+"""What a rank takes longer than the others has to be this share of a step: less has no effect."""
+LOWER_LIMIT: Final = 0.95
+"""A power cap counts where the GPU's limit or clock is below this share of its neighbours'."""
+STILL_SECONDS: Final = 30.0
+STILL_STEPS: Final = 10.0
+STILL_PAUSES: Final = 3.0
+"""A job whose ranks do nothing may be still for so long: seconds, of its longest steps, of its longest pauses in this phase."""
+WORKING_FACTOR: Final = 10.0
+"""A job of which a rank works may be still for so many times as long."""
+FLAT_FACTOR: Final = 5.0
+"""A loss is flat after so many times the longest interval at which it has changed."""
+FLAT_STEPS: Final = 10
+NEVER_CHANGED_STEPS: Final = 1000
+"""A loss that has never changed may be reported once in an epoch: it needs so many steps, and ten minutes."""
+NEVER_CHANGED_SECONDS: Final = 600.0
+UNSAVED_SECONDS: Final = 1800.0
+"""A job that saves is told of after three of its intervals, and not before this."""
+NEVER_SAVED_SECONDS: Final = 7200.0
+AGAIN_FACTOR: Final = 2.0
+"""Each time that a finding has closed, it takes so many times as long to open again, at most ``LONGEST_AGAIN_SECONDS``."""
+LONGEST_AGAIN_SECONDS: Final = 1800.0
+MOST_FINDINGS: Final = 16
+"""Findings that one job has open at a time: the most grave ones."""
+
+
+class Severity(StrEnum):
+    """How soon a person should look."""
+
+    CRITICAL = "critical"  # the job gets nothing done, or will lose its work
+    WARNING = "warning"  # the job is slower or less safe than it could be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """When findings of one class open and close. ``figure`` says what is judged.
+
+    ``outlives``: the finding stays when the attempt ends.
+    """
+
+    figure: str
+    opens_at: float
+    closes_at: float
+    open_seconds: float
+    close_seconds: float
+    severity: Severity = Severity.WARNING
+    outlives: bool = False
+
+
+def _at_once(
+    figure: str, close_seconds: float = 10.0, *, open_seconds: float = 0.0, outlives: bool = False
+) -> Definition:
+    return Definition(
+        figure=figure,
+        opens_at=1.0,
+        closes_at=1.0,
+        open_seconds=open_seconds,
+        close_seconds=close_seconds,
+        severity=Severity.CRITICAL,
+        outlives=outlives,
+    )
+
+
+def _over(figure: str, opens_at: float, closes_at: float, seconds: tuple[float, float]) -> Definition:
+    return Definition(
+        figure=figure, opens_at=opens_at, closes_at=closes_at, open_seconds=seconds[0], close_seconds=seconds[1]
+    )
+
+
+DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
+    f.GpuFaulty: _at_once("errors that the GPU or its driver reports", 600.0, open_seconds=4.0),
+    f.RankStopped: _at_once("stopped processes of a rank that makes no step"),
+    f.NoStep: _at_once("time without a step, over the time that this job may take for one"),
+    f.ExporterSilent: Definition(figure="no answer", opens_at=1.0, closes_at=1.0, open_seconds=12.0, close_seconds=6.0),
+    f.GpuShared: Definition(
+        figure="processes of no job here", opens_at=1.0, closes_at=1.0, open_seconds=12.0, close_seconds=20.0
+    ),
+    f.GpuThrottled: _over("share of the window in which clocks are held down", 0.5, 0.2, (10.0, 30.0)),
+    f.GpuSlow: _over("how far its clock is below its neighbours', as a share", 0.08, 0.05, (10.0, 30.0)),
+    f.InputStarved: _over("share of a step spent waiting for the next batch", 0.3, 0.2, (12.0, 30.0)),
+    f.RankSlow: _over("own part of a step, over that of the other ranks", 1.15, 1.1, (14.0, 30.0)),
+    f.RankAwaited: _over("power, over that of the other GPUs", 1.25, 1.15, (20.0, 30.0)),
+    f.GpuIdle: _over("how far its utilization is below its neighbours', as a share", 0.75, 0.5, (14.0, 30.0)),
+    f.JobIdle: Definition(
+        figure="GPUs without work", opens_at=1.0, closes_at=1.0, open_seconds=40.0, close_seconds=10.0
+    ),
+    f.LoadUneven: _over("coefficient of variation of utilization or power", 0.2, 0.15, (60.0, 60.0)),
+    f.LossNotFinite: Definition(
+        figure="metrics that are NaN or infinite",
+        opens_at=1.0,
+        closes_at=1.0,
+        open_seconds=4.0,
+        close_seconds=30.0,
+        severity=Severity.CRITICAL,
+    ),
+    f.LossFlat: _over("steps without a change of the loss, over what is usual", 1.0, 1.0, (10.0, 0.0)),
+    f.SavesFailing: Definition(
+        figure="saves that failed, the newest among them",
+        opens_at=2.0,
+        closes_at=1.0,
+        open_seconds=0.0,
+        close_seconds=0.0,
+        severity=Severity.CRITICAL,
+    ),
+    f.SavesRare: _over("time since the newest checkpoint, over the time that is meant", 1.0, 1.0, (30.0, 0.0)),
+    f.RestartLoop: _at_once("restarts in an hour, over three", 0.0, outlives=True),
+}
+"""The most grave and the most telling ones first: of two that speak of the same rank or GPU, the first explains the other."""
+
+PRECEDENCE: Final[Mapping[str, int]] = {cls.kind: place for place, cls in enumerate(DEFINITIONS)}
+
+
+def definition_of(finding: f.Finding) -> Definition:
+    """Its kind's."""
+    return DEFINITIONS[type(finding)]
+
+
+def severity_of(finding: f.Finding) -> Severity:
+    """How soon a person should look."""
+    return definition_of(finding).severity

@@ -1,0 +1,150 @@
+"""The diagnosis of one job: observations in, findings that open and close out. Begin here.
+
+``windows.py`` makes figures of observations, the rules make suspicions of figures, and ``definitions.py`` says when a
+suspicion is a finding: at which figure and after how long it opens, below which and after how long it closes. Pure; time is
+witnessed, not read, as in ``heartbeat.py``: what happened while the observer did not run was not seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.diagnosis.definitions import (
+    AGAIN_FACTOR,
+    LONGEST_AGAIN_SECONDS,
+    MOST_FINDINGS,
+    PRECEDENCE,
+    definition_of,
+)
+from orchestrator.core.diagnosis.gpu_rules import gpu_suspicions
+from orchestrator.core.diagnosis.rank_rules import job_suspicions, rank_suspicions
+from orchestrator.core.diagnosis.windows import JobWindows
+from orchestrator.core.facts.findings import LoadUneven, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from orchestrator.core.diagnosis.observation import JobSeen
+    from orchestrator.core.diagnosis.suspicion import Suspicion
+    from orchestrator.core.diagnosis.windows import JobFigures
+    from orchestrator.core.facts.findings import Finding, FindingKey
+
+LONGEST_TICK_SECONDS: Final = 5.0
+"""A longer gap between two observations was not witnessed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What an observation changes: findings that open, and findings that close."""
+
+    opened: tuple[Finding, ...] = ()
+    closed: tuple[Finding, ...] = ()
+
+
+@dataclass(slots=True)
+class _Known:
+    """One kind and subject: since when its figure has been high or low, and the finding where it is open."""
+
+    high_since: float | None = None
+    high_at: float = 0.0
+    low_since: float | None = None
+    open: Finding | None = None
+    closed_times: int = 0
+
+
+class Diagnosis:
+    """The diagnosis of one attempt. ``opened`` are findings that are open from before the daemon started."""
+
+    def __init__(self, now: float, opened: Iterable[Finding] = ()) -> None:
+        self._clock = 0.0
+        self._ticked_at = now
+        self._windows = JobWindows(0.0)
+        self._known: dict[FindingKey, _Known] = {key_of(finding): _Known(open=finding) for finding in opened}
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Those that are open, the most grave first."""
+        found = [known.open for known in self._known.values() if known.open is not None]
+        return tuple(sorted(found, key=lambda finding: (PRECEDENCE[finding.kind], key_of(finding)[1] or 0)))
+
+    def observe(self, seen: JobSeen, now: float, wall: float) -> Changes:
+        """Take in what is seen at ``now``, seconds that never go backwards; ``wall`` is the same in seconds since the epoch."""
+        self._clock += min(max(0.0, now - self._ticked_at), LONGEST_TICK_SECONDS)
+        self._ticked_at = now
+        suspicions = {key_of(s.finding): s for s in suspect(self._windows.add(self._clock, seen))}
+        explained = _explained(suspicions.values())
+        opened = []
+        for key, suspicion in suspicions.items():
+            known = self._known.setdefault(key, _Known())
+            self._weigh(known, suspicion, wall, explained=key in explained)
+            if known.open is None and self._is_due(known, suspicion):
+                opened.append((known, replace(suspicion.finding, since=known.high_at)))
+        closed = [known.open for key, known in self._known.items() if self._is_over(known, suspicions.get(key))]
+        for finding in closed:
+            self._close(finding)
+        room = max(0, MOST_FINDINGS - len(self.findings))
+        opened.sort(key=lambda pair: PRECEDENCE[pair[1].kind])
+        for known, finding in opened[:room]:
+            known.open, known.low_since = finding, None
+        return Changes(opened=tuple(finding for _, finding in opened[:room]), closed=tuple(filter(None, closed)))
+
+    def _weigh(self, known: _Known, suspicion: Suspicion, wall: float, *, explained: bool) -> None:
+        definition = definition_of(suspicion.finding)
+        if suspicion.figure < definition.opens_at or explained:
+            known.high_since = None
+        elif known.high_since is None:
+            known.high_since, known.high_at = self._clock, wall
+        if suspicion.figure >= definition.closes_at and not explained:
+            known.low_since = None
+        elif known.low_since is None:
+            known.low_since = self._clock
+
+    def _is_due(self, known: _Known, suspicion: Suspicion) -> bool:
+        if known.high_since is None:
+            return False
+        definition = definition_of(suspicion.finding)
+        seconds = definition.open_seconds
+        if known.closed_times:
+            again = max(seconds, definition.close_seconds) * AGAIN_FACTOR**known.closed_times
+            seconds = min(again, LONGEST_AGAIN_SECONDS)
+        return self._clock - known.high_since >= seconds
+
+    def _is_over(self, known: _Known, suspicion: Suspicion | None) -> bool:
+        if suspicion is None:
+            known.high_since = None
+            known.low_since = self._clock if known.low_since is None else known.low_since
+        if known.open is None or known.low_since is None:
+            return False
+        return self._clock - known.low_since >= definition_of(known.open).close_seconds
+
+    def _close(self, finding: Finding | None) -> None:
+        if finding is not None:
+            known = self._known[key_of(finding)]
+            known.open, known.high_since = None, None
+            known.closed_times += 1
+
+
+def suspect(job: JobFigures) -> list[Suspicion]:
+    """Everything that a job's figures may mean."""
+    return [*gpu_suspicions(job), *rank_suspicions(job), *job_suspicions(job)]
+
+
+def _explained(suspicions: Iterable[Suspicion]) -> set[FindingKey]:
+    """Those that a graver one about the same rank or GPU explains: a throttled GPU makes its rank slow."""
+    strong = [s.finding for s in suspicions if s.figure >= definition_of(s.finding).opens_at]
+    compared = [finding for finding in strong if finding.rank is not None or finding.gpu_uuid]
+    found = {key_of(later) for later in compared if any(_explains(earlier, later) for earlier in compared)}
+    return found | {key_of(finding) for finding in strong if isinstance(finding, LoadUneven) and compared}
+
+
+def _explains(first: Finding, second: Finding) -> bool:
+    if PRECEDENCE[first.kind] >= PRECEDENCE[second.kind]:
+        return False
+    same_gpu = bool(first.gpu_uuid) and first.gpu_uuid == second.gpu_uuid
+    return same_gpu or (first.rank is not None and first.rank == second.rank)
+
+
+def worst(findings: Sequence[Finding]) -> Finding | None:
+    """The one to show where there is room for one."""
+    return min(findings, key=lambda finding: (PRECEDENCE[finding.kind], finding.rank or 0), default=None)

@@ -1,0 +1,163 @@
+"""Rules about the GPUs of one job, each compared with the job's others. Pure."""
+
+from __future__ import annotations
+
+from statistics import fmean, median, pstdev
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.diagnosis.definitions import (
+    BUSY_UTILIZATION,
+    IDLE_UTILIZATION,
+    LOWER_LIMIT,
+    SPINNING_UTILIZATION,
+)
+from orchestrator.core.diagnosis.suspicion import Suspicion
+from orchestrator.core.facts import findings as f
+from orchestrator.core.facts.hangs import Sign
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from orchestrator.core.diagnosis.observation import GpuSeen
+    from orchestrator.core.diagnosis.windows import GpuFigures, JobFigures
+
+HARMLESS: Final = frozenset({"clock_setting", "sync_boost"})
+"""A person has set the clocks, for one GPU or for a group."""
+POWER_CAP: Final = "power_cap"
+HEAVIER: Final = 1.15
+"""A GPU that draws so much more power than its neighbours does more work: its clock says nothing."""
+WORKING: Final = frozenset({Sign.WORKS, Sign.SPINS})
+
+
+def gpu_suspicions(job: JobFigures) -> Iterator[Suspicion]:
+    """Everything that the GPUs' figures may mean."""
+    gpus = {gpu.newest.gpu_uuid: gpu for gpu in job.gpus}  # ranks may share one
+    alone = list(gpus.values())
+    for gpu in alone:
+        yield from _reported(gpu.newest)
+        others = [other for other in alone if other is not gpu]
+        yield from _throttled(gpu, _alike(gpu, others))
+        yield from _slow(gpu, _alike(gpu, others))
+        yield from _idle(gpu, others)
+    if len(alone) > 1 and len({gpu.newest.model for gpu in alone}) == 1:
+        yield from _awaited(job, alone)
+        yield from _uneven(alone)
+    yield from _all_idle(job, alone)
+
+
+def _reported(gpu: GpuSeen) -> Iterator[Suspicion]:
+    subject = {"rank": gpu.rank, "gpu_uuid": gpu.gpu_uuid, "node": gpu.node, "confidence": f.Confidence.CERTAIN}
+    if gpu.fault is not None:
+        yield Suspicion(finding=f.GpuFaulty(**subject, fault=gpu.fault), figure=1.0)  # type: ignore[arg-type]  # the fields of every finding
+    if gpu.silent:
+        yield Suspicion(finding=f.ExporterSilent(**subject), figure=1.0)  # type: ignore[arg-type]  # the same
+    if gpu.foreign_pids:
+        yield Suspicion(finding=f.GpuShared(**subject, pids=gpu.foreign_pids), figure=1.0)  # type: ignore[arg-type]  # the same
+
+
+def _alike(gpu: GpuFigures, others: Sequence[GpuFigures]) -> list[GpuFigures]:
+    return [other for other in others if other.newest.model == gpu.newest.model]
+
+
+def _usual(gpus: Sequence[GpuFigures], value: Callable[[GpuFigures], float | None]) -> float | None:
+    known = [found for gpu in gpus if (found := value(gpu)) is not None]
+    return median(known) if known else None
+
+
+def _throttled(gpu: GpuFigures, alike: Sequence[GpuFigures]) -> Iterator[Suspicion]:
+    shares = {reason: share for reason, share in gpu.throttle.items() if reason not in HARMLESS}
+    if POWER_CAP in shares and not _below(gpu, alike):
+        del shares[POWER_CAP]  # at full load a GPU runs into its own limit: as it is built to
+    if shares:
+        finding = f.GpuThrottled(
+            rank=gpu.newest.rank,
+            gpu_uuid=gpu.newest.gpu_uuid,
+            node=gpu.newest.node,
+            reasons=tuple(sorted(shares, key=lambda reason: (-shares[reason], reason))),
+            share=max(shares.values()),
+            confidence=f.Confidence.CERTAIN,
+        )
+        yield Suspicion(finding=finding, figure=finding.share)
+
+
+def _below(gpu: GpuFigures, alike: Sequence[GpuFigures]) -> bool:
+    """Whether the GPU has a lower limit or clock than its neighbours."""
+    limit, clock = gpu.newest.power_limit_watts, gpu.clock_hertz
+    usual_limit = _usual(alike, lambda other: other.newest.power_limit_watts)
+    usual_clock = _usual(alike, lambda other: other.clock_hertz)
+    lower_limit = limit is not None and usual_limit is not None and limit < LOWER_LIMIT * usual_limit
+    lower_clock = clock is not None and usual_clock is not None and clock < LOWER_LIMIT * usual_clock
+    return lower_limit or (lower_clock and not _heavier(gpu, alike))
+
+
+def _heavier(gpu: GpuFigures, alike: Sequence[GpuFigures]) -> bool:
+    usual = _usual(alike, lambda other: other.power_watts)
+    return usual is not None and gpu.power_watts is not None and gpu.power_watts > HEAVIER * usual
+
+
+def _slow(gpu: GpuFigures, alike: Sequence[GpuFigures]) -> Iterator[Suspicion]:
+    usual = _usual(alike, lambda other: other.clock_hertz)
+    if gpu.clock_hertz is None or not usual or gpu.throttle.keys() - HARMLESS or _heavier(gpu, alike):
+        return
+    finding = f.GpuSlow(
+        rank=gpu.newest.rank,
+        gpu_uuid=gpu.newest.gpu_uuid,
+        node=gpu.newest.node,
+        hertz=gpu.clock_hertz,
+        usual_hertz=usual,
+    )
+    yield Suspicion(finding=finding, figure=1.0 - gpu.clock_hertz / usual)
+
+
+def _idle(gpu: GpuFigures, others: Sequence[GpuFigures]) -> Iterator[Suspicion]:
+    usual = _usual(others, lambda other: other.utilization)
+    if gpu.utilization is None or usual is None or usual < BUSY_UTILIZATION:
+        return
+    finding = f.GpuIdle(
+        rank=gpu.newest.rank,
+        gpu_uuid=gpu.newest.gpu_uuid,
+        node=gpu.newest.node,
+        utilization=gpu.utilization,
+        usual_utilization=usual,
+        confidence=f.Confidence.CERTAIN,
+    )
+    yield Suspicion(finding=finding, figure=1.0 - gpu.utilization / usual)
+
+
+def _awaited(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
+    """Without each rank's own times: every GPU is busy, one draws more power than the rest, and those spin."""
+    if any(rank.own_seconds is not None for rank in job.ranks):
+        return
+    if any((gpu.utilization or 0.0) < SPINNING_UTILIZATION or gpu.power_watts is None for gpu in gpus):
+        return
+    top = max(gpus, key=lambda gpu: gpu.power_watts or 0.0)
+    usual = _usual([gpu for gpu in gpus if gpu is not top], lambda gpu: gpu.power_watts)
+    if not usual or top.power_watts is None:
+        return
+    finding = f.RankAwaited(
+        rank=top.newest.rank,
+        gpu_uuid=top.newest.gpu_uuid,
+        node=top.newest.node,
+        watts=top.power_watts,
+        usual_watts=usual,
+        confidence=f.Confidence.POSSIBLE,
+    )
+    yield Suspicion(finding=finding, figure=top.power_watts / usual)
+
+
+def _uneven(gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
+    busy = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
+    power = [gpu.power_watts for gpu in gpus if gpu.power_watts is not None]
+    if len(busy) < len(gpus) or fmean(busy) < BUSY_UTILIZATION:
+        return
+    cvs = [pstdev(values) / fmean(values) for values in (busy, power) if len(values) == len(gpus) and fmean(values) > 0]
+    finding = f.LoadUneven(cv=max(cvs), confidence=f.Confidence.POSSIBLE)
+    yield Suspicion(finding=finding, figure=finding.cv)
+
+
+def _all_idle(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
+    stall = job.newest.stall
+    if not gpus or job.reports or stall is None or stall.seen.sign in WORKING:
+        return
+    if all(gpu.utilization is not None and gpu.utilization < IDLE_UTILIZATION for gpu in gpus):
+        yield Suspicion(finding=f.JobIdle(gpus=len(gpus), confidence=f.Confidence.CERTAIN), figure=1.0)

@@ -1,0 +1,112 @@
+"""What is seen of a job at one moment, as values: what the daemon hands to diagnosis every two seconds.
+
+None, or an empty tuple, means that it is not known; it never means 0. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.facts.hangs import Lateness, Stillness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSeen:
+    """What a rank has reported.
+
+    ``steps`` counts its steps, ``step_seconds`` are the newest ones' durations, oldest first. ``parts`` are what of a step it
+    spends in which part, ``busy_seconds`` what of it its thread used a processor for. ``training``: it is at steps, not at
+    an evaluation or a save. ``losses`` are the metrics that are losses by their names.
+    """
+
+    rank: int
+    steps: int = 0
+    step_seconds: tuple[float, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
+    busy_seconds: float | None = None
+    training: bool = True
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSeen:
+    """A GPU that a rank holds. ``silent``: its exporter does not answer, and the values are of no use.
+
+    ``work`` is the share of time in which a simulated GPU's rank worked and did not wait. ``fault`` is what the GPU or its
+    driver reports, ``foreign_pids`` are processes that belong to no job on the GPU. ``sampled_at`` tells samples apart.
+    """
+
+    gpu_uuid: str
+    rank: int
+    node: str = ""
+    model: str = ""
+    sampled_at: float | None = None
+    silent: bool = False
+    utilization: float | None = None
+    memory_bytes: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    clock_hertz: float | None = None
+    work: float | None = None
+    throttle: tuple[str, ...] = ()
+    foreign_pids: tuple[int, ...] = ()
+    fault: Fact | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallSeen:
+    """A job that makes no step: what was seen of its ranks, and for how long.
+
+    ``proven``: no rank can go on. ``longest_step`` and ``longest_pause`` are the longest times without a step that this job has shown before.
+    """
+
+    seen: Stillness
+    late: Lateness
+    longest_step: float = 0.0
+    longest_pause: float = 0.0
+    proven: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavesSeen:
+    """The job's checkpoints. ``failures`` are the attempt's saves that failed, 0 where the newest one succeeded.
+
+    ``unsaved_seconds`` is the time since the newest checkpoint, or since the first step where there is none.
+    """
+
+    failures: int = 0
+    said: str = ""
+    ever: bool = False
+    unsaved_seconds: float | None = None
+    interval_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartsSeen:
+    """The restarts of the last hour: how many, within which time, and the cause of the last one."""
+
+    count: int
+    seconds: float
+    cause: Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSeen:
+    """A job at one moment. ``running``: every rank's process is up. ``certain_work``: processor time is work.
+
+    Processor time is not work where a rank has a real GPU: a thread that waits for one spins.
+    """
+
+    ranks: tuple[RankSeen, ...] = ()
+    gpus: tuple[GpuSeen, ...] = ()
+    running: bool = True
+    certain_work: bool = False
+    num_ranks: int = 1
+    stall: StallSeen | None = None
+    saves: SavesSeen = SavesSeen()
+    restarts: RestartsSeen | None = None

@@ -1,0 +1,212 @@
+"""What diagnosis finds wrong with a job that runs: one class for each kind, with the figures that show it.
+
+A finding is about a rank, a GPU, both, or (with neither) the whole job. ``core/diagnosis`` makes findings, events open and
+close them, and ``docs/diagnosis.md`` has a section for each ``kind``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from orchestrator.core.facts.fact import Fact
+from orchestrator.core.facts.hangs import Lateness, Stillness  # noqa: TC001  # conformance.py reads the annotations
+
+
+class Confidence(StrEnum):
+    """How far the figures carry."""
+
+    CERTAIN = "certain"  # measured directly
+    LIKELY = "likely"  # nothing else that is measured explains the figures
+    POSSIBLE = "possible"  # other causes show the same figures; the advice says what tells them apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding(Fact):
+    """Base of all. ``since`` is when the figures began to show it, in seconds since the epoch."""
+
+    rank: int | None = None
+    gpu_uuid: str = ""
+    node: str = ""
+    since: float = 0.0
+    confidence: Confidence = Confidence.LIKELY
+
+
+FindingKey = tuple[str, int | None, str]
+
+
+def key_of(finding: Finding) -> FindingKey:
+    """What makes two findings the same one: kind and subject."""
+    return finding.kind, finding.rank, finding.gpu_uuid
+
+
+# -- GPUs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuIdle(Finding):
+    """The GPU is idle while the job's others are busy (ratios of time)."""
+
+    kind: ClassVar[str] = "gpu_idle"
+    utilization: float
+    usual_utilization: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSlow(Finding):
+    """The GPU's clock is below that of the job's others of the same model, and nothing that its driver tells holds it down."""
+
+    kind: ClassVar[str] = "gpu_slow"
+    hertz: float
+    usual_hertz: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuThrottled(Finding):
+    """The driver holds the GPU's clocks down for ``reasons``, for this share of the time."""
+
+    kind: ClassVar[str] = "gpu_throttled"
+    reasons: tuple[str, ...]
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuShared(Finding):
+    """Processes that belong to no job on the GPU use it."""
+
+    kind: ClassVar[str] = "gpu_shared"
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFaulty(Finding):
+    """The GPU or its driver reports an error."""
+
+    kind: ClassVar[str] = "gpu_fault"
+    fault: Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterSilent(Finding):
+    """The exporter of the GPU does not answer: nothing is known of the GPU."""
+
+    kind: ClassVar[str] = "exporter_silent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadUneven(Finding):
+    """Utilization or power differs between the job's GPUs, and no other figure says why."""
+
+    kind: ClassVar[str] = "load_uneven"
+    cv: float
+
+
+# -- ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSlow(Finding):
+    """The rank takes ``factor`` times as long for its own part of a step as the others usually do.
+
+    ``awaited``: the others wait for it at every step; else their steps take less time than its own.
+    """
+
+    kind: ClassVar[str] = "rank_slow"
+    factor: float
+    seconds: float
+    usual_seconds: float
+    awaited: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAwaited(Finding):
+    """All GPUs are busy, and this rank's draws more power than the others, which probably spin in a collective."""
+
+    kind: ClassVar[str] = "rank_awaited"
+    watts: float
+    usual_watts: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputStarved(Finding):
+    """The rank, or with None every rank, waits for its next batch for this share of a step."""
+
+    kind: ClassVar[str] = "input_starved"
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStopped(Finding):
+    """A process of the rank is stopped or held by a debugger."""
+
+    kind: ClassVar[str] = "rank_stopped"
+    seen: Stillness
+    late: Lateness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoStep(Finding):
+    """The job makes no step for long."""
+
+    kind: ClassVar[str] = "no_step"
+    seen: Stillness
+    late: Lateness
+
+
+# -- the whole job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossNotFinite(Finding):
+    """A metric that the script reports is NaN or infinite; ``value`` says which."""
+
+    kind: ClassVar[str] = "loss_not_finite"
+    metric: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFlat(Finding):
+    """The loss that the script reports has been the same to the last bit for so many steps."""
+
+    kind: ClassVar[str] = "loss_flat"
+    metric: str
+    value: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavesFailing(Finding):
+    """Checkpoints do not reach storage: so many saves failed, the newest among them; ``said`` is what that says."""
+
+    kind: ClassVar[str] = "saves_failing"
+    failures: int
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavesRare(Finding):
+    """No checkpoint for ``seconds``; ``interval_seconds`` is how often the job means to save, where that is known."""
+
+    kind: ClassVar[str] = "saves_rare"
+    seconds: float
+    interval_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartLoop(Finding):
+    """The job has been restarted so often within ``seconds``, the last time for ``cause``."""
+
+    kind: ClassVar[str] = "restart_loop"
+    restarts: int
+    seconds: float
+    cause: Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobIdle(Finding):
+    """The job is RUNNING, reports no step, and its GPUs do nothing."""
+
+    kind: ClassVar[str] = "job_idle"
+    gpus: int

@@ -1,0 +1,137 @@
+"""Looks at every live job every two seconds, and posts the findings that open and close.
+
+``core/diagnosis/diagnosis.py`` decides; here is only what it is given and what becomes of its answer. What is open stands in
+the job's record, so that a restarted daemon goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core import events as ev
+from orchestrator.core.diagnosis.diagnosis import Diagnosis
+from orchestrator.core.facts.findings import Finding
+from orchestrator.core.sentences import sentence
+from orchestrator.daemon.diagnosis.observing import job_seen
+from orchestrator.daemon.metrics.metering import save_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.core.diagnosis.observation import StallSeen
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job.record import Job
+    from orchestrator.daemon.gpus.watch import GpuWatch
+    from orchestrator.daemon.jobs.hangs import HangWatch
+    from orchestrator.daemon.jobs.progress import JobProgress, ProgressBook
+    from orchestrator.runtime.exporters.actor import ExporterReport
+    from orchestrator.runtime.exporters.exporters import Exporters
+
+TICK_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Senses:
+    """What the daemon sees of jobs: the newest reports of the exporters of GPUs that jobs hold, progress, stillness.
+
+    ``missing`` are GPUs that have fallen out of their node's inventory.
+    """
+
+    reports: Callable[[], Mapping[str, ExporterReport]]
+    progress: Callable[[JobId], JobProgress | None]
+    stall: Callable[[JobId], StallSeen | None]
+    missing: Callable[[], Collection[str]]
+
+
+def senses_of(gpus: GpuWatch, book: ProgressBook, hangs: HangWatch, exporters: Exporters) -> Senses:
+    """The senses of a daemon."""
+    return Senses(
+        reports=lambda: gpus.reports,
+        progress=book.of,
+        stall=hangs.stall,
+        missing=lambda: {uuid for _, uuid in exporters.missing()},
+    )
+
+
+class FindingWatch:
+    """Diagnoses each attempt. ``jobs`` gives the live jobs; ``post`` takes the events."""
+
+    def __init__(
+        self,
+        senses: Senses,
+        *,
+        jobs: Callable[[], Collection[Job]],
+        post: Callable[[Sequence[ev.Event]], None],
+        log: FilteringBoundLogger,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._senses = senses
+        self._jobs = jobs
+        self._post = post
+        self._log = log
+        self._clock = clock
+        self._wall = wall
+        self._known: dict[JobId, tuple[tuple[int, bool], Diagnosis]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                self.tick()
+            except Exception:  # telling what is wrong never harms what is right
+                self._log.exception("diagnosis.failed")
+
+    def tick(self) -> None:
+        """Look at every job once."""
+        live = [job for job in self._jobs() if job.attempts and not job.state.is_terminal]
+        for job_id in self._known.keys() - {job.id for job in live}:
+            del self._known[job_id]
+        if not live:
+            return
+        holding = [job for job in live if job.seats]
+        missing = self._senses.missing()
+        for job in live:
+            self._diagnose(job, holding, missing)
+
+    def _diagnose(self, job: Job, holding: Collection[Job], missing: Collection[str]) -> None:
+        now, wall = self._clock(), self._wall()
+        progress = self._senses.progress(job.id)
+        leader = progress.leader if progress is not None and progress.attempt == job.attempt_number else None
+        seen = job_seen(
+            job,
+            progress,
+            self._senses.reports(),
+            self._senses.stall(job.id),
+            holding=holding,
+            missing=missing,
+            interval_seconds=save_interval(job, leader) if leader is not None else None,
+            now=wall,
+        )
+        changes = self._of(job, now).observe(seen, now, wall)
+        attempt = job.attempt_number
+        events: list[ev.Event] = [
+            ev.FindingClosed(job_id=job.id, at=wall, attempt=attempt, finding=finding) for finding in changes.closed
+        ]
+        events += [
+            ev.FindingOpened(job_id=job.id, at=wall, attempt=attempt, finding=finding) for finding in changes.opened
+        ]
+        for finding in changes.opened:
+            self._log.warning("job.finding", job=job.id, attempt=attempt, finding=finding.kind, said=sentence(finding))
+        if events:
+            self._post(events)
+
+    def _of(self, job: Job, now: float) -> Diagnosis:
+        """The diagnosis of the attempt; what is open of an earlier one goes on in it."""
+        which = (job.attempt_number, job.attempt_live)
+        known = self._known.get(job.id)
+        if known is None or known[0] != which:
+            opened = [one for one in job.findings if isinstance(one, Finding)]
+            known = self._known[job.id] = (which, Diagnosis(now, opened))
+        return known[1]

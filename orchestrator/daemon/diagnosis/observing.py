@@ -1,0 +1,188 @@
+"""From what the daemon knows of a job to one observation of it. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.diagnosis.heartbeat import TRAINING_PHASES
+from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen, RestartsSeen, SavesSeen
+from orchestrator.core.diagnosis.straggler import APART
+from orchestrator.core.facts.gpus import GpuEcc, GpuLost, Xid
+from orchestrator.core.states import FailureClass, JobState
+from orchestrator.daemon.gpus.conditions import driver_faults
+from orchestrator.gpu.balance.balance import load_of
+from orchestrator.gpu.drivers.simulated import is_simulated
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from orchestrator.core.diagnosis.observation import StallSeen
+    from orchestrator.core.events import Seat
+    from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.job.record import Job
+    from orchestrator.daemon.jobs.progress import JobProgress
+    from orchestrator.gpu.sample import Sample
+    from orchestrator.runtime.exporters.actor import ExporterReport
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
+
+DATA: Final = "data_seconds"
+MOST_LOSSES: Final = 8
+LOOP_SECONDS: Final = 3600.0
+FAILING_SECONDS: Final = 60.0
+"""A single failed save counts as two once nothing has been saved for so long after it."""
+
+
+def job_seen(
+    job: Job,
+    progress: JobProgress | None,
+    reports: Mapping[str, ExporterReport],
+    stall: StallSeen | None,
+    *,
+    holding: Collection[Job],
+    missing: Collection[str],
+    interval_seconds: float | None,
+    now: float,
+) -> JobSeen:
+    """The job at wall time ``now``. ``reports`` are those of the GPUs that jobs hold; one without a report does not answer.
+
+    ``holding`` are the jobs that hold GPUs, ``missing`` GPUs that have fallen out of their node's inventory.
+    """
+    running = job.state is JobState.RUNNING and not job.succeeded and not job.degraded and not job.exits
+    if not running:
+        return JobSeen(running=False, restarts=_restarts(job, now), num_ranks=job.num_workers)
+    told = progress.ranks if progress is not None and progress.attempt == job.attempt_number else {}
+    uuids = [uuid for seat in job.seats for uuid in seat.gpu_uuids]
+    attempt = job.attempt
+    began = attempt.running_at if attempt is not None and attempt.running_at is not None else now
+    return JobSeen(
+        ranks=tuple(rank_seen(rank, snapshot) for rank, snapshot in sorted(told.items())),
+        gpus=tuple(
+            _gpu_seen(uuid, seat, reports.get(uuid), _foreign(uuid, reports.get(uuid), holding), missing, began)
+            for seat in job.seats
+            for uuid in seat.gpu_uuids
+        ),
+        certain_work=all(is_simulated(uuid) for uuid in uuids),
+        num_ranks=job.num_workers,
+        stall=stall,
+        saves=_saves(job, told, interval_seconds, now),
+        restarts=_restarts(job, now),
+    )
+
+
+def rank_seen(rank: int, told: ProgressSnapshot) -> RankSeen:
+    """What a rank has reported."""
+    losses = sorted(name for name in told.metrics if "loss" in name.lower())[:MOST_LOSSES]
+    parts = {name: value for name in APART if (value := told.metrics.get(name)) is not None and math.isfinite(value)}
+    return RankSeen(
+        rank=rank,
+        steps=told.steps_reported,
+        step_seconds=told.recent_step_seconds,
+        parts=parts,
+        busy_seconds=told.busy_seconds,
+        training=told.phase in TRAINING_PHASES and told.saving_since is None,
+        losses={name: told.metrics[name] for name in losses},
+    )
+
+
+def _gpu_seen(
+    uuid: str,
+    seat: Seat,
+    report: ExporterReport | None,
+    foreign: tuple[int, ...],
+    missing: Collection[str],
+    began: float,
+) -> GpuSeen:
+    lost = GpuLost(gpu_uuid=uuid) if uuid in missing else None
+    if report is None:
+        return GpuSeen(gpu_uuid=uuid, rank=seat.rank, node=seat.node_name, silent=lost is None, fault=lost)
+    status, sample = report.status, report.status.sample
+    faults: list[Fact] = [*([lost] if lost else []), *driver_faults(uuid, report)]
+    if sample is None:
+        fault = faults[0] if faults else None
+        return GpuSeen(gpu_uuid=uuid, rank=seat.rank, node=seat.node_name, model=status.info.model, fault=fault)
+    faults += _events(uuid, sample, began)
+    load = load_of(sample, simulated=status.info.simulated)
+    clocks = dict(sample.clocks)
+    return GpuSeen(
+        gpu_uuid=uuid,
+        rank=seat.rank,
+        node=seat.node_name,
+        model=status.info.model,
+        sampled_at=sample.timestamp,
+        utilization=load.utilization,
+        memory_bytes=load.memory,
+        power_watts=load.power,
+        power_limit_watts=sample.power_limit_watts,
+        clock_hertz=clocks.get("sm", clocks.get("graphics")),
+        work=load.work,
+        throttle=tuple(reason.value for reason in sample.throttle_active),
+        foreign_pids=foreign,
+        fault=faults[0] if faults else None,
+    )
+
+
+def _events(uuid: str, sample: Sample, began: float) -> list[Fact]:
+    """What the driver has told since the attempt began: the newest Xid event, and memory errors that it counts."""
+    newest = max(sample.xids, key=lambda xid: xid.last_timestamp, default=None)
+    if newest is not None and newest.last_timestamp >= began:
+        return [Xid(gpu_uuid=uuid, number=newest.code, at=newest.last_timestamp)]
+    pending = dict(sample.remapped_rows)
+    if pending.get("pending") or pending.get("failure"):
+        return [GpuEcc(gpu_uuid=uuid)]
+    return []
+
+
+def _foreign(uuid: str, report: ExporterReport | None, holding: Collection[Job]) -> tuple[int, ...]:
+    """Processes on the GPU that belong to none of the jobs that hold it."""
+    if report is None:
+        return ()
+    own = {
+        job.pids[seat.rank]
+        for job in holding
+        for seat in job.seats
+        if uuid in seat.gpu_uuids and seat.rank < len(job.pids)
+    }
+    return tuple(line[0] for line in report.lineages if own.isdisjoint(line))
+
+
+def _saves(job: Job, told: Mapping[int, ProgressSnapshot], interval_seconds: float | None, now: float) -> SavesSeen:
+    durable = job.checkpoints.durable_at or 0.0
+    failing = [
+        facts
+        for snapshot in told.values()
+        if (facts := snapshot.checkpoint).failed_at is not None
+        and facts.failed_at > max(durable, facts.saved_at or 0.0)
+    ]
+    worst = max(failing, key=lambda facts: facts.failed_saves, default=None)
+    attempt = job.attempt
+    since = None
+    if attempt is not None and attempt.first_step_at is not None:
+        since = max(job.checkpoints.at or 0.0, attempt.first_step_at)
+    return SavesSeen(
+        failures=_failures(worst.failed_saves, worst.failed_at, now) if worst is not None else 0,
+        said=worst.failure if worst is not None else "",
+        ever=job.checkpoints.at is not None,
+        unsaved_seconds=None if since is None else max(0.0, now - since),
+        interval_seconds=interval_seconds,
+    )
+
+
+def _failures(count: int, failed_at: float | None, now: float) -> int:
+    lasting = failed_at is not None and now - failed_at >= FAILING_SECONDS
+    return max(count, 2 if lasting else 1)
+
+
+def _restarts(job: Job, now: float) -> RestartsSeen | None:
+    """Attempts that failed in the last hour and were followed by another, preemptions left out."""
+    failed = [
+        attempt
+        for attempt in job.attempts
+        if attempt.failure is not None
+        and attempt.failure.failure_class is not FailureClass.PREEMPTION
+        and attempt.ended_at is not None
+        and now - attempt.ended_at <= LOOP_SECONDS
+    ]
+    if not failed or failed[-1].failure is None:
+        return None
+    return RestartsSeen(count=len(failed), seconds=max(0.0, now - failed[0].started_at), cause=failed[-1].failure.cause)

@@ -1,0 +1,196 @@
+"""What the daemon makes of reports and progress: findings as events, in the record, in metrics and in web hooks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.core import events as ev
+from orchestrator.core.facts.findings import Finding, RestartLoop
+from orchestrator.core.facts.gpus import GpuLost, Xid
+from orchestrator.core.facts.rank_ends import ExitCode
+from orchestrator.core.lifecycle.fold import fold
+from orchestrator.core.notices import notices_of
+from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, Senses
+from orchestrator.daemon.diagnosis.observing import job_seen, rank_seen
+from orchestrator.daemon.jobs.event_views import event_view
+from orchestrator.daemon.jobs.progress import JobProgress
+from orchestrator.gpu.exporter.exporter import GpuStatus
+from orchestrator.gpu.sample import GpuProcess, Throttle, XidCount
+from orchestrator.gpu.sampler import Health
+from orchestrator.runtime.exporters.actor import ExporterReport
+from orchestrator.spec.job import NotifySpec
+from orchestrator.store.port import StoredEvent
+from orchestrator.telemetry.logging import get_logger
+from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+from tests.unit.core.builders import after, changed, make_spec, pending, started, up
+from tests.unit.gpu.support import gpu_info, sample
+
+UUIDS = ("GPU-a", "GPU-b")
+
+
+def report(uuid: str, *, lineages: tuple[tuple[int, ...], ...] = (), health: Health = Health.OK, **values: Any) -> Any:
+    processes = tuple(GpuProcess(pid=line[0], memory_bytes=1) for line in lineages)
+    status = GpuStatus(
+        info=gpu_info(uuid), health=health, sample=sample(uuid, processes=processes, **values), error=None
+    )
+    return ExporterReport(url="http://127.0.0.1:1/metrics", pid=1, status=status, lineages=lineages)
+
+
+class World:
+    """A running job of two ranks with a GPU each, and a clock."""
+
+    def __init__(self) -> None:
+        hook = NotifySpec(url="https://example.org/hook", on=("FINDING",))
+        job = pending(make_spec(gpu=1.0, notify=(hook,)))
+        job = after(job, started(job), up(job))
+        seats = tuple(
+            ev.Seat(rank=rank, node_id="n", node_name="node1", gpu_ids=("0",), gpu_uuids=(uuid,), actor_pid=5)
+            for rank, uuid in enumerate(UUIDS)
+        )
+        self.job = changed(job, seats=seats, pids=(100, 200))
+        self.now = 0.0
+        self.wall = (self.job.attempts[-1].running_at or 0.0) + 10.0
+        self.reports: dict[str, Any] = {uuid: report(uuid) for uuid in UUIDS}
+        self.progress = JobProgress(attempt=1)
+        self.events: list[ev.Event] = []
+        self.notices: list[Any] = []
+        self.watch = self.daemon()
+
+    def daemon(self) -> FindingWatch:
+        return FindingWatch(
+            Senses(
+                reports=lambda: self.reports,
+                progress=lambda _: self.progress,
+                stall=lambda _: None,
+                missing=lambda: (),
+            ),
+            jobs=lambda: [self.job],
+            post=self.post,
+            log=get_logger("test"),
+            clock=lambda: self.now,
+            wall=lambda: self.wall + self.now,
+        )
+
+    def post(self, events: Any) -> None:
+        for event in events:
+            before, self.job = self.job, fold(self.job, event)
+            self.events.append(event)
+            self.notices += notices_of(before, self.job, event.at)
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 2.0
+            self.watch.tick()
+
+    @property
+    def open(self) -> list[tuple[str, int | None]]:
+        return [(one.kind, one.rank) for one in self.job.findings if isinstance(one, Finding)]
+
+
+def test_a_process_of_no_job_is_found_told_and_forgotten_when_it_is_gone() -> None:
+    world = World()
+    world.reports["GPU-b"] = report("GPU-b", lineages=((201, 200, 1), (666, 1)))
+    world.run(20.0)
+    assert world.open == [("gpu_shared", 1)]
+    (opened,) = world.events
+    assert isinstance(opened, ev.FindingOpened)
+    said = event_view(StoredEvent(number=1, event=opened)).summary
+    assert said.startswith(
+        "found: a process that belongs to no job here uses the GPU of rank 1 (GPU-b): 666; find its owner"
+    )
+    (notice,) = world.notices
+    told = json.loads(notice.body)
+    assert told["finding"]["kind"] == "gpu_shared"
+    assert told["finding"]["runbook"] == "docs/diagnosis.md#gpu_shared"
+    assert told["text"].startswith(f"{world.job.id}: a process that belongs to no job")
+    assert job_from_dict(json.loads(json.dumps(job_to_dict(world.job)))).findings == world.job.findings
+    world.watch = world.daemon()
+    world.run(10.0)
+    assert len(world.events) == 1, "a restarted daemon goes on with it"
+    world.reports["GPU-b"] = report("GPU-b", lineages=((201, 200, 1),))
+    world.run(40.0)
+    assert world.open == []
+    assert isinstance(world.events[-1], ev.FindingClosed)
+    assert event_view(StoredEvent(number=2, event=world.events[-1])).summary.startswith("over: a process that belongs")
+
+
+def test_an_exporter_that_does_not_answer_and_an_xid_are_told_with_their_gpu() -> None:
+    world = World()
+    del world.reports["GPU-a"]
+    old = XidCount(code=13, count=1, last_timestamp=1.0)
+    new = XidCount(code=48, count=1, last_timestamp=world.wall)
+    world.reports["GPU-b"] = report("GPU-b", xids=(old, new))
+    world.run(20.0)
+    assert sorted(world.open) == [("exporter_silent", 0), ("gpu_fault", 1)]
+    assert Xid(gpu_uuid="GPU-b", number=48, at=world.wall) in [
+        getattr(one, "fault", None) for one in world.job.findings
+    ]
+
+
+def test_findings_end_with_their_attempt_and_a_restart_loop_does_not() -> None:
+    world = World()
+    loop = RestartLoop(restarts=3, seconds=60.0, cause=ExitCode(rank=0, exit_code=1))
+    del world.reports["GPU-a"]
+    world.run(20.0)
+    world.post([ev.FindingOpened(job_id=world.job.id, at=2.0, attempt=1, finding=loop)])
+    assert world.open == [("exporter_silent", 0), ("restart_loop", None)]
+    late = ev.FindingOpened(job_id=world.job.id, at=2.0, attempt=7, finding=loop)
+    assert fold(world.job, late) is world.job
+    assert fold(world.job, world.events[-1]) is world.job, "it is open already"
+    world.job = fold(world.job, ev.AttemptSucceeded(job_id=world.job.id, at=3.0, attempt=1))
+    assert world.open == [("restart_loop", None)]
+    world.job = fold(world.job, ev.GangReleased(job_id=world.job.id, at=4.0, gang=world.job.gang))
+    done = ev.JobFinished(job_id=world.job.id, at=5.0, state=world.job.state.SUCCEEDED, reason=world.job.reason)
+    assert fold(world.job, done).findings == ()
+
+
+def test_what_ranks_report_becomes_an_observation() -> None:
+    told = ProgressSnapshot(
+        step=9,
+        steps_reported=9,
+        recent_step_seconds=(0.1,) * 9,
+        metrics={
+            "loss": float("nan"),
+            "val_loss": 1.0,
+            "data_seconds": 0.02,
+            "lr": 0.1,
+            "forward_seconds": float("inf"),
+        },
+        phase="evaluate",
+    )
+    seen = rank_seen(3, told)
+    assert (seen.rank, seen.steps, seen.training, set(seen.losses)) == (3, 9, False, {"loss", "val_loss"})
+    assert seen.parts == {"data_seconds": 0.02}
+    assert rank_seen(0, replace(told, phase="train")).training
+
+
+def test_saves_and_drivers_become_an_observation() -> None:
+    world = World()
+    failing = CheckpointFacts(failed_saves=1, failed_at=world.wall, failure="no space left")
+    world.progress.ranks[0] = ProgressSnapshot(checkpoint=failing)
+    world.reports["GPU-a"] = report("GPU-a", health=Health.LOST)
+    world.reports["GPU-b"] = report("GPU-b", throttle=((Throttle.THERMAL, True),))
+
+    def look(later: float) -> Any:
+        return job_seen(
+            world.job,
+            world.progress,
+            world.reports,
+            None,
+            holding=[world.job],
+            missing=(),
+            interval_seconds=60.0,
+            now=world.wall + later,
+        )
+
+    seen = look(10.0)
+    assert (seen.saves.failures, seen.saves.said, seen.saves.ever) == (1, "no space left", False)
+    assert look(70.0).saves.failures == 2
+    assert seen.gpus[0].fault == GpuLost(gpu_uuid="GPU-a")
+    assert seen.gpus[1].throttle == ("thermal",)
+    assert seen.gpus[1].node == "node1"
+    assert not seen.certain_work
