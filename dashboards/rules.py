@@ -33,8 +33,8 @@ EXPORTER_JOB: Final = "orch-gpu"
 """Names of the scrape jobs, as in the generated Prometheus configuration."""
 
 CV_LIMIT: Final = 0.20
-"""From here on the balance of a job is poor (bands: 5 %, 10 %, 20 %)."""
-LEAST_SHARE: Final = 0.5
+"""Above this the balance of a job is poor (bands: 5 %, 10 %, 20 %)."""
+LEAST_SHARE: Final = 0.7
 """A GPU with less than this share of its job's median load is a straggler, however many GPUs there are."""
 IDLE_MEAN: Final = 0.05
 """Below this mean utilization a job has no balance to speak of: noise of 0 and 2 % would be a CV of 100 %."""
@@ -55,7 +55,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """An alerting rule. `component` says whose fault it is; `labels` are the labels that its series carry."""
+    """An alerting rule. `component` says whose fault it is; `labels` are the labels that its series carry.
+
+    `section` is that of docs/diagnosis.md which speaks of it, where that is not a page of its own.
+    """
 
     name: str
     expr: str
@@ -66,6 +69,7 @@ class Alert:
     wait: str = "0s"
     labels: tuple[str, ...] = ()
     keep: str = ""
+    section: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +119,9 @@ def _balance_records() -> tuple[Record, ...]:
     ]
     for _, metric in BALANCED:
         each = per_gpu(metric)
-        guard = f"and (count without (gpu_uuid) ({each}) > 1)\nand ({busy})"
+        # a driver without utilization leaves power and memory to tell, and no way to know an idle job
+        unknown = f"(count without (gpu_uuid) ({each}) unless avg without (gpu_uuid) ({per_gpu(c.GPU_UTILIZATION)}))"
+        guard = f"and (count without (gpu_uuid) ({each}) > 1)\nand (({busy}) or {unknown})"
         # x > 0 keeps 0 / 0 out: memory of a job that has allocated nothing, a sensor that says 0
         mean = f"(avg without (gpu_uuid) ({each}) > 0)"
         median = f"(quantile without (gpu_uuid) (0.5, {each}) > 0)"
@@ -180,7 +186,7 @@ def _balance_alerts() -> tuple[Alert, ...]:
             component="job",
             labels=("job_id", "quantity"),
             summary="Job {{ $labels.job_id }}: one GPU has {{ $value | humanizePercentage }} of the median {{ $labels.quantity }}",
-            description="The least loaded GPU of the job has had less than half of the median GPU's "
+            description="The least loaded GPU of the job has had less than 70 % of the median GPU's "
             "{{ $labels.quantity }} for five minutes; with many GPUs the CV hides that.",
         ),
         Alert(
@@ -210,7 +216,7 @@ def _gpu_alerts() -> tuple[Alert, ...]:
     return (
         Alert(
             name="OrchGpuSilent",
-            expr=f"{named_gpu(SILENT_GPUS)}\nor on (job_id, gpu_uuid, rank)\n{SILENT_GPUS}",
+            expr=only_running(f"({named_gpu(SILENT_GPUS)}\nor on (job_id, gpu_uuid, rank)\n{SILENT_GPUS})"),
             wait="2m",
             severity="critical",
             component="gpu",
@@ -279,6 +285,7 @@ def _gpu_alerts() -> tuple[Alert, ...]:
 
 def _exporter_alerts() -> tuple[Alert, ...]:
     up = f'up{{job="{EXPORTER_JOB}"}}'
+    held = per(c.JOB_GPU.name, "job_id", "gpu_uuid")
     age = f"time() - {per(c.EXPORTER_LAST_SUCCESS_TIMESTAMP.name, 'gpu_uuid')}"
     return (
         Alert(
@@ -315,7 +322,7 @@ def _exporter_alerts() -> tuple[Alert, ...]:
         ),
         Alert(
             name="OrchExporterStale",
-            expr=named_gpu(f"({age} > 60)"),
+            expr=named_gpu(f"({age} > 60 and on (gpu_uuid) ({only_running(held)}))"),
             wait="1m",
             severity="warning",
             component="gpu",
@@ -329,7 +336,10 @@ def _exporter_alerts() -> tuple[Alert, ...]:
 
 def _job_alerts() -> tuple[Alert, ...]:
     failed = per(selector(c.JOB_STATE, state="FAILED"), "job_id")
-    restarts = f"sum by (job_id) (increase({selector(c.JOB_RESTARTS, **{'class': '!=preemption'})}[15m]))"
+    # increase() extrapolates, and so counts restarts that there were not
+    counted = f"{selector(c.JOB_RESTARTS, **{'class': '!=preemption'})}[1h]"
+    most, least = (f"{which} by (job_id, class) ({which}_over_time({counted}))" for which in ("max", "min"))
+    restarts = f"sum by (job_id) ({most} - {least})"
     started = selector(c.JOB_EVENT_TIMESTAMP, event="start")
     saved = f"max by (job_id) ({c.JOB_CHECKPOINT_TIMESTAMP.name} or {started})"
     allowed = f"clamp_min(3 * {per(c.JOB_CHECKPOINT_INTERVAL.name, 'job_id')}, 600)"
@@ -349,13 +359,29 @@ def _job_alerts() -> tuple[Alert, ...]:
             severity="warning",
             component="job",
             labels=("job_id",),
-            summary='Job {{ $labels.job_id }} was restarted {{ $value | printf "%.0f" }} times in 15 minutes',
+            summary='Job {{ $labels.job_id }} was restarted {{ $value | printf "%.0f" }} times in an hour',
             description="Something fails again and again; preemptions are not counted. orch events {{ $labels.job_id }} "
             "shows what.",
         ),
         Alert(
+            name="OrchFinding",
+            expr=per(c.FINDING.name, *c.FINDING.labels),
+            wait="30s",
+            keep="2m",
+            severity="warning",
+            component="job",
+            labels=c.FINDING.labels,
+            summary="Job {{ $labels.job_id }}: {{ $labels.kind }}"
+            "{{ if $labels.rank }}, rank {{ $labels.rank }}{{ end }}"
+            "{{ if $labels.gpu_uuid }}, GPU {{ $labels.gpu_uuid }} of node {{ $labels.node }}{{ end }}",
+            description="The daemon's diagnosis found it and has its figures and what to do: "
+            "orch status {{ $labels.job_id }}",
+            section="{{ $labels.kind }}",
+        ),
+        Alert(
             name="OrchJobHangSuspected",
-            expr=f"{per(c.JOB_HANG_SUSPECTED.name, 'job_id')} == 1",
+            # a flag that comes and goes is one hang
+            expr=only_running(f"{per(f'max_over_time({c.JOB_HANG_SUSPECTED.name}[2m])', 'job_id')} == 1"),
             wait="1m",
             severity="critical",
             component="job",
@@ -371,7 +397,7 @@ def _job_alerts() -> tuple[Alert, ...]:
             severity="warning",
             component="job",
             labels=("job_id",),
-            summary="Job {{ $labels.job_id }}: newest checkpoint is {{ $value | humanizeDuration }} old",
+            summary="Job {{ $labels.job_id }}: no checkpoint for {{ $value | humanizeDuration }}",
             description="That is over three times the interval at which it means to save. A failure now would lose all of it.",
         ),
     )
@@ -484,9 +510,8 @@ def _alert(alert: Alert, runbooks: str) -> dict[str, Any]:
     if alert.keep:
         rule["keep_firing_for"] = alert.keep
     rule["labels"] = {"severity": alert.severity, "component": alert.component}
-    rule["annotations"] = {
-        "summary": alert.summary,
-        "description": alert.description,
-        "runbook_url": f"{runbooks}/{alert.name}.md",
-    }
+    page = f"{runbooks}/{alert.name}.md"
+    if alert.section and runbooks.endswith("/runbooks"):
+        page = f"{runbooks.removesuffix('/runbooks')}/diagnosis.md#{alert.section}"
+    rule["annotations"] = {"summary": alert.summary, "description": alert.description, "runbook_url": page}
     return rule

@@ -371,6 +371,71 @@ SCENARIOS = [
         at="15m",
     ),
     Scenario(
+        "a restart every four minutes, and one job seen first after its third",
+        holds("a", [], samples=280)
+        | daemon("orch_job_restarts_total", "0x15 1x15 2x15 3x200", job_id="a", **{"class": "infra"})
+        | holds("b", [], samples=280)
+        | daemon("orch_job_restarts_total", flat(3, 280), job_id="b", **{"class": "infra"}),
+        {"OrchJobRestartLoop": [{"job_id": "a"}]},
+        at="25m",
+        also_at={"10m": {}},
+    ),
+    Scenario(
+        "findings carry rank and GPU, and a short one is let pass",
+        TWO
+        | daemon(
+            "orch_finding",
+            steps(("_", 20), ("1", 100)),
+            kind="gpu_slow",
+            job_id="a",
+            rank="1",
+            gpu_uuid="g1",
+            node="n0",
+        )
+        | daemon(
+            "orch_finding", steps(("_", 20), ("1", 100)), kind="loss_flat", job_id="a", rank="", gpu_uuid="", node=""
+        )
+        | daemon(
+            "orch_finding",
+            steps(("_", 78), ("1", 1), ("stale", 1)),
+            kind="gpu_idle",
+            job_id="a",
+            rank="0",
+            gpu_uuid="g0",
+            node="n0",
+        ),
+        {
+            "OrchFinding": [
+                {"kind": "gpu_slow", "job_id": "a", "rank": "1", "gpu_uuid": "g1", "node": "n0"},
+                {"kind": "loss_flat", "job_id": "a"},
+            ]
+        },
+        also_at={"4m": {}},
+    ),
+    Scenario(
+        "one GPU of eight at 55 %, one that draws 250 W beside 400 W, and power without utilization",
+        job("a", [0.9] * 7 + [0.5], [400] * 8)
+        | job("b", [0.9] * 8, [400] * 7 + [250], first=10)
+        | {key: value for key, value in job("c", [0.9] * 2, [400, 200], first=20).items() if "utilization" not in key},
+        {
+            "OrchGpuStraggler": [*imbalance("a", "utilization"), *imbalance("b", "power"), *imbalance("c", "power")],
+            "OrchJobImbalance": imbalance("c", "power"),
+        },
+    ),
+    Scenario(
+        "a silent GPU and a stale exporter of a job that drains or has gone",
+        holds("a", [0], state="DRAINING")
+        | of_gpu("orch_gpu_info", flat(1), gpu_uuid="g5", gpu="5", node="n0", model="H100")
+        | of_gpu("orch_exporter_last_success_timestamp_seconds", flat(300), gpu_uuid="g5"),
+    ),
+    Scenario(
+        "a hang flag that comes and goes",
+        holds("a", [])
+        | daemon("orch_job_hang_suspected", "_x40 1 0 0 1 0 1 0 0 1 0 0 1 0 1 0 0 1 0 0 1 0 1 0 0 1x40", job_id="a"),
+        {"OrchJobHangSuspected": [{"job_id": "a"}]},
+        at="14m",
+    ),
+    Scenario(
         "a hang",
         holds("a", []) | daemon("orch_job_hang_suspected", steps(("0", 40), ("1", 80)), job_id="a") | holds("b", []),
         {"OrchJobHangSuspected": [{"job_id": "a"}]},
