@@ -45,6 +45,7 @@ ENTRIES = (
     Entry("top", "gpu", MACHINE),
     Entry("record", "gpu", MACHINE),
     Entry("bench", "bench", MACHINE),
+    Entry("advise", "bench", MACHINE),
     Entry("dashboards", "dashboards", MACHINE),
     Entry("prune", "machine", MACHINE),
     Entry("init", "files", FILES),

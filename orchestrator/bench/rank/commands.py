@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import platform
 import resource
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,21 +15,16 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # missing
 
 from orchestrator.bench.rank.clocks import DeviceClock
 from orchestrator.bench.rank.models import ModelError, make_workload
+from orchestrator.bench.rank.probing import all_reduce, overlap, probe, reference
 from orchestrator.bench.rank.stepping import Stepper, communication_split, together, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from orchestrator.bench.rank.place import Place
+
 JOIN_SECONDS: Final = 600.0
 _HIGH_WATER: Final = "VmHWM:"
-
-
-@dataclass(slots=True)
-class Place:
-    """Where this rank is: its device, and the process groups of the first ranks by their number."""
-
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    groups: dict[int, dist.ProcessGroup | None] = field(default_factory=dict)
 
 
 def describe(_place: Place, rank: int) -> dict[str, Any]:
@@ -69,9 +63,8 @@ def join(place: Place, rank: int, *, store: str, sizes: list[int], device: str, 
         world_size=ranks,
         timeout=timedelta(seconds=JOIN_SECONDS),
     )
-    for size in sizes:
-        if size > 1:
-            place.groups[size] = dist.new_group(list(range(size)), timeout=timedelta(seconds=JOIN_SECONDS))
+    for size in sorted({1, *sizes}):
+        place.groups[size] = dist.new_group(list(range(size)), timeout=timedelta(seconds=JOIN_SECONDS))
 
 
 def load(_place: Place, rank: int, *, model: str, seed: int, batch: int) -> dict[str, int]:
@@ -153,4 +146,8 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "load": load,
     "limit_memory": limit_memory,
     "measure": measure,
+    "probe": probe,
+    "all_reduce": all_reduce,
+    "overlap": overlap,
+    "reference": reference,
 }

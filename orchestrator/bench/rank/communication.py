@@ -28,7 +28,12 @@ class StepMarks:
     backward_done: Mark = None
     ready: list[Mark] = field(default_factory=list)
     reduced: list[Mark] = field(default_factory=list)
-    bytes: int = 0
+    sizes: list[int] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Of all buckets."""
+        return sum(self.sizes)
 
 
 class BucketTimer:
@@ -49,7 +54,7 @@ class BucketTimer:
         step, clock = self.step, self._clock
         tensor: Tensor = bucket.buffer()
         step.ready.append(clock.mark())
-        step.bytes += tensor.numel() * tensor.element_size()
+        step.sizes.append(tensor.numel() * tensor.element_size())
         tensor.div_(dist.get_world_size(self._group))
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
         assert work is not None

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orchestrator.bench.rank.commands import COMMANDS, Place
+from orchestrator.bench.rank.commands import COMMANDS
 from orchestrator.bench.rank.models import ModelError
+from orchestrator.bench.rank.place import Place
 
 if TYPE_CHECKING:
     from typing import BinaryIO

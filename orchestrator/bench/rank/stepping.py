@@ -55,9 +55,15 @@ class Stepper:
         self._autocast = (device.type, _AUTOCAST.get(precision))
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-        generator = torch.Generator().manual_seed(seed)
-        made = [workload.batch(batch, generator) for _ in range(BATCHES)]
-        self._batches = cycle([(inputs.to(device), targets.to(device)) for inputs, targets in made])
+        self._make = workload.batch
+        self._seed = seed
+        self.use(batch)
+
+    def use(self, batch: int) -> None:
+        """Train with batches of this size from here on."""
+        generator = torch.Generator().manual_seed(self._seed)
+        made = [self._make(batch, generator) for _ in range(BATCHES)]
+        self._batches = cycle([(inputs.to(self._device), targets.to(self._device)) for inputs, targets in made])
 
     def wrap(self, group: dist.ProcessGroup | None, timer: BucketTimer | None = None) -> None:
         """Train through DDP from here on; with a timer as its hook."""

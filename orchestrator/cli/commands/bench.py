@@ -1,4 +1,4 @@
-"""`orch bench`: when more GPUs pay, measured. Works without a daemon."""
+"""`orch bench` and `orch advise`: when more GPUs pay, measured and predicted. Both work without a daemon."""
 
 from __future__ import annotations
 
@@ -101,3 +101,66 @@ def _show(session: Session, request: BenchRequest, outcome: Outcome, *, as_json:
         session.console.print(line)
     for path in outcome.files:
         session.console.note(f"wrote {path}")
+
+
+def advise(
+    *,
+    model: Model = "medium",
+    ranks: Ranks = "",
+    batch_sizes: BatchSizes = "16,32,64,128",
+    precision: Precision = "fp32",
+    device: Device = "auto",
+    threads: Threads = 1,
+    policy: Annotated[
+        str,
+        typer.Option("--policy", metavar="P", help="measured, or thresholds: by parameters and batch size alone."),
+    ] = "measured",
+    json: Json = False,
+) -> int:
+    """Advise how many GPUs pay, at which batch size: predicted from at most 20 steps on one rank and the links' speed.
+
+    Batch sizes are global: of all ranks together. `orch bench` measures what this command predicts.
+    """
+    from orchestrator.bench.errors import BenchError
+    from orchestrator.bench.plan import BenchRequest, parse_numbers
+
+    session = Session()
+    if policy not in ("measured", "thresholds"):
+        raise BadRequestError(f"--policy {policy} is not known", hint="one of: measured, thresholds")
+    try:
+        request = BenchRequest(
+            model=model,
+            batch_sizes=parse_numbers("--batch-sizes", batch_sizes),
+            ranks=parse_numbers("--ranks", ranks) if ranks else (),
+            precision=precision,
+            device=device,
+            threads=threads,
+        )
+        return _advise(session, request, policy, as_json=json)
+    except BenchError as error:
+        raise BadRequestError(error.message, hint=error.hint) from error
+
+
+def _advise(session: Session, request: BenchRequest, policy: str, *, as_json: bool) -> int:
+    import tempfile
+
+    from orchestrator.bench.advisor.advisor import run_advisor
+    from orchestrator.bench.advisor.thresholds import run_thresholds
+    from orchestrator.cli.render.advice_view import advice_lines, outcome_json, threshold_lines, thresholds_json
+    from orchestrator.cli.session import print_json
+
+    with tempfile.TemporaryDirectory(prefix="orch-advise-") as logs:
+        if policy == "thresholds":
+            parameters, found = run_thresholds(request, environ=session.environ, logs=Path(logs))
+            document = thresholds_json(request.model_name, parameters, found)
+            lines = threshold_lines(parameters, found)
+        else:
+            outcome = run_advisor(request, environ=session.environ, logs=Path(logs), note=session.console.note)
+            document = outcome_json(request.model_name, outcome)
+            lines = advice_lines(session.console, outcome)
+    if as_json:
+        print_json(session, document)
+    else:
+        for line in lines:
+            session.console.print(line)
+    return EXIT_OK

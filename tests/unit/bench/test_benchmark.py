@@ -102,3 +102,40 @@ def test_a_directory_that_cannot_be_made_is_named(orch: Any, tmp_path: Path) -> 
     code, _, err = orch(*TINY)
     assert code == 2
     assert "out/logs cannot be made" in err
+
+
+def test_advice_comes_from_a_few_steps_on_one_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code = run(("advise", "--model", "medium", "--batch-sizes", "8,32", "--ranks", "1,2", "--json"))
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    found = json.loads(captured.out)
+    assert 1 <= found["probe"]["steps"] <= 20
+    assert found["parameters"] == 54_403
+    assert [one["batch_size"] for one in found["advice"]] == [8, 32]
+    for advice in found["advice"]:
+        assert [one["ranks"] for one in advice["predictions"]] == [1, 2]
+        assert all(one["samples_per_second"] > 0 for one in advice["predictions"])
+    assert found["links"]["2"]["all_reduce_seconds"]["4096"] > 0
+
+
+def test_thresholds_need_the_parameters_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "net.py"
+    script.write_text("from torch import nn\ndef make():\n    return nn.Linear(50, 3)\n")
+    assert run(("advise", "--model", f"{script}:make", "--batch-sizes", "64", "--policy", "thresholds")) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "153 trainable parameters; by thresholds alone, nothing was measured",
+        "global batch 64: one GPU: 153 parameters: the model is too small",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--policy", "guess"), "--policy guess is not known"), (("--model", "huge"), "--model huge is not known")],
+)
+def test_a_bad_question_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(("advise", *arguments)) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""The cost of a training step on n ranks, from a probe of one rank and a calibration of the machine. Pure.
+
+    step(n, B) = slowdown(n) * (step(1, B / n) + wrapper) + exposed(n) + wait(n)
+
+*step(1, b)* is measured at up to three batch sizes and interpolated. *wrapper* is what DDP adds on one rank: its copies of
+gradients into buckets. *slowdown(n)* is what a step takes longer while n ranks make one: shared memory, shared cores.
+*wait(n)* is what ranks wait for the slowest of them at each step. *exposed(n)* follows from the moments at which DDP hands over its
+buckets, the links' time for each, and the share of communication that computation beside it can hide.
+
+Links are a latency and a bandwidth between each two of the measured sizes; beyond the largest the last bandwidth holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.bench.statistics import Interval
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.bench.plan import Cell
+
+MODEL_ERROR: Final = 0.03
+"""What the formula leaves out, as a share of a step: kept even where every measurement agrees."""
+SEVERAL_RANKS_ERROR: Final = 0.1
+"""The same for several ranks, which get into each other's way in more ways than the calibration looks at."""
+EXPOSED_ERROR: Final = 0.5
+"""Of communication: links are calibrated when nothing else uses them."""
+_NORMAL_975: Final = 1.96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbePoint:
+    """A step of one rank at one batch size: its seconds, those of its backward, and their relative standard error."""
+
+    batch: int
+    step: float
+    backward: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients that are reduced together, and the share of backward after which they are there."""
+
+    ready: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What a few steps on one rank told of a model. Points ascend by batch; there is at least one."""
+
+    parameters: int
+    gradient_bytes: int
+    points: tuple[ProbePoint, ...]
+    wrapper: float
+    buckets: tuple[Bucket, ...]
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """What so many ranks need for an all-reduce, by bytes, ascending; ``hides`` is the share that computation can hide."""
+
+    points: tuple[tuple[int, float], ...]
+    hides: float = 1.0
+
+    def seconds(self, size: int) -> float:
+        """Of one all-reduce."""
+        return interpolate(self.points, size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What a machine does to n ranks: links, slowdown by the reference models' bytes of gradients, seconds of waiting."""
+
+    links: Mapping[int, Links]
+    slowdowns: Mapping[int, tuple[tuple[int, float], ...]]
+    waits: Mapping[int, float]
+
+    def knows(self, ranks: int) -> bool:
+        """Whether so many ranks could be measured."""
+        return ranks in self.slowdowns and (ranks == 1 or ranks in self.links)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A configuration's throughput, and what its step is made of, in seconds."""
+
+    cell: Cell
+    throughput: Interval
+    step: float
+    compute: float
+    communication: float
+    exposed: float
+    extrapolated: bool
+
+    @property
+    def margin(self) -> float:
+        """Half of the interval, as a share of the mean."""
+        assert self.throughput.low is not None
+        return 1 - self.throughput.low / self.throughput.mean
+
+
+def interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
+    """The value there on straight lines through the points, of which the outer ones go on; never below 0."""
+    if len(points) == 1:
+        return points[0][1]
+    upper = next((i for i in range(1, len(points) - 1) if at <= points[i][0]), len(points) - 1)
+    (x0, y0), (x1, y1) = points[upper - 1], points[upper]
+    return max(0.0, y0 + (y1 - y0) * (at - x0) / (x1 - x0))
+
+
+def predict(cell: Cell, probe: Probe, calibration: Calibration) -> Prediction:
+    """What the formula says of a configuration whose number of ranks the calibration knows."""
+    at = cell.per_rank
+    step = _positive(interpolate([(p.batch, p.step) for p in probe.points], at), probe)
+    backward = min(step, interpolate([(p.batch, p.backward) for p in probe.points], at))
+    slowdown, disagreement = _slowdown(calibration.slowdowns[cell.ranks], probe.gradient_bytes)
+    communication = exposed = 0.0
+    if cell.ranks > 1:
+        step += probe.wrapper
+        links = calibration.links[cell.ranks]
+        communication = math.fsum(links.seconds(bucket.bytes) for bucket in probe.buckets)
+        exposed = exposed_seconds(probe.buckets, backward * slowdown, links) + calibration.waits[cell.ranks]
+    compute = slowdown * step
+    whole = compute + exposed
+    error = math.hypot(
+        MODEL_ERROR if cell.ranks == 1 else SEVERAL_RANKS_ERROR,
+        max(p.error for p in probe.points),
+        disagreement * compute / whole,
+        EXPOSED_ERROR * exposed / whole,
+    )
+    extrapolated = not probe.points[0].batch <= at <= probe.points[-1].batch
+    return Prediction(
+        cell=cell,
+        throughput=_interval(cell.batch / whole, _NORMAL_975 * error * (2 if extrapolated else 1)),
+        step=whole,
+        compute=compute,
+        communication=communication,
+        exposed=exposed,
+        extrapolated=extrapolated,
+    )
+
+
+def _positive(step: float, probe: Probe) -> float:
+    """A line through noisy points may cross zero below the smallest batch; a step takes no less than half the fastest."""
+    return max(step, 0.5 * min(p.step for p in probe.points))
+
+
+def _slowdown(points: Sequence[tuple[int, float]], gradient_bytes: int) -> tuple[float, float]:
+    """Between the reference models by the logarithm of their bytes, not beyond them; and how far they disagree."""
+    if len(points) == 1:
+        return points[0][1], 0.0
+    ends = [math.log(size) for size, _ in points]
+    at = min(max(math.log(max(1, gradient_bytes)), ends[0]), ends[-1])
+    factors = [factor for _, factor in points]
+    found = interpolate(list(zip(ends, factors, strict=True)), at)
+    return found, (max(factors) - min(factors)) / (4 * found)
+
+
+def exposed_seconds(buckets: Sequence[Bucket], backward: float, links: Links) -> float:
+    """What backward waits for after its own end: buckets are reduced one after the other, each once it is there."""
+    end, total = 0.0, 0.0
+    for bucket in sorted(buckets, key=lambda one: one.ready):
+        seconds = links.seconds(bucket.bytes)
+        end = max(end, bucket.ready * backward) + seconds
+        total += seconds
+    best = max(0.0, end - backward)
+    return best + (total - best) * (1 - links.hides) if total > best else total
+
+
+def _interval(mean: float, margin: float) -> Interval:
+    margin = min(margin, 0.9)
+    return Interval(mean, mean * (1 - margin), mean * (1 + margin))

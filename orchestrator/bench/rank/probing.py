@@ -1,0 +1,216 @@
+"""The advisor's measurements inside a rank: a few steps of a model on one rank, and what several ranks do to each other."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import fmean, median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from orchestrator.bench.rank.clocks import DeviceClock
+from orchestrator.bench.rank.communication import BucketTimer
+from orchestrator.bench.rank.models import FEATURES, TARGETS, Workload, make_workload, table_batch
+from orchestrator.bench.rank.stepping import Stepper, together
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.bench.rank.place import Place
+
+MOST_STEPS: Final = 20
+MOST_SECONDS: Final = 2.0
+_FIRST: Final = 2
+_PER_SIZE: Final = 3
+_WRAPPED_FIRST: Final = 2
+_WRAPPED: Final = 4
+_HOOKED: Final = 3
+_REFERENCE_SECONDS: Final = 0.25
+_REFERENCE_STEPS: Final = (10, 200)
+_LINK_REPEATS: Final = 12
+_OVERLAP_REPEATS: Final = 6
+
+
+class _Budget:
+    """Steps and seconds that a probe may use."""
+
+    def __init__(self, steps: int, seconds: float) -> None:
+        self._steps, self._seconds = steps, seconds
+        self.used, self.spent = 0, 0.0
+
+    def allows(self) -> bool:
+        """Whether one more step may be made: the last ones tell how long it takes."""
+        longest = self.spent / self.used if self.used else 0.0
+        return self.used < self._steps and self.spent + longest <= self._seconds
+
+    def step(self, stepper: Stepper, clock: DeviceClock) -> tuple[float, float, float]:
+        """Make a step; its seconds, and those of its forward and its backward."""
+        clock.wait()
+        began = perf_counter()
+        loss = stepper.forward()
+        clock.wait()
+        middle = perf_counter()
+        loss.backward()
+        clock.wait()
+        end = perf_counter()
+        stepper.update()
+        clock.wait()
+        seconds = perf_counter() - began
+        self.used += 1
+        self.spent += seconds
+        return seconds, middle - began, end - middle
+
+
+def probe(
+    place: Place,
+    rank: int,
+    *,
+    model: str,
+    seed: int,
+    precision: str,
+    sizes: Sequence[int],
+    most_steps: int = MOST_STEPS,
+    most_seconds: float = MOST_SECONDS,
+) -> dict[str, Any]:
+    """Steps on this rank alone: at each of the batch sizes, then through DDP at the smallest. What the budget forbids is left out."""
+    clock, budget = DeviceClock(place.device), _Budget(most_steps, most_seconds)
+    workload = make_workload(model, seed)
+
+    stepper = Stepper(workload, batch=sizes[0], precision=precision, device=place.device, clock=clock, seed=seed + rank)
+    points = []
+    for index, batch in enumerate(sizes):
+        stepper.use(batch)
+        taken = [budget.step(stepper, clock) for _ in range(_PER_SIZE + (0 if index else _FIRST)) if budget.allows()]
+        kept = taken[-_PER_SIZE:]
+        if kept:
+            points.append({"batch": batch, "steps": [s for s, _, _ in kept], "backwards": [b for _, _, b in kept]})
+    wrapped: list[float] = []
+    buckets: list[tuple[float, int]] = []
+    if dist.is_initialized():
+        stepper.use(min(sizes))
+        stepper.wrap(place.groups[1])
+        taken = [budget.step(stepper, clock) for _ in range(_WRAPPED_FIRST + _WRAPPED) if budget.allows()]
+        wrapped = [seconds for seconds, _, _ in taken[_WRAPPED_FIRST:]]
+        buckets = _buckets(stepper, place, clock, budget)
+    return {
+        "parameters": workload.parameters,
+        "gradient_bytes": sum(p.numel() * p.element_size() for p in workload.model.parameters() if p.requires_grad),
+        "points": points,
+        "wrapped": wrapped,
+        "buckets": buckets,
+        "steps": budget.used,
+        "seconds": budget.spent,
+    }
+
+
+def _buckets(stepper: Stepper, place: Place, clock: DeviceClock, budget: _Budget) -> list[tuple[float, int]]:
+    """The share of backward after which each bucket is there, and its bytes, of the last step made."""
+    timer = BucketTimer(clock, place.groups[1])
+    stepper.wrap(place.groups[1], timer)
+    shares: list[tuple[float, int]] = []
+    for _ in range(_HOOKED):
+        if not budget.allows():
+            break
+        marks = timer.begin()
+        _, forward, _ = budget.step(stepper, clock)
+        ready = [max(0.0, one - forward) for one in clock.since(marks.began, marks.ready)]
+        last = max(ready) or 1.0
+        shares = [(one / last, size) for one, size in zip(ready, marks.sizes, strict=True)]
+    return shares
+
+
+def all_reduce(place: Place, rank: int, *, ranks: int, sizes: Sequence[int]) -> list[float]:
+    """Seconds of an all-reduce of so many bytes each, ranks arriving together."""
+    del rank
+    group, clock = place.groups[ranks], DeviceClock(place.device)
+    found = []
+    for size in sizes:
+        tensor = torch.zeros(max(1, size // 4), device=place.device)
+        times = []
+        for _ in range(_LINK_REPEATS):
+            tensor.mul_(0.5)
+            clock.wait()
+            together(group, ranks)
+            began = perf_counter()
+            _reduce(tensor, group, ranks)
+            clock.wait()
+            times.append(perf_counter() - began)
+        found.append(median(times[2:]))
+    return found
+
+
+def _reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None, ranks: int) -> None:
+    tensor.div_(ranks)
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    assert work is not None
+    work.wait()
+
+
+def overlap(place: Place, rank: int, *, ranks: int, size: int) -> float:
+    """The share of an all-reduce that computation beside it hides: 1 where both take as long as the longer alone."""
+    del rank
+    group, clock = place.groups[ranks], DeviceClock(place.device)
+    tensor, matrix = torch.zeros(max(1, size // 4), device=place.device), torch.rand(192, 192, device=place.device)
+
+    def compute(times: int) -> None:
+        for _ in range(times):
+            torch.mm(matrix, matrix)
+
+    def timed(*, communicate: bool, times: int) -> float:
+        taken = []
+        for _ in range(_OVERLAP_REPEATS):
+            clock.wait()
+            together(group, ranks)
+            began = perf_counter()
+            work = dist.all_reduce(tensor, group=group, async_op=True) if communicate else None
+            compute(times)
+            if work is not None:
+                work.wait()
+            clock.wait()
+            taken.append(perf_counter() - began)
+        return median(taken[1:])
+
+    communication = timed(communicate=True, times=0)
+    once = timed(communicate=False, times=20) / 20
+    count = torch.tensor([float(max(1, math.ceil(communication / once)))])
+    dist.all_reduce(count, dist.ReduceOp.MAX, group=group)
+    times = int(count.item())
+    computation, both = timed(communicate=False, times=times), timed(communicate=True, times=times)
+    hidden = (communication + computation - both) / min(communication, computation)
+    return min(1.0, max(0.0, hidden))
+
+
+def reference(place: Place, rank: int, *, ranks: int, width: int, layers: int, precision: str) -> dict[str, float]:
+    """Seconds of a step of a reference model while so many ranks make one: left alone, and each waiting for the others after it.
+
+    The number of steps follows from the slowest rank's time.
+    """
+    clock, group = DeviceClock(place.device), place.groups[ranks]
+    torch.manual_seed(rank)
+    sizes = [FEATURES, *([width] * layers), TARGETS]
+    parts: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        parts += [nn.Linear(before, after), nn.ReLU()]
+    workload = Workload(model=nn.Sequential(*parts[:-1]), batch=table_batch, loss=nn.functional.mse_loss)
+    stepper = Stepper(workload, batch=32, precision=precision, device=place.device, clock=clock, seed=rank)
+    pilot = fmean(stepper.block(5).steps[1:])
+    wanted = torch.tensor([min(max(_REFERENCE_SECONDS / pilot, _REFERENCE_STEPS[0]), _REFERENCE_STEPS[1])])
+    if ranks > 1:
+        dist.all_reduce(wanted, dist.ReduceOp.MIN, group=group)
+    steps = int(wanted.item())
+    together(group, ranks)
+    alone = stepper.block(steps)
+    together(group, ranks)
+    clock.wait()
+    began = perf_counter()
+    for _ in range(steps):
+        stepper.step()
+        clock.wait()
+        together(group, ranks)
+    waiting = (perf_counter() - began) / steps
+    bytes_ = sum(p.numel() * 4 for p in workload.model.parameters())
+    return {"mean": alone.seconds / steps, "median": median(alone.steps), "waiting": waiting, "bytes": float(bytes_)}
