@@ -37,7 +37,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why an attempt failed: class, cause, the first failing rank and its last lines.
+    """Why an attempt failed: class, cause, the first failing rank, the ``step`` that it had reported, and its last lines.
 
     ``refusal`` is why it is not tried again. ``policy`` is the action of the job's log policy that fits, ``policy_note``
     what is to be told about those.
@@ -52,6 +52,7 @@ class Failure:
     policy: str = ""
     policy_note: Fact | None = None
     refusal: Fact | None = None
+    step: int | None = None
 
     @property
     def code(self) -> str:

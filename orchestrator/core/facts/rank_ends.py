@@ -63,6 +63,15 @@ class TerminatedFromOutside(ProcessSignal):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedCrash(RankEnd):
+    """The rank ended of the same ``crash`` at the same step in two attempts in a row; ``step`` None: before its first."""
+
+    kind: ClassVar[str] = "repeated_crash"
+    crash: Fact
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeftEarly(RankEnd):
     """The rank ended, however, after a request to stop that orch had not sent."""
 

@@ -32,6 +32,7 @@ from orchestrator.core.facts.rank_ends import (
 )
 from orchestrator.core.facts.reasons import BudgetSpent, LogPolicyFails, NoNewCheckpoint
 from orchestrator.core.lifecycle.memory_failure import memory_cause
+from orchestrator.core.lifecycle.repeated_crash import repeated
 from orchestrator.core.states import FailureClass, StopScope
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def stop_failure(left: Sequence[Exit]) -> Failure:
 
 def _judged(job: Job, first: Exit) -> Failure:
     failure_class, cause = _cause(job, first)
-    return replace(_failed(first, failure_class, cause), policy=first.policy, policy_note=first.policy_note)
+    failure = _failed(first, failure_class, cause)
+    return repeated(job, replace(failure, policy=first.policy, policy_note=first.policy_note))
 
 
 def _failed(first: Exit, failure_class: FailureClass, cause: Fact) -> Failure:
@@ -139,6 +141,7 @@ def _failed(first: Exit, failure_class: FailureClass, cause: Fact) -> Failure:
         exit_code=first.exit_code,
         signal=first.signal,
         log_tail=first.log_tail,
+        step=first.last_step,
     )
 
 

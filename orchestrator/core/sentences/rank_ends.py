@@ -80,6 +80,21 @@ def _(fact: f.TerminatedFromOutside, job_id: str = "JOB") -> str:
 
 
 @sentence.register
+def _(fact: f.RepeatedCrash) -> str:
+    where = "before its first step" if fact.step is None else f"at step {fact.step}"
+    again = f"the same crash {where} in two attempts in a row, so a restart does not help"
+    return of_rank(fact.rank, f"{again} ({sentence(fact.crash)})")
+
+
+@advice.register
+def _(fact: f.RepeatedCrash, job_id: str = "JOB") -> str:
+    todo = advice(fact.crash, job_id) or "run the step under a debugger, or with CUDA_LAUNCH_BLOCKING=1"
+    if fact.step is None:
+        return todo
+    return f"{todo}; `orch submit --resume-from {job_id}@STEP` begins at an older checkpoint"
+
+
+@sentence.register
 def _(fact: f.LeftEarly) -> str:
     what = "SIGTERM to the processes of its node" if fact.scope is StopScope.MACHINE else "a request to stop"
     total = f" of {fact.total_steps}" if fact.total_steps is not None else ""

@@ -23,6 +23,8 @@ GONE_SECONDS: Final = 900.0
 """How long the exporters of a node that is gone are still named to Prometheus: its alerts have to see them fail."""
 REPORT_SECONDS: Final = 3.0
 FIRST_REPORT_SECONDS: Final = 30.0
+HUNG_SECONDS: Final = 30.0
+"""An exporter that has not answered for so long is replaced: it was stopped, or hangs. One that is slow to start is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,10 @@ class Exporters:
         access: ExporterAccess,
         *,
         report_seconds: float = REPORT_SECONDS,
+        hung_seconds: float = HUNG_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._report_seconds, self._clock = report_seconds, clock
+        self._report_seconds, self._hung_seconds, self._clock = report_seconds, hung_seconds, clock
         self._ray = ray
         self._known = nodes
         self._access = access
@@ -57,6 +60,7 @@ class Exporters:
         self.nodes: dict[str, NodeReport] = {}
         self.places: dict[str, ExporterTarget] = {}
         self._gone_since: dict[str, float] = {}
+        self._silent_since: dict[str, float] = {}
 
     def forget_all(self) -> None:
         """Ray's head is gone, and every actor with it."""
@@ -65,6 +69,7 @@ class Exporters:
         self.nodes.clear()
         self.places.clear()
         self._gone_since.clear()
+        self._silent_since.clear()
 
     async def refresh(self) -> None:
         """Make exporters for GPUs that have none; drop those of nodes that are gone."""
@@ -123,12 +128,24 @@ class Exporters:
             self.reports.pop(uuid, None)
             if is_dead(error):
                 self._actors.pop(uuid, None)  # beyond Ray's own restarts: the next refresh makes another
+            elif isinstance(error, TimeoutError):
+                await self._replace_hung(uuid, actor)
             return None
+        self._silent_since.pop(uuid, None)
         if uuid not in self.nodes:
             return None  # forgotten meanwhile
         self.reports[uuid] = report
         self.places[uuid] = ExporterTarget(url=report.url, node=self.nodes[uuid].hostname)
         return report
+
+    async def _replace_hung(self, uuid: str, actor: Any) -> None:
+        """Have Ray end an exporter that has been silent for long, and start it again: Ray does so even where it is stopped."""
+        now = self._clock()
+        if now - self._silent_since.setdefault(uuid, now) < self._hung_seconds:
+            return
+        self._silent_since[uuid] = now  # the new one gets as long
+        with contextlib.suppress(Exception):  # it is tried again
+            await self._ray.call(_restart, actor)
 
     async def record(self, uuid: str, job_id: str, directory: str, rate: float) -> None:
         """Have a GPU's samples appended to a job's telemetry; asking again changes nothing."""
@@ -173,6 +190,12 @@ class Exporters:
                 access=self._access,
             )
         )
+
+
+def _restart(actor: Any) -> None:
+    import ray
+
+    ray.kill(actor, no_restart=False)
 
 
 def is_dead(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -432,3 +433,41 @@ class TestStopFromOutside:
             job = job_with(exits, workers=1)
             event = failed(job, failure=verdict(job).failure)
             assert strike_of(after(job, event), event) is None
+
+
+class TestRepeatedCrash:
+    """What a program does to itself at the same step it does again: the second time it is the script's failure."""
+
+    def second(self, before: dict[str, Any], now: dict[str, Any]) -> ClassifiedFailure:
+        first = verdict(job_with({}, before))
+        job = job_with({}, now)
+        attempts = (replace(job.attempts[-1], number=1, failure=first.failure), replace(job.attempts[-1], number=2))
+        return verdict(changed(job, attempts=attempts))
+
+    @pytest.mark.parametrize(
+        "crash",
+        [
+            {"signal": 11, "last_step": 40},
+            {"signal": 6, "last_step": 0},
+            {"error_type": "OSError", "error_message": "Address already in use"},
+        ],
+    )
+    def test_the_same_again_is_the_script_s(self, crash: dict[str, Any]) -> None:
+        assert verdict(job_with({}, crash)).failure.failure_class is INFRA
+        found = self.second(crash, crash).failure
+        assert (found.failure_class, found.code, found.rank) == (USER, "repeated_crash", 1)
+        assert "in two attempts in a row" in failure_sentence(found)
+        assert not decide_retry(job_with({}, crash), found, NOW).retry
+
+    @pytest.mark.parametrize(
+        ("before", "now"),
+        [
+            ({"signal": 11, "last_step": 40}, {"signal": 11, "last_step": 41}),
+            ({"signal": 11, "last_step": 40}, {"signal": 6, "last_step": 40}),
+            ({"signal": 11}, {"signal": 11}),
+            ({"signal": 9, "last_step": 40}, {"signal": 9, "last_step": 40}),
+            ({"signal": 15, "last_step": 40}, {"signal": 15, "last_step": 40}),
+        ],
+    )
+    def test_what_may_be_chance_is_not(self, before: dict[str, Any], now: dict[str, Any]) -> None:
+        assert self.second(before, now).failure.failure_class is INFRA

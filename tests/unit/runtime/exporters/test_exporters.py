@@ -37,8 +37,13 @@ class FakeCluster:
 
     reports: dict[str, Any] = field(default_factory=dict)
     actors: dict[str, FakeActor] = field(default_factory=dict)
+    restarted: list[FakeActor] = field(default_factory=list)
 
-    async def call(self, _make: Callable[..., Any], _node_id: str, gpu: Any, _report: Any) -> FakeActor:
+    async def call(self, make: Callable[..., Any], *given: Any) -> FakeActor | None:
+        if len(given) == 1:  # an actor that is to be started again
+            self.restarted.append(given[0])
+            return None
+        _node_id, gpu, _report = given
         return self.actors.setdefault(gpu.uuid, FakeActor(url=f"http://127.0.0.1:{9477 + len(self.actors)}/metrics"))
 
     def show(self, node_id: str, *uuids: str) -> None:
@@ -110,3 +115,21 @@ def test_a_head_that_died_takes_every_place_with_it(cluster: FakeCluster) -> Non
     exporters = made(cluster)
     exporters.forget_all()
     assert (exporters.places, exporters.reports, exporters.missing()) == ({}, {}, [])
+
+
+def test_an_exporter_that_hangs_for_long_is_replaced_and_one_that_answers_again_is_not(cluster: FakeCluster) -> None:
+    clock = [0.0]
+    exporters = made(cluster, report_seconds=0.01, hung_seconds=30.0, clock=lambda: clock[0])
+    for uuid in ("GPU-a", "GPU-b"):
+        cluster.actors[uuid].hangs = True
+    for clock[0] in (0.0, 10.0, 20.0):
+        assert set(asyncio.run(exporters.ask())) == {"GPU-c"}
+    cluster.actors["GPU-b"].hangs = False
+    clock[0] = 25.0
+    asyncio.run(exporters.ask())
+    cluster.actors["GPU-b"].hangs = True
+    clock[0] = 31.0
+    asyncio.run(exporters.ask())
+    assert cluster.restarted == [cluster.actors["GPU-a"]]
+    asyncio.run(exporters.ask())
+    assert len(cluster.restarted) == 1, "the new one gets as long"

@@ -1,0 +1,57 @@
+"""The same crash at the same step, twice in a row: what a program does to itself it will do again, wherever it runs.
+
+A signal that a program raises by its own work (a segmentation fault, an abort), and errors that may be the machine's, count
+as trouble of the machine at first. At the same step of the same rank in the next attempt they are the script's. Before the
+first step nothing tells when it was, and only a port that is in use counts: the attempt before may have held it once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.facts.rank_ends import (
+    Problem,
+    ProcessSignal,
+    RepeatedCrash,
+    ScriptProblem,
+    TerminatedFromOutside,
+)
+from orchestrator.core.states import FailureClass
+
+if TYPE_CHECKING:
+    from orchestrator.core.events import Failure
+    from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.job.record import Job
+
+OWN_SIGNALS: Final = frozenset({4, 6, 7, 8, 11})
+"""SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: from inside of the program. SIGKILL and SIGTERM come from outside."""
+
+
+def repeated(job: Job, failure: Failure) -> Failure:
+    """The failure as one of the script, where the attempt before failed of the same at the same step; else as it is."""
+    before = job.attempts[-2].failure if len(job.attempts) > 1 else None
+    if before is None or failure.failure_class is not FailureClass.INFRA:
+        return failure
+    mark = _mark(failure.cause)
+    if mark is None or (failure.step is None and mark[1] is not Problem.PORT_IN_USE):
+        return failure
+    if (before.step, before.rank) != (failure.step, failure.rank) or _mark(before.cause) != mark:
+        return failure
+    cause = RepeatedCrash(rank=failure.rank, crash=failure.cause, step=failure.step)
+    return replace(failure, failure_class=FailureClass.USER, cause=cause)
+
+
+def _mark(cause: Fact) -> tuple[str, object] | None:
+    """What makes two crashes the same; None for those that say nothing about the program."""
+    match cause:
+        case RepeatedCrash(crash=crash):
+            return _mark(crash)
+        case TerminatedFromOutside():
+            return None
+        case ProcessSignal(signal=number):
+            return (cause.kind, number) if number in OWN_SIGNALS else None
+        case ScriptProblem(problem=problem):
+            return cause.kind, problem
+        case _:
+            return None
