@@ -393,7 +393,7 @@ def run_script(tmp_path, late, then=""):
     }
     text = SCRIPT.format(late=late) + textwrap.dedent(then)
     return subprocess.run(
-        [sys.executable, "-c", text], env=environ, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", text], env=environ, capture_output=True, text=True, timeout=300, check=False
     )
 
 
