@@ -111,7 +111,7 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     f.RankAwaited: _over("power, over that of the other GPUs", 1.25, 1.15, (20.0, 30.0)),
     f.GpuIdle: _over("how far its utilization is below its neighbours', as a share", 0.75, 0.5, (14.0, 30.0)),
     f.JobIdle: Definition(
-        figure="GPUs without work", opens_at=1.0, closes_at=1.0, open_seconds=40.0, close_seconds=10.0
+        figure="GPUs without work", opens_at=1.0, closes_at=1.0, open_seconds=24.0, close_seconds=10.0
     ),
     f.LoadUneven: _over("coefficient of variation of utilization or power", 0.2, 0.15, (60.0, 60.0)),
     f.LossNotFinite: Definition(
@@ -122,7 +122,7 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         close_seconds=30.0,
         severity=Severity.CRITICAL,
     ),
-    f.LossFlat: _over("steps without a change of the loss, over what is usual", 1.0, 1.0, (10.0, 0.0)),
+    f.LossFlat: _over("steps without a change of the loss, over what is usual", 1.0, 1.0, (4.0, 0.0)),
     f.SavesFailing: Definition(
         figure="saves that failed, the newest among them",
         opens_at=2.0,

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 LOCKSTEP: Final = 1.1
 """Ranks whose steps take the same time to within this factor meet in a collective at every step."""
-LEAST_SECONDS: Final = 0.0005
+APART: Final = 1.03
+"""The faster quarter of a slow rank's own times is above the others' usual one by this factor."""
+LEAST_SECONDS: Final = 0.0002
 """The clock of steps is no better than this."""
 RESTARTS: Final = 3.0
 TRAINING_LOSSES: Final = frozenset({"loss", "train_loss", "train/loss", "training_loss", "loss/train"})
@@ -92,7 +94,10 @@ def _own(rank: RankFigures, others: Sequence[RankFigures]) -> tuple[float, float
     known = [other.own_seconds for other in others if other.own_seconds is not None]
     if rank.own_seconds is None or len(known) < len(others):
         return None
-    return rank.own_seconds, median(known)
+    usual = median(known)
+    if rank.own_low is not None and rank.own_low < APART * usual:
+        return None  # it is sometimes faster than the others, too
+    return rank.own_seconds, usual
 
 
 def _step(rank: RankFigures, others: Sequence[RankFigures]) -> tuple[float, float] | None:

@@ -29,13 +29,14 @@ SETTLE_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """A rank over the window: medians in seconds. ``low`` and ``high`` are the quartiles of its step times."""
+    """A rank over the window: medians in seconds. ``low`` and ``high`` are the quartiles of its step times, ``own_low`` the lower of its own part's."""
 
     rank: int
     step_seconds: float
     low: float
     high: float
     own_seconds: float | None
+    own_low: float | None
     data_seconds: float | None
 
 
@@ -178,6 +179,7 @@ class JobWindows:
                     low=low,
                     high=high,
                     own_seconds=own[rank],
+                    own_low=_low(windows[rank], parts=all(parts.values())) if own[rank] is not None else None,
                     data_seconds=parts[rank].get("data_seconds"),
                 )
             )
@@ -235,6 +237,13 @@ def _newest_steps(rows: list[RankSeen]) -> tuple[float, ...]:
 def _parts(rows: list[RankSeen]) -> dict[str, float]:
     names = {name for row in rows for name in row.parts}
     return {name: median(row.parts[name] for row in rows if name in row.parts) for name in names}
+
+
+def _low(rows: list[RankSeen], *, parts: bool) -> float | None:
+    """The lower quartile of a rank's own part of a step; None where that is known from elsewhere."""
+    known = [sum(row.parts.values()) for row in rows if row.parts] if parts else []
+    known = known or [row.busy_seconds for row in rows if row.busy_seconds is not None]
+    return quantiles(known, n=4)[0] if len(known) >= LEAST_SAMPLES else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -1,0 +1,172 @@
+"""The faults, each in five forms: ranks, step times, with and without reports, on quiet and on noisy machines.
+
+A case is a job, what happens to it at ``FAULT_AT``, and the finding that must name it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.insight.traces import JobModel
+from orchestrator.core.diagnosis.observation import RestartsSeen, SavesSeen, StallSeen
+from orchestrator.core.facts.gpus import GpuLost, Xid
+from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
+from orchestrator.core.facts.rank_ends import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from orchestrator.core.diagnosis.observation import JobSeen
+
+FAULT_AT = 120.0
+BUSY_NOISE = 0.15
+"""The spread of a step's parts where other programs use the same processors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One fault in one form. ``rank`` None: the whole job. ``slowest`` is the time of a step, which a finding may wait for."""
+
+    fault: str
+    form: str
+    job: JobModel
+    kind: str
+    rank: int | None
+    change: Callable[[JobModel], None] | None = None
+    slowest: float = 0.0
+
+
+FORMS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("2 ranks, 0.1 s", {"ranks": 2, "step_seconds": 0.1}),
+    ("8 ranks, 5 s", {"ranks": 8, "step_seconds": 5.0}),
+    ("4 ranks, 5 ms", {"ranks": 4, "step_seconds": 0.005}),
+    ("4 ranks, 1 s, busy machine", {"ranks": 4, "step_seconds": 1.0, "noise": BUSY_NOISE}),
+    ("6 ranks, 0.3 s", {"ranks": 6, "step_seconds": 0.3}),
+)
+SILENT = {"reports": False}
+
+
+def cases() -> Iterator[Case]:
+    """Every case."""
+    for number, (form, values) in enumerate(FORMS):
+        rank = number % values["ranks"]
+        silent = SILENT if number == 4 else {}
+        yield from _of_ranks(form, values, rank, number)
+        yield from _of_gpus(form, values | silent, rank, number)
+        yield from _of_jobs(form, values, rank, number)
+
+
+def _case(fault: str, form: str, values: dict[str, Any], kind: str, rank: int | None, **more: Any) -> Case:
+    change = more.pop("change", None)
+    job = JobModel(**{"seed": len(fault) * 7 + len(form), **values, **more})
+    return Case(fault=fault, form=form, job=job, kind=kind, rank=rank, change=change, slowest=job.step_seconds)
+
+
+def _set(rank: int | None, **values: Any) -> Callable[[JobModel], None]:
+    def change(job: JobModel) -> None:
+        for number, each in enumerate(job.each):
+            if rank is None or number == rank:
+                for name, value in values.items():
+                    setattr(each, name, value)
+
+    return change
+
+
+def _of_ranks(form: str, values: dict[str, Any], rank: int, number: int) -> Iterator[Case]:
+    for words, factor in (("20 %", 1.25), ("half", 2.0)):
+        slow = _set(rank, slower=factor)
+        where = {"simulated": True, "parts": False} if number % 2 else {}
+        yield _case(f"rank slower by {words}", form, values | where, "rank_slow", rank, change=slow)
+        apart = {"lockstep": False, "parts": False}
+        yield _case(f"rank slower by {words}, no collectives", form, values | apart, "rank_slow", rank, change=slow)
+    starved = 0.45 + 0.1 * (number % 3)
+    yield _case("starved input, one rank", form, values, "input_starved", rank, change=_set(rank, data_share=starved))
+    yield _case("starved input, all ranks", form, values, "input_starved", None, change=_set(None, data_share=starved))
+    power = _set(rank, slower=2.0)
+    yield _case(
+        "rank awaited, no times of its own", form, values | {"parts": False}, "rank_awaited", rank, change=power
+    )
+    signs = (Sign.OUTSIDE, Sign.LOCK, Sign.COLLECTIVE, Sign.UNKNOWN, Sign.MISMATCH)
+    still = _still(rank, signs[number], values["step_seconds"])
+    yield _case("no step", form, values, "no_step", rank, change=_set(rank, stopped=True), hook=still)
+    stopped = _still(rank, Sign.STOPPED, values["step_seconds"])
+    yield _case("rank stopped", form, values, "rank_stopped", rank, change=_set(rank, stopped=True), hook=stopped)
+
+
+def _still(rank: int, sign: Sign, usual: float) -> Callable[[JobModel, float, JobSeen], JobSeen]:
+    def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+        still = at - FAULT_AT
+        if still < max(3.0, 3.0 * usual):
+            return seen
+        late = Lateness(still_seconds=still, usual_seconds=usual)
+        stillness = Stillness(rank=rank, sign=sign, place="pull (data.py:7)", pid=9)
+        return replace(seen, stall=StallSeen(seen=stillness, late=late, longest_step=1.2 * usual))
+
+    return hook
+
+
+def _gpu_is(rank: int, **values: Any) -> Callable[[JobModel, float, JobSeen], JobSeen]:
+    def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+        if at < FAULT_AT:
+            return seen
+        return replace(seen, gpus=tuple(replace(g, **values) if g.rank == rank else g for g in seen.gpus))
+
+    return hook
+
+
+def _of_gpus(form: str, values: dict[str, Any], rank: int, number: int) -> Iterator[Case]:
+    yield _case("idle GPU of a busy job", form, values, "gpu_idle", rank, change=_set(rank, idle_gpu=True))
+    clock = (0.8, 0.5, 0.7, 0.85, 0.75)[number]
+    slow = _set(rank, clock=clock, slower=1.0 / clock)
+    yield _case("slow GPU", form, values, "gpu_slow", rank, change=slow)
+    reason = ("thermal", "hardware_thermal", "power_brake", "hardware_slowdown", "thermal")[number]
+    slowed = _set(rank, clock=0.7, slower=1.4)
+    throttled = _gpu_is(rank, throttle=(reason,))
+    yield _case("throttled GPU", form, values, "gpu_throttled", rank, hook=throttled, change=slowed)
+    capped = _gpu_is(rank, throttle=("power_cap",), power_limit_watts=200.0)
+    yield _case("lower power cap", form, values, "gpu_throttled", rank, hook=capped, change=slowed)
+    foreign = _gpu_is(rank, foreign_pids=(4711,))
+    crowded = _set(rank, slower=1.5) if number % 2 else None  # also when the balance is good
+    yield _case("another's process on the GPU", form, values, "gpu_shared", rank, hook=foreign, change=crowded)
+    faults = (Xid(number=79), Xid(number=48), GpuLost(), Xid(number=94), Xid(number=119))
+    yield _case("GPU lost, Xid, ECC", form, values, "gpu_fault", rank, hook=_gpu_is(rank, fault=faults[number]))
+    yield _case("exporter dead or hung", form, values, "exporter_silent", rank, hook=_gpu_is(rank, silent=True))
+
+
+def _of_jobs(form: str, values: dict[str, Any], rank: int, number: int) -> Iterator[Case]:
+    at_step = max(3, int(FAULT_AT / values["step_seconds"]))
+    value = (math.nan, math.inf)[number % 2]
+    bad = values | {"loss": lambda step, rnd: value if step >= at_step else 2.0 + rnd.random()}
+    yield _case("NaN or infinite loss", form, bad, "loss_not_finite", None)
+    flat = values | {"loss": lambda step, rnd: 2.302585 if step >= at_step else 2.0 + rnd.random()}
+    yield _case("flat loss", form, flat, "loss_flat", None)
+    failing = values | {"saves": lambda at: SavesSeen(failures=2 + number if at >= FAULT_AT else 0, said="no space")}
+    yield _case("failing saves", form, failing, "saves_failing", None)
+    interval = (None, 60.0, 300.0, 600.0, 500.0)[number]
+    rare = values | {
+        "saves": lambda at: SavesSeen(ever=True, unsaved_seconds=1800.0 + at - FAULT_AT, interval_seconds=interval)
+    }
+    yield _case("saves too rare", form, rare, "saves_rare", None)
+    loop = RestartsSeen(count=3 + number, seconds=900.0, cause=ExitCode(rank=rank, exit_code=1))
+    yield _case("restart loop", form, values, "restart_loop", None, hook=_with(restarts=loop))
+    idle = StallSeen(
+        seen=Stillness(rank=0, sign=(Sign.UNKNOWN, Sign.OUTSIDE)[number % 2]),
+        late=Lateness(still_seconds=60.0, by_steps=False),
+    )
+    nothing = _idle(idle)
+    yield _case("RUNNING and doing nothing", form, values | SILENT, "job_idle", None, hook=nothing)
+
+
+def _with(**values: Any) -> Callable[[JobModel, float, JobSeen], JobSeen]:
+    return lambda _job, at, seen: replace(seen, **values) if at >= FAULT_AT else seen
+
+
+def _idle(stall: StallSeen) -> Callable[[JobModel, float, JobSeen], JobSeen]:
+    def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+        if at < FAULT_AT:
+            return seen
+        return replace(seen, gpus=tuple(replace(gpu, utilization=0.0) for gpu in seen.gpus), stall=stall)
+
+    return hook

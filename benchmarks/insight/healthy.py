@@ -1,0 +1,122 @@
+"""Forty kinds of healthy jobs, on which diagnosis must say nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.diagnosis.observation import SavesSeen, StallSeen
+from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
+
+if TYPE_CHECKING:
+    import random
+
+    from benchmarks.insight.traces import JobModel
+    from orchestrator.core.diagnosis.observation import JobSeen
+
+
+def _still(begin: float, seconds: float, sign: Sign, *, pause: float = 0.0, every: float = 0.0) -> Any:
+    """A pause in which nothing is stepped, as the hang watch tells of it."""
+
+    def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+        into = at - begin if not every else (at - begin) % every
+        if at < begin or not 3.0 <= into < seconds:
+            return seen
+        late = Lateness(still_seconds=into, usual_seconds=0.1)
+        stall = StallSeen(seen=Stillness(rank=0, sign=sign), late=late, longest_step=0.15, longest_pause=pause)
+        return replace(seen, stall=stall)
+
+    return hook
+
+
+def _phase(begin: float, seconds: float, every: float) -> Any:
+    """An evaluation or a save on rank 0, of which the others wait for the end."""
+
+    def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+        if at < begin or (at - begin) % every >= seconds:
+            return seen
+        first, *rest = seen.ranks
+        gpus = [replace(gpu, utilization=0.0 if gpu.rank == 0 else 1.0, power_watts=130.0) for gpu in seen.gpus]
+        return replace(seen, ranks=(replace(first, training=False), *rest), gpus=tuple(gpus))
+
+    return hook
+
+
+def _all_gpus(**values: Any) -> Any:
+    return lambda _job, _at, seen: replace(seen, gpus=tuple(replace(gpu, **values) for gpu in seen.gpus))
+
+
+def _glitches(every: float, **values: Any) -> Any:
+    """One bad sample now and then."""
+
+    def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+        if at % every or not seen.gpus:
+            return seen
+        return replace(seen, gpus=(replace(seen.gpus[0], **values), *seen.gpus[1:]))
+
+    return hook
+
+
+def _changing(step: int, rnd: random.Random) -> float:
+    return 3.0 / (1.0 + 0.01 * step) + 0.1 * rnd.random()
+
+
+def _by_epoch(step: int, _rnd: random.Random) -> float:
+    return 3.0 / (1 + step // 400)
+
+
+def _pausing(begin: float, seconds: float, every: float = 1e9) -> Any:
+    return lambda at: at >= begin and (at - begin) % every < seconds
+
+
+HEALTHY: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one rank": {"ranks": 1},
+    "two ranks": {"ranks": 2},
+    "16 ranks": {"ranks": 16},
+    "steps of 5 ms": {"step_seconds": 0.005},
+    "steps of 5 s": {"step_seconds": 5.0},
+    "steps of 40 s": {"step_seconds": 40.0},
+    "no reports": {"reports": False},
+    "no reports, 8 ranks, noisy": {"reports": False, "ranks": 8, "noise": 0.1},
+    "no times of its own": {"parts": False},
+    "no times of its own, 8 ranks": {"parts": False, "ranks": 8},
+    "no GPU": {"gpus": False, "parts": False},
+    "no GPU, no collectives": {"gpus": False, "parts": False, "lockstep": False},
+    "simulated GPUs": {"simulated": True, "parts": False},
+    "simulated GPUs, trainer": {"simulated": True},
+    "no collectives": {"lockstep": False, "parts": False},
+    "no collectives, varied lengths": {"lockstep": False, "parts": False, "noise": 0.35},
+    "varied lengths": {"noise": 0.3},
+    "varied lengths, simulated": {"noise": 0.3, "simulated": True, "parts": False},
+    "busy machine": {"noise": 0.15, "simulated": True, "parts": False},
+    "busy machine, no GPU": {"noise": 0.2, "gpus": False, "parts": False},
+    "busy machine, 5 ms": {"noise": 0.25, "step_seconds": 0.005},
+    "long first step": {"first_step_at": 400.0},
+    "long first step, no reports": {"first_step_at": 60.0, "reports": False},
+    "mixed GPU models": {"models": ("H100", "A100")},
+    "mixed GPU models, no times": {"models": ("H100", "L40S"), "parts": False},
+    "evaluation on rank 0": {"hook": _phase(100.0, 40.0, 200.0)},
+    "short evaluations": {"hook": _phase(30.0, 4.0, 15.0)},
+    "pauses that are not reported": {"paused": _pausing(100.0, 25.0, 150.0)},
+    "a pause in which ranks compute": {"paused": _pausing(100.0, 120.0), "hook": _still(100.0, 120.0, Sign.WORKS)},
+    "slow saves": {
+        "paused": _pausing(90.0, 70.0, 300.0),
+        "hook": _still(90.0, 70.0, Sign.OUTSIDE, pause=60.0, every=300.0),
+    },
+    "all GPUs at their power limit": {"hook": _all_gpus(throttle=("power_cap",))},
+    "clocks that a person has set": {"hook": _all_gpus(throttle=("clock_setting",))},
+    "one sample of heat": {"hook": _glitches(20.0, throttle=("thermal",))},
+    "one reading lost": {"hook": _glitches(30.0, silent=True)},
+    "one sample without load": {"hook": _glitches(10.0, utilization=0.0)},
+    "falling loss": {"loss": _changing},
+    "loss by epoch": {"loss": _by_epoch},
+    "loss of few steps": {"loss": lambda step, _rnd: 2.0 - 0.01 * (step // 50)},
+    "loss of long steps": {"loss": _changing, "step_seconds": 5.0},
+    "regular saves": {"saves": lambda at: SavesSeen(ever=True, unsaved_seconds=at % 300.0, interval_seconds=300.0)},
+    "no saves, a short job": {"saves": lambda at: SavesSeen(unsaved_seconds=at)},
+    "one failed save": {"saves": lambda at: SavesSeen(failures=int(100.0 < at < 130.0), said="timeout")},
+    "slow warm-up": {"first_step_at": 30.0, "noise": 0.2},
+    "small job of 30 s": {"ranks": 2, "step_seconds": 0.05},
+}
+SECONDS = {"small job of 30 s": 30.0}

@@ -1,0 +1,130 @@
+"""Which finding each fault leads to, how soon, and what is found on healthy jobs: the confusion matrix of diagnosis.
+
+Runs the production diagnosis (``core/diagnosis``) on traces: every fault of ``faults.py`` in five forms, every job of
+``healthy.py``. It takes seconds and no daemon. ``python -m benchmarks.insight.run --write`` stores the result beside the other
+ones and puts the matrix into docs/diagnosis.md; without it, the result is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.insight.faults import FAULT_AT, Case, cases
+from benchmarks.insight.healthy import HEALTHY, SECONDS
+from benchmarks.insight.traces import JobModel, Opened, diagnose
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "diagnosis.md"
+MARKS = re.compile(r"(<!-- insight:begin -->\n)(.*?)(<!-- insight:end -->)", re.DOTALL)
+LIMIT_SECONDS = 60.0
+HEALTHY_SECONDS = 1200.0
+SEEDS = 5
+
+
+def judge(case: Case) -> dict[str, Any]:
+    """What the first finding after the fault is, and whether it is the right one, in time."""
+    events = [(FAULT_AT, case.change)] if case.change is not None else []
+    opened = diagnose(case.job, FAULT_AT + 240.0 + 20.0 * case.slowest, events=events)
+    early = [one for one in opened if one.at < FAULT_AT]
+    first = next((one for one in opened if one.at >= FAULT_AT), None)
+    right = first is not None and (first.finding.kind, first.finding.rank) == (case.kind, case.rank)
+    seconds = None if first is None else first.at - FAULT_AT
+    return {
+        "fault": case.fault,
+        "form": case.form,
+        "wanted": [case.kind, case.rank],
+        "found": None if first is None else [first.finding.kind, first.finding.rank],
+        "others": [one.finding.kind for one in opened if one is not first],
+        "seconds": seconds,
+        "right": right and not early,
+        "in_time": right and not early and seconds is not None and seconds <= LIMIT_SECONDS + case.slowest,
+    }
+
+
+def healthy() -> dict[str, list[str]]:
+    """What is found on each kind of healthy job, over all seeds."""
+    found = {}
+    for name, values in HEALTHY.items():
+        opened: list[Opened] = []
+        for seed in range(SEEDS):
+            job = JobModel(**{**values, "seed": 1000 + seed})
+            opened += diagnose(job, SECONDS.get(name, max(HEALTHY_SECONDS, 40.0 * job.step_seconds)))
+        found[name] = [f"{one.finding.kind} at {one.at:g} s" for one in opened]
+    return found
+
+
+def measure() -> dict[str, Any]:
+    """Everything, as JSON-ready values."""
+    results = [judge(case) for case in cases()]
+    sound = healthy()
+    return {
+        "measure": "insight",
+        "faults": results,
+        "right": sum(one["right"] for one in results),
+        "in_time": sum(one["in_time"] for one in results),
+        "cases": len(results),
+        "healthy": {"kinds": len(sound), "runs": SEEDS * len(sound), "false": {k: v for k, v in sound.items() if v}},
+    }
+
+
+def matrix(results: Sequence[dict[str, Any]]) -> str:
+    """One row for each fault: what was found, how often, and how soon."""
+    rows = [
+        "| fault | forms | named rightly | within 60 s | found instead | median time |",
+        "|---|---|---|---|---|---|",
+    ]
+    by_fault: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for one in results:
+        by_fault[one["fault"]].append(one)
+    for fault, each in by_fault.items():
+        wrong = Counter(_told(one["found"]) for one in each if not one["right"])
+        instead = ", ".join(f"{kind} ({count})" for kind, count in sorted(wrong.items())) or "–"
+        times = [one["seconds"] for one in each if one["right"]]
+        took = f"{median(times):.0f} s" if times else "–"
+        right, soon = sum(one["right"] for one in each), sum(one["in_time"] for one in each)
+        rows.append(f"| {fault} | {len(each)} | {right} | {soon} | {instead} | {took} |")
+    return "\n".join(rows) + "\n"
+
+
+def _told(found: list[Any] | None) -> str:
+    return "nothing" if found is None else f"`{found[0]}`" + ("" if found[1] is None else f" of rank {found[1]}")
+
+
+def section(result: dict[str, Any]) -> str:
+    """What docs/diagnosis.md shows."""
+    sound = result["healthy"]
+    false = sum(len(found) for found in sound["false"].values())
+    return (
+        f"{result['right']} of {result['cases']} cases are named rightly (kind and rank, nothing before), {result['in_time']} of them within"
+        f" 60 s or a step longer. {sound['kinds']} kinds of healthy jobs, {sound['runs']} runs of up to twenty minutes: {false} findings.\n\n"
+        + matrix(result["faults"])
+    )
+
+
+def main() -> None:
+    """Measure, and print or store."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help="store the result and update docs/diagnosis.md")
+    result = measure()
+    if parser.parse_args().write:
+        today = dt.datetime.now(tz=dt.UTC).date()
+        path = ROOT / "benchmarks" / "results" / f"{today}-insight.json"
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        text = DOCUMENT.read_text(encoding="utf-8")
+        DOCUMENT.write_text(MARKS.sub(lambda m: m[1] + section(result) + m[3], text), encoding="utf-8")
+    print(section(result))
+    print(json.dumps(result["healthy"]["false"], indent=1))
+
+
+if __name__ == "__main__":
+    main()
