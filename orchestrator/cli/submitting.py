@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from orchestrator.api.errors import EXIT_OK, BadRequestError, DaemonUnreachableError
+from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, BadRequestError, DaemonUnreachableError
 from orchestrator.api.protocol import API_PREFIX
 from orchestrator.api.transport import submission, wire
 from orchestrator.cli.session import print_json
@@ -138,13 +138,14 @@ def _plan(session: Session, texts: list[JobText], options: SubmitOptions) -> int
             return reply
 
         plans.append(with_daemon(session, send))
+    code = EXIT_REFUSED if any(plan.get("starts") == "never" for plan in plans) else EXIT_OK
     if options.json:
         print_json(session, plans[0] if len(plans) == 1 else plans)
-        return EXIT_OK
+        return code
     from orchestrator.api.views import PlanReply
     from orchestrator.cli.render.plan_view import plan_lines
 
     for plan in plans:
         for line in plan_lines(session.console, PlanReply.from_json(plan)):
             session.console.print(line)
-    return EXIT_OK
+    return code

@@ -17,7 +17,13 @@ from orchestrator.cli.submitting import JobText, SubmitOptions, submit_files, su
 CONTEXT_SETTINGS = {"run": {"allow_interspersed_args": False}}
 NAME_LENGTH = 50
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it, say where and when it would run; store nothing.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Check it, say where and when it would run; store nothing. Exit code 5: it can never run here.",
+    ),
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when the job has ended; exit code 1 unless it succeeded.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Show its log until it ends; exit code as with --wait.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]

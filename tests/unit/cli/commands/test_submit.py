@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.launch import ServeOptions, UpReply
 from orchestrator.api.server.testing import serve_fake
+from orchestrator.api.views import PlanReply
 from orchestrator.cli.commands.submit import default_name, job_yaml
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import parse_job
@@ -104,6 +105,19 @@ def test_a_dry_run(orch: Orch, served: ServedFake, job_file: Path) -> None:
     assert orch("submit", str(job_file), "--dry-run", "--json").json["starts"] == "now"
     assert len(orch("submit", str(job_file), str(job_file), "--dry-run", "--json").json) == 2
     assert served.do(lambda service: service._jobs) == {}
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+def test_a_dry_run_of_a_job_that_can_never_run_is_refused(
+    orch: Orch, served: ServedFake, job_file: Path, arguments: tuple[str, ...]
+) -> None:
+    async def plan(*_: object) -> PlanReply:
+        return PlanReply(name="big", queue="default", starts="never", reason="no node can fit 1 rank with 64 GPUs")
+
+    served.do(lambda service: setattr(service, "plan", plan))
+    done = orch("submit", str(job_file), "--dry-run", *arguments)
+    assert done.code == 5
+    assert "no node can fit 1 rank with 64 GPUs" in done.out
 
 
 def test_follow_shows_one_log(orch: Orch, served: ServedFake, job_file: Path) -> None:
