@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.api.errors import BadRequestError, ProtocolMismatchError, error_from_json
+from orchestrator.api.asking import SpecQuestions, job_path, quoted
+from orchestrator.api.errors import ProtocolMismatchError, error_from_json
 from orchestrator.api.protocol import (
     API_PREFIX,
     LOG_END_KEY,
@@ -53,7 +54,7 @@ SLOW_DEADLINE_SECONDS = 600.0
 """For what reads or writes every byte of something large: verifying checkpoints, pruning, stopping jobs."""
 
 
-class Client:
+class Client(SpecQuestions):
     """The daemon at ``endpoint``, by default the one that the environment points at."""
 
     def __init__(
@@ -186,7 +187,7 @@ class Client:
         """One job, by id, unique prefix or name (the newest of it)."""
         from orchestrator.api.views import JobView
 
-        return JobView.from_json(self._call("GET", _job_path(ref)))
+        return JobView.from_json(self._call("GET", job_path(ref)))
 
     def events(self, ref: str, *, after: int = 0, tail: int | None = None) -> Sequence[EventView]:
         """The job's history, oldest first: all of it from sequence ``after`` on, or only its last ``tail`` events."""
@@ -198,7 +199,7 @@ class Client:
 
         while tail != 0:
             query = {"after": after, "tail": tail}
-            page = EventList.from_json(self._call("GET", _job_path(ref, "/events"), query=query))
+            page = EventList.from_json(self._call("GET", job_path(ref, "/events"), query=query))
             yield page.events
             if not page.more or not page.events:
                 return
@@ -210,7 +211,7 @@ class Client:
 
         seconds = SLOW_DEADLINE_SECONDS if verify else 0.0
         query = {"verify": "true"} if verify else {}
-        reply = self._call("GET", _job_path(ref, "/checkpoints"), query=query, seconds=seconds)
+        reply = self._call("GET", job_path(ref, "/checkpoints"), query=query, seconds=seconds)
         return CheckpointList.from_json(reply).checkpoints
 
     def nodes(self) -> Sequence[NodeView]:
@@ -243,7 +244,7 @@ class Client:
         return wire.fetch(
             self.endpoint,
             "POST",
-            API_PREFIX + _job_path(ref, "/profile"),
+            API_PREFIX + job_path(ref, "/profile"),
             body={"steps": steps, "rank": rank, "timeout_seconds": timeout_seconds},
             deadline_seconds=timeout_seconds + SLOW_DEADLINE_SECONDS,
         )
@@ -252,7 +253,7 @@ class Client:
         """Where each rank of a running job stands, or one of them; it is written to their logs, too."""
         from orchestrator.api.views import StacksView
 
-        reply = self._call("POST", _job_path(ref, "/stacks"), body={"rank": rank}, seconds=SLOW_DEADLINE_SECONDS)
+        reply = self._call("POST", job_path(ref, "/stacks"), body={"rank": rank}, seconds=SLOW_DEADLINE_SECONDS)
         return StacksView.from_json(reply)
 
     # -- acting
@@ -269,9 +270,9 @@ class Client:
         """Put a paused job back into the queue."""
         return self._act(ref, "resume")
 
-    def rerun(self, ref: str, *, from_checkpoint: bool = False) -> ActionReply:
-        """Submit the same job again, from the start or from the old job's last checkpoint."""
-        return self._act(ref, "rerun", {"from_checkpoint": from_checkpoint})
+    def rerun(self, ref: str, *, from_checkpoint: bool = False, overrides: Sequence[str] = ()) -> ActionReply:
+        """Submit the same job again, from the start or from the old job's last checkpoint; ``overrides`` as of ``submit``."""
+        return self._act(ref, "rerun", {"from_checkpoint": from_checkpoint, "overrides": list(overrides)})
 
     def update(self, ref: str, *, priority: int) -> ActionReply:
         """Change the job's priority (0 to 100)."""
@@ -280,13 +281,13 @@ class Client:
     def _act(self, ref: str, verb: str, body: Mapping[str, Any] | None = None) -> ActionReply:
         from orchestrator.api.views import ActionReply
 
-        return ActionReply.from_json(self._call("POST", _job_path(ref, f"/{verb}"), body=body or {}))
+        return ActionReply.from_json(self._call("POST", job_path(ref, f"/{verb}"), body=body or {}))
 
     def node_action(self, node: str, verb: str) -> NodeActionReply:
         """``cordon``, ``drain`` or ``uncordon`` a node."""
         from orchestrator.api.views import NodeActionReply
 
-        return NodeActionReply.from_json(self._call("POST", f"/nodes/{_quoted(node)}/{verb}", body={}))
+        return NodeActionReply.from_json(self._call("POST", f"/nodes/{quoted(node)}/{verb}", body={}))
 
     def shutdown(self, *, stop_jobs: bool = False) -> ShutdownReply:
         """Stop the daemon; jobs go on unless ``stop_jobs``."""
@@ -338,7 +339,7 @@ class Client:
         from orchestrator.api.views import LogLine
 
         query = {"rank": rank, "attempt": attempt, "tail": tail, "since": since, "follow": "true" if follow else None}
-        path = API_PREFIX + _job_path(ref, "/logs") + _query(query)
+        path = API_PREFIX + job_path(ref, "/logs") + _query(query)
         idle = 3 * STREAM_HEARTBEAT_SECONDS
         complete = False
         for item in wire.json_lines(self.endpoint, path, deadline_seconds=self._deadline_seconds, idle_seconds=idle):
@@ -350,18 +351,6 @@ class Client:
                 yield LogLine.from_json(item)
         if not complete:
             raise wire.ConnectionLostError("the daemon stopped in the middle of the log")
-
-
-def _quoted(text: str) -> str:
-    from urllib.parse import quote
-
-    return quote(text, safe="")
-
-
-def _job_path(ref: str, rest: str = "") -> str:
-    if not ref or ref in {".", ".."} or "/" in ref:
-        raise BadRequestError(f"{ref!r} names no job", hint="give an id, the beginning of one, or a job's name")
-    return f"/jobs/{_quoted(ref)}{rest}"
 
 
 def _query(values: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from orchestrator.api.protocol import PAGE
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.api.views import (
         ActionReply,
         CheckpointView,
@@ -123,11 +124,15 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRequest:
-    """An action and its details: ``priority`` for update, ``from_checkpoint`` for rerun (begin at the old job's last)."""
+    """An action and its details.
+
+    ``priority`` for update; for rerun ``from_checkpoint`` (begin at the old job's last) and ``overrides``, ``key.path=value`` texts.
+    """
 
     verb: Verb
     priority: int | None = None
     from_checkpoint: bool = False
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +190,14 @@ class JobService(Protocol):
 
         With ``tail``, only those that are among the last ``tail`` of the whole history.
         """
+        ...
+
+    async def spec(self, job_id: JobId) -> SpecView:
+        """What the job runs, as it was resolved at submission."""
+        ...
+
+    async def diff(self, before: JobId, after: JobId) -> SpecDiff:
+        """In what two jobs differ: keys, interpreter, git commit, files of the archive."""
         ...
 
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> ActionReply:

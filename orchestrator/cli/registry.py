@@ -21,6 +21,8 @@ ENTRIES = (
     Entry("submit", "submit", JOBS),
     Entry("run", "submit", JOBS),
     Entry("status", "status", JOBS),
+    Entry("show", "show", JOBS),
+    Entry("diff", "show", JOBS),
     Entry("wait", "status", JOBS),
     Entry("logs", "logs", JOBS),
     Entry("cancel", "actions", JOBS),
@@ -51,7 +53,7 @@ ENTRIES = (
     Entry("init", "files", FILES),
     Entry("schema", "files", FILES),
     Entry("completion", "files", FILES),
-    Entry("help", "help", FILES),
+    Entry("help", "files", FILES),
 )
 
 ALIASES = {

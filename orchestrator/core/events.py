@@ -77,6 +77,15 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GitState:
+    """Where a working directory stood in git; no commit before the first. ``dirty``: its files were not those of the commit."""
+
+    commit: str
+    branch: str = ""
+    dirty: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
     """What a rank's process tree used of its node's memory, and whether the kernel ended a process of it for that."""
 
@@ -164,6 +173,7 @@ class JobSubmitted(Event):
     resume_from: str | None = None
     rerun_of: str | None = None
     left_out: LeftOut | None = None
+    git: GitState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

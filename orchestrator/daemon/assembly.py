@@ -41,6 +41,7 @@ from orchestrator.daemon.requests.actions import JobActions
 from orchestrator.daemon.requests.inspection import RankInspection
 from orchestrator.daemon.requests.pruning import Pruning
 from orchestrator.daemon.requests.reader import JobReader
+from orchestrator.daemon.requests.specs import JobSpecs
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.runtime_side import RuntimeSide
 from orchestrator.daemon.service import Service
@@ -365,7 +366,7 @@ def _service(
     own: tuple[NodeQueries, DaemonHealth, Shutdown],
 ) -> Service:
     queries, health, shutdown = own
-    settings, store = ground.settings, ground.store
+    settings, store, reserve = ground.settings, ground.store, nodes.reserving.reserve
     reader = JobReader(
         loop, store, settings.paths, ground.pools, progress=jobs.intake, balances=lambda: nodes.gpus.balances.told
     )
@@ -384,11 +385,12 @@ def _service(
         submissions=submissions,
         reader=reader,
         inspection=RankInspection(reader.record, runtime.calls),
+        specs=JobSpecs(store, settings.paths, ground.pools.outputs),
         actions=JobActions(loop, reader, submissions, settings),
         pruning=Pruning(store, settings.paths, ground.pools.removals),
         nodes=queries,
         node_actions=NodeActions(
-            loop, ground.trust, store, nodes.known, reserve=nodes.reserving.reserve, spawn=ground.background.spawn
+            loop, ground.trust, store, nodes.known, reserve=reserve, spawn=ground.background.spawn
         ),
         changes=ground.changes,
         health=health,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.protocol import PAGE
+from orchestrator.daemon.requests.specs import SpecService
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
     from orchestrator.daemon.requests.inspection import RankInspection
     from orchestrator.daemon.requests.pruning import Pruning
     from orchestrator.daemon.requests.reader import JobReader
+    from orchestrator.daemon.requests.specs import JobSpecs
     from orchestrator.daemon.requests.submissions import Submissions
     from orchestrator.daemon.stopping import Shutdown
 
 
-class Service:
+class Service(SpecService):
     """Implements ``api.service.JobService``."""
 
     def __init__(
@@ -41,6 +43,7 @@ class Service:
         submissions: Submissions,
         reader: JobReader,
         inspection: RankInspection,
+        specs: JobSpecs,
         actions: JobActions,
         pruning: Pruning,
         nodes: NodeQueries,
@@ -49,6 +52,7 @@ class Service:
         health: DaemonHealth,
         shutdown: Shutdown,
     ) -> None:
+        super().__init__(specs)
         self._submissions = submissions
         self._reader = reader
         self._inspection = inspection

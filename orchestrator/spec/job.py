@@ -61,11 +61,13 @@ __all__ = [
     "SpecError",
     "TelemetrySpec",
     "WorkerResources",
+    "change_spec",
     "from_dict",
     "init_text",
     "job_schema",
     "parse_job",
     "prepare",
+    "spec_yaml",
     "to_dict",
 ]
 
@@ -130,6 +132,32 @@ def from_dict(data: Mapping[str, JsonValue]) -> JobSpec:
     if problems:
         raise SpecError(problems)
     return spec
+
+
+def change_spec(
+    spec: JobSpec, overrides: Sequence[str], *, rules: Sequence[Callable[[JobSpec], Iterable[Finding]]] = ()
+) -> JobSpec:
+    """The spec with `--set` arguments over it. Raises SpecError with everything that is wrong with what was set."""
+    problems: list[Problem] = []
+    root = plain_node(to_dict(spec), "the job's spec")
+    assert isinstance(root, MapNode)
+    root = apply_overrides(root, overrides, problems)
+    changed = read_spec(root, problems)
+    findings = [*cross_checks(changed), *not_yet(to_dict(changed), _defaults(), NOT_YET)]
+    findings += [finding for rule in rules for finding in rule(changed)]
+    seen = {problem.path for problem in problems}
+    problems += [_placed(finding, root) for finding in findings if not _spoiled(finding.path, seen)]
+    if problems:
+        raise SpecError(problems)
+    return changed
+
+
+def spec_yaml(spec: Mapping[str, JsonValue]) -> str:
+    """A job.yaml that means what the canonical form ``spec`` says, every key written out."""
+    import yaml
+
+    text: str = yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=110)
+    return text
 
 
 def job_schema() -> dict[str, Any]:

@@ -40,6 +40,7 @@ from orchestrator.api.server.bodies import (
 from orchestrator.api.server.gate import FAILED, Gate, GatePolicy
 from orchestrator.api.server.streams import log_stream, until_closing
 from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb, Verb
+from orchestrator.api.spec_views import SpecDiff, SpecView
 from orchestrator.api.views import (
     ActionReply,
     ChangeReply,
@@ -236,6 +237,16 @@ def _add_reading_routes(app: FastAPI, service: JobService) -> None:
         """The job's checkpoints, newest first; ``verify`` reads every byte."""
         found = await service.checkpoints(await service.resolve(ref), verify=verify)
         return answer(CheckpointList(checkpoints=tuple(found)))
+
+    @app.get(f"{API_PREFIX}/jobs/{{ref}}/spec", response_model=SpecView)
+    async def spec(ref: Ref) -> Response:
+        """What the job runs, as it was resolved at submission; values that look like secrets are masked."""
+        return answer(await service.spec(await service.resolve(ref)))
+
+    @app.get(f"{API_PREFIX}/jobs/{{ref}}/diff/{{other}}", response_model=SpecDiff)
+    async def diff(ref: Ref, other: Ref) -> Response:
+        """In what the job `other` differs from the job `ref`."""
+        return answer(await service.diff(await service.resolve(ref), await service.resolve(other)))
 
     @app.get(f"{API_PREFIX}/gpus", response_model=GpuList)
     async def gpus() -> Response:

@@ -79,10 +79,11 @@ class SubmitBody(Body):
 
 
 class ActionBody(Body):
-    """Details of an action: ``priority`` for ``update``, ``from_checkpoint`` for ``rerun``."""
+    """Details of an action: ``priority`` for ``update``, ``from_checkpoint`` and ``overrides`` for ``rerun``."""
 
     priority: int | None = Field(default=None, ge=0, le=100)
     from_checkpoint: bool = False
+    overrides: list[Text] = Field(default_factory=list, max_length=MAX_OVERRIDES)
 
     def request(self, verb: Verb) -> ActionRequest:
         """The service's record. Raises BadRequestError for a detail that the verb lacks or does not take."""
@@ -91,7 +92,14 @@ class ActionBody(Body):
             raise BadRequestError(f"{verb} {word} priority", hint="only `update` takes it: a number from 0 to 100")
         if self.from_checkpoint and verb is not Verb.RERUN:
             raise BadRequestError(f"{verb} takes no from_checkpoint", hint="only `rerun` takes it")
-        return ActionRequest(verb=verb, priority=self.priority, from_checkpoint=self.from_checkpoint)
+        if self.overrides and verb is not Verb.RERUN:
+            raise BadRequestError(f"{verb} takes no overrides", hint="only `rerun` takes them")
+        return ActionRequest(
+            verb=verb,
+            priority=self.priority,
+            from_checkpoint=self.from_checkpoint,
+            overrides=tuple(self.overrides),
+        )
 
 
 class ProfileBody(Body):

@@ -28,6 +28,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION
 from orchestrator.api.server.app import control_routes
 from orchestrator.api.server.control_socket import bind_control_socket
+from orchestrator.api.server.fake_specs import FakeSpecs
 from orchestrator.api.server.gate import Gate, GatePolicy
 from orchestrator.api.server.listeners import (
     ApiServer,
@@ -85,7 +86,7 @@ OUTCOMES = {
 }
 
 
-class FakeService:
+class FakeService(FakeSpecs):
     """The service port in memory; satisfies ``JobService`` and ``ReadSource``. Use it from its event loop only."""
 
     def __init__(self, owner: str = "owner") -> None:

@@ -50,12 +50,19 @@ def rerun(
     from_checkpoint: Annotated[
         bool, typer.Option("--from-checkpoint", help="Begin at the old job's last checkpoint instead of the start.")
     ] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value, as in --set resources.num_workers=4."),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Submit the same jobs again, as they were submitted; prints the new ids."""
-    session = Session(quiet=quiet)
-    return _each(session, jobs, lambda client, ref: client.rerun(ref, from_checkpoint=from_checkpoint), as_json=json)
+    """Submit the same jobs again, as they were submitted, with values changed by --set; prints the new ids."""
+
+    def again(client: Client, ref: str) -> ActionReply:
+        return client.rerun(ref, from_checkpoint=from_checkpoint, overrides=overrides or ())
+
+    return _each(Session(quiet=quiet), jobs, again, as_json=json)
 
 
 def update(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import os
 import secrets as random
@@ -21,10 +22,11 @@ from orchestrator.core.ids import JobId, job_id
 from orchestrator.core.lifecycle.fold import submitted
 from orchestrator.core.scheduler.placement import could_ever_fit, needs_home, rank_size
 from orchestrator.daemon.jobs import workdir_archive as snapshot
+from orchestrator.daemon.jobs.git_state import git_state
 from orchestrator.daemon.jobs.secrets import write_secrets
 from orchestrator.private_files import make_private
 from orchestrator.spec.entrypoint import parse_entrypoint
-from orchestrator.spec.job import JobSpec, parse_job
+from orchestrator.spec.job import JobSpec, change_spec, parse_job
 from orchestrator.spec.plain_files import NotPlainFileError, open_plain
 from orchestrator.spec.problems import SpecError
 from orchestrator.train.trainer.config.check import trainer_findings
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.service import Caller, SubmitRequest
     from orchestrator.core.cluster import Node
-    from orchestrator.core.events import LeftOut
+    from orchestrator.core.events import GitState, LeftOut
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.pools import Share
     from orchestrator.spec.settings import Settings
@@ -221,6 +223,7 @@ def _event(
     at: float,
     rerun_of: str | None = None,
     left_out: LeftOut | None = None,
+    git: GitState | None = None,
 ) -> JobSubmitted:
     return JobSubmitted(
         job_id=JobId(new_id),
@@ -237,6 +240,7 @@ def _event(
         resume_from=resume_from,
         rerun_of=rerun_of,
         left_out=left_out,
+        git=git,
     )
 
 
@@ -254,10 +258,12 @@ async def prepare(
     new_id = job_id(checked.spec.name, random.randbits(64))
     paths = settings.paths
     work = paths.work(new_id)
-    digest, left_out = "", None
+    digest, left_out, git = "", None, None
     try:
         if checked.directory is not None:
-            taken = await files.run(_take, checked.directory, settings)
+            taken, git = await asyncio.gather(
+                files.run(_take, checked.directory, settings), files.run(git_state, checked.directory)
+            )
             digest, left_out = taken.digest, taken.left_out
         await files.run(_lay_out, digest, settings, new_id)
         await files.run(_take_modules, checked.modules, settings, new_id)
@@ -267,7 +273,7 @@ async def prepare(
     write_secrets(settings.paths, new_id, request.secrets)
     path = os.pathsep.join(dict.fromkeys([str(Path(checked.python).parent), *request.path.split(os.pathsep)]))
     who = _Who(user=caller.user, uid=caller.uid, path=path, key=request.idempotency_key)
-    return _event(checked, who, str(work), digest, new_id, resume_from, at, left_out=left_out)
+    return _event(checked, who, str(work), digest, new_id, resume_from, at, left_out=left_out, git=git)
 
 
 async def _pinned(resume_from: str | None, settings: Settings, new_id: str, files: Share) -> str | None:
@@ -330,8 +336,34 @@ def _copy_modules(job: Job, settings: Settings, new_id: str) -> None:
         ) from error
 
 
+def spec_of_rerun(job: Job, overrides: Sequence[str], nodes: Mapping[str, Node]) -> JobSpec:
+    """The job's spec with ``overrides`` over it. Raises InvalidSpecError, RefusedError for what cannot run from its archive."""
+    if not overrides:
+        return job.spec
+    try:
+        spec = change_spec(job.spec, overrides, rules=(trainer_findings,))
+    except SpecError as error:
+        raise invalid_spec(error) from error
+    for key, same in (
+        ("working_dir", spec.working_dir == job.spec.working_dir),
+        ("runtime_env", spec.runtime_env == job.spec.runtime_env),
+    ):
+        if not same:
+            raise RefusedError(
+                f"a rerun has the files of {job.id}: {key} cannot change", hint="submit its job.yaml again"
+            )
+    check_fits(Checked(spec=spec, python=_rerun_python(job, spec), directory=None), nodes)
+    return spec
+
+
+def _rerun_python(job: Job, spec: JobSpec) -> str:
+    """The interpreter that the entry point names in full, else the one that was found at the job's submission."""
+    return parse_entrypoint(spec.entrypoint).interpreter(job.submission.python)
+
+
 async def prepare_rerun(
     job: Job,
+    spec: JobSpec,
     caller: Caller,
     settings: Settings,
     secrets: Mapping[str, str],
@@ -340,13 +372,13 @@ async def prepare_rerun(
     files: Share,
     at: float,
 ) -> JobSubmitted:
-    """A new job that runs what ``job`` ran, from the same snapshot."""
-    new_id = job_id(job.name, random.randbits(64))
+    """A new job that runs ``spec``, see ``spec_of_rerun``, from the same snapshot as ``job``."""
+    new_id = job_id(spec.name, random.randbits(64))
     await files.run(_lay_out, job.submission.snapshot, settings, new_id)
     await files.run(_copy_modules, job, settings, new_id)
     resume_from = await _pinned(resume_from, settings, new_id, files)
     write_secrets(settings.paths, new_id, secrets)
-    checked = Checked(spec=job.spec, python=job.submission.python, directory=None)
+    checked = Checked(spec=spec, python=_rerun_python(job, spec), directory=None)
     who = _Who(user=caller.user, uid=caller.uid, path=job.submission.path, key=f"rerun-{new_id}")
     work = str(settings.paths.work(new_id))
     return _event(checked, who, work, job.submission.snapshot, new_id, resume_from, at, rerun_of=job.id)

@@ -13,7 +13,7 @@ from orchestrator.core.lifecycle.advance import request_resume, request_stop
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.secrets import read_secrets
-from orchestrator.daemon.jobs.submission import prepare_rerun
+from orchestrator.daemon.jobs.submission import prepare_rerun, spec_of_rerun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,15 +97,21 @@ class JobActions:
     async def _rerun(self, job: Job, request: ActionRequest, caller: Caller) -> v.ActionReply:
         self._submissions.refuse_when_full()
         resume_from = await self._reader.checkpoint_path(job.id) if request.from_checkpoint else None
-        secrets = read_secrets(self._settings.paths, job.id)
-        if job.spec.secrets and not secrets:
-            names = ", ".join(job.spec.secrets)
+        spec = spec_of_rerun(job, request.overrides, self._loop.nodes)
+        secrets = {n: v for n, v in read_secrets(self._settings.paths, job.id).items() if n in spec.secrets}
+        if missing := [name for name in spec.secrets if name not in secrets]:
+            names = ", ".join(missing)
             raise RefusedError(
                 f"the secrets of {job.id} ({names}) were deleted at its end", hint="submit its job.yaml again"
             )
         files = self._submissions.files_of(caller)
-        event = await prepare_rerun(job, caller, self._settings, secrets, resume_from, files=files, at=self._loop.now())
-        reply = await self._submissions.accept(event)
-        return v.ActionReply(
-            job_id=reply.job_id or "", state=reply.state or "", message=f"runs what {job.id} ran, from its snapshot"
+        event = await prepare_rerun(
+            job, spec, caller, self._settings, secrets, resume_from, files=files, at=self._loop.now()
         )
+        reply = await self._submissions.accept(event)
+        return v.ActionReply(job_id=reply.job_id or "", state=reply.state or "", message=_rerun_message(job, request))
+
+
+def _rerun_message(job: Job, request: ActionRequest) -> str:
+    changed = f" with {', '.join(request.overrides)}" if request.overrides else ""
+    return f"runs what {job.id} ran, from its archive{changed}"

@@ -45,7 +45,7 @@ def endpoints(served: ServedFake, job_id: str) -> list[tuple[str, str, bytes]]:
         for name in names:
             named = template.replace("{verb}", name)
             body = json.dumps(BODIES.get(named, {})).encode()
-            path = named.replace("{ref}", job_id).replace("{node}", "node-a")
+            path = named.replace("{ref}", job_id).replace("{other}", job_id).replace("{node}", "node-a")
             found += [(method, path, body) for method in METHODS]
     return found
 
@@ -60,7 +60,7 @@ def actions(served: ServedFake, job_id: str) -> list[tuple[str, bytes]]:
             p.replace("{ref}", job_id).replace("{node}", "node-a").replace("{verb}", path.rpartition("/")[2])
             for p in documented
         ]
-        reading = path.endswith(("/events", "/logs", "/checkpoints"))
+        reading = path.endswith(("/events", "/logs", "/checkpoints", "/spec"))
         if method == "POST" and path in known and not reading and path not in {"/api/v1/jobs", "/api/v1/plan"}:
             found.append((path, body))
     assert len(found) == ACTIONS

@@ -24,6 +24,7 @@ from orchestrator.daemon.requests.actions import JobActions
 from orchestrator.daemon.requests.inspection import RankInspection
 from orchestrator.daemon.requests.pruning import Pruning
 from orchestrator.daemon.requests.reader import JobReader
+from orchestrator.daemon.requests.specs import JobSpecs
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.runtime.pools import Pools
@@ -342,5 +343,26 @@ def test_pruning_removes_files_before_the_record(tmp_path: Path) -> None:
         done = await pruning.prune(older_than_seconds=-1e9, dry_run=False)
         assert (done.removed, folder.exists()) == ((job.id,), False)
         assert await desk.reader.jobs(JobFilter()) == []
+
+    on_a_desk(tmp_path, story)
+
+
+def test_a_rerun_takes_changed_values(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        first = (await desk.submissions.submit(desk.request(), ADA)).job_id
+        assert first is not None
+        again = await desk.act(first, Verb.RERUN, overrides=("priority=60", "name=other"))
+        made = await desk.rounds.store.job(again.job_id)
+        assert (made.priority, made.name, made.submission.rerun_of) == (60, "other", first)
+        with pytest.raises(InvalidSpecError):
+            await desk.act(first, Verb.RERUN, overrides=("max_duration=2",))
+        with pytest.raises(RefusedError, match="working_dir cannot change"):
+            await desk.act(first, Verb.RERUN, overrides=("working_dir=/tmp",))
+        with pytest.raises(RefusedError, match="TOKEN"):
+            await desk.act(first, Verb.RERUN, overrides=("secrets=[TOKEN]",))
+        specs = JobSpecs(desk.rounds.store, desk.settings.paths, Pools().outputs)
+        changed = (await specs.diff(first, again.job_id)).values
+        assert {value.key for value in changed} == {"name", "priority"}
+        assert (await specs.spec(again.job_id)).rerun_of == first
 
     on_a_desk(tmp_path, story)

@@ -1,0 +1,58 @@
+"""Questions of the client about what jobs run: a part of ``api.client.Client``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.api.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.api.spec_views import SpecDiff, SpecView
+
+
+class SpecQuestions:
+    """What was submitted, and in what submissions differ."""
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: object = None,
+        seconds: float = 0.0,
+    ) -> Any:
+        """What the daemon answers; the client has it."""
+        raise NotImplementedError
+
+    def spec(self, ref: str) -> SpecView:
+        """What the job runs: its spec as resolved, interpreter, command, environment, archive, git commit."""
+        from orchestrator.api.spec_views import SpecView
+
+        return SpecView.from_json(self._call("GET", job_path(ref, "/spec")))
+
+    def diff(self, before: str, after: str) -> SpecDiff:
+        """In what the job ``after`` differs from the job ``before``."""
+        from orchestrator.api.spec_views import SpecDiff
+
+        return SpecDiff.from_json(self._call("GET", job_path(before, f"/diff{_segment(after)}")))
+
+
+def quoted(text: str) -> str:
+    """The text as a part of a path."""
+    from urllib.parse import quote
+
+    return quote(text, safe="")
+
+
+def job_path(ref: str, rest: str = "") -> str:
+    """The path of a job's resource. Raises BadRequestError for a text that can be no job."""
+    return f"/jobs{_segment(ref)}{rest}"
+
+
+def _segment(ref: str) -> str:
+    if not ref or ref in {".", ".."} or "/" in ref:
+        raise BadRequestError(f"{ref!r} names no job", hint="give an id, the beginning of one, or a job's name")
+    return f"/{quoted(ref)}"

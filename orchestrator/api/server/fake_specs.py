@@ -1,0 +1,38 @@
+# ruff: noqa: D102 - JobService documents the methods
+"""The part of the service in memory that tells what jobs run; see ``testing.py``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.api.spec_views import SpecDiff, SpecView, ValueChange
+
+if TYPE_CHECKING:
+    from orchestrator.api.views import JobView
+    from orchestrator.core.ids import JobId
+
+PYTHON = "/usr/bin/python3"
+
+
+class FakeSpecs:
+    """Every job runs ``train.py``; two of them differ in their name alone."""
+
+    _jobs: dict[JobId, JobView]
+
+    async def spec(self, job_id: JobId) -> SpecView:
+        job = self._jobs[job_id]
+        return SpecView(
+            job_id=job.id,
+            name=job.name,
+            user=job.user,
+            submitted_at=job.submitted_at,
+            spec={"name": job.name, "entrypoint": "python train.py"},
+            yaml=f"name: {job.name}\nentrypoint: python train.py\n",
+            python=PYTHON,
+            command=(PYTHON, "train.py"),
+        )
+
+    async def diff(self, before: JobId, after: JobId) -> SpecDiff:
+        names = (self._jobs[before].name, self._jobs[after].name)
+        values = () if names[0] == names[1] else (ValueChange(key="name", before=names[0], after=names[1]),)
+        return SpecDiff(before=before, after=after, values=values)

@@ -1,0 +1,77 @@
+"""What a job runs, and in what two jobs differ, as the API answers it. Only the standard library is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.api.view import NESTED, View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GitView(View):
+    """Where the working directory stood in git at submission; ``dirty``: its files were not those of ``commit``."""
+
+    commit: str
+    branch: str = ""
+    dirty: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecView(View):
+    """What a job runs, as it was resolved at submission.
+
+    ``spec`` has every key of job.yaml, ``yaml`` is the same as text. ``command`` is what a rank executes, ``env`` what the job adds to
+    the daemon's environment. Values that look like secrets are ``***``; ``masked`` names them. ``archive`` is the digest of the
+    workdir archive, empty without one. ``git`` is None where the directory is in no repository.
+    """
+
+    job_id: str
+    name: str
+    user: str
+    submitted_at: float
+    spec: dict[str, Any]
+    yaml: str
+    python: str
+    command: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    masked: tuple[str, ...] = ()
+    archive: str = ""
+    git: GitView | None = None
+    resume_from: str | None = None
+    rerun_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueChange(View):
+    """A key that two jobs have different values for; None where one of them lacks it."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileChange(View):
+    """A file of the workdir archives that differs: ``change`` is added, removed or changed."""
+
+    path: str
+    change: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecDiff(View):
+    """In what the second job differs from the first. ``more_files``: so many changed files are not listed.
+
+    ``files_unknown`` says why files could not be compared; empty where they were.
+    """
+
+    before: str
+    after: str
+    values: tuple[ValueChange, ...] = ()
+    files: tuple[FileChange, ...] = ()
+    more_files: int = 0
+    files_unknown: str = ""
+
+
+NESTED.update({SpecView: {"git": GitView}, SpecDiff: {"values": ValueChange, "files": FileChange}})

@@ -1,0 +1,123 @@
+"""From a submission's event to what the API tells of it, and the difference of two. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from orchestrator.api.spec_views import FileChange, GitView, SpecDiff, SpecView, ValueChange
+from orchestrator.spec.entrypoint import parse_entrypoint
+from orchestrator.spec.job import spec_yaml, to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from orchestrator.core.events import JobSubmitted
+
+MASK: Final = "***"
+MOST_FILES: Final = 200
+_SECRET: Final = re.compile(r"(?i)token|secret|passw|api_?key|access_?key|private_?key|credential")
+
+
+def spec_view(event: JobSubmitted) -> SpecView:
+    """What a submission runs, with the values masked that look like secrets."""
+    spec: dict[str, Any] = to_dict(event.spec)
+    masked = [f"env.{name}" for name in spec["env"] if _SECRET.search(name)]
+    spec["env"] = {name: MASK if f"env.{name}" in masked else value for name, value in spec["env"].items()}
+    for number, hook in enumerate(spec["notify"]):
+        if (url := _without_path(hook["url"])) != hook["url"]:
+            hook["url"] = url
+            masked.append(f"notify.{number}.url")
+    entry = parse_entrypoint(event.spec.entrypoint)
+    command = entry.argv if entry.python is None else (event.python, *entry.argv[1:])
+    return SpecView(
+        job_id=event.job_id,
+        name=event.name,
+        user=event.user,
+        submitted_at=event.at,
+        spec=spec,
+        yaml=spec_yaml(spec),
+        python=event.python,
+        command=command,
+        env={**spec["env"], **dict.fromkeys(event.spec.secrets, MASK), "PATH": event.path},
+        masked=tuple(masked),
+        archive=event.snapshot,
+        git=None if event.git is None else GitView(**{n: getattr(event.git, n) for n in ("commit", "branch", "dirty")}),
+        resume_from=event.resume_from,
+        rerun_of=event.rerun_of,
+    )
+
+
+def _without_path(url: str) -> str:
+    """The address of a web hook without what tells its callers from others: user, path and query."""
+    parts = urlsplit(url)
+    return (
+        url
+        if parts.path in ("", "/") and not (parts.query or parts.username)
+        else f"{parts.scheme}://{parts.hostname}/{MASK}"
+    )
+
+
+def spec_diff(
+    before: JobSubmitted,
+    after: JobSubmitted,
+    files: tuple[Mapping[str, str], Mapping[str, str]] | None,
+    files_unknown: str = "",
+) -> SpecDiff:
+    """In what the second differs. ``files``: what tells each file of the two archives from another; None: not known."""
+    first, second = dict(_told(before)), dict(_told(after))
+    values = [
+        ValueChange(key=key, before=first.get(key), after=second.get(key))
+        for key in dict.fromkeys([*first, *second])
+        if first.get(key) != second.get(key)
+    ]
+    changes = () if files is None else tuple(_changes(*files))
+    return SpecDiff(
+        before=before.job_id,
+        after=after.job_id,
+        values=tuple(_masked(value, before, after) for value in values),
+        files=changes[:MOST_FILES],
+        more_files=max(0, len(changes) - MOST_FILES),
+        files_unknown=files_unknown,
+    )
+
+
+def _told(event: JobSubmitted) -> Iterator[tuple[str, Any]]:
+    """Each value of the spec by its dotted key, unmasked, and what was resolved beside it."""
+    yield from _leaves("", to_dict(event.spec))
+    yield "(interpreter)", event.python
+    yield "(git commit)", None if event.git is None else event.git.commit + (" with changes" if event.git.dirty else "")
+    yield "(resume from)", event.resume_from
+
+
+def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from _leaves(f"{prefix}.{name}" if prefix else name, below)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for number, below in enumerate(value):
+            yield from _leaves(f"{prefix}.{number}", below)
+    elif value not in ({}, []):
+        yield prefix, value
+
+
+def _masked(change: ValueChange, *events: JobSubmitted) -> ValueChange:
+    """The change with the masks of ``spec_view``: that the values differ is told, not what they are."""
+    secret = {f"env.{name}" for event in events for name in event.spec.env if _SECRET.search(name)}
+    if change.key not in secret and not re.fullmatch(r"notify\.\d+\.url", change.key):
+        return change
+    before, after = (
+        value and f"{MASK} ({word})" for value, word in ((change.before, "one"), (change.after, "another"))
+    )
+    return ValueChange(key=change.key, before=before, after=after)
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[FileChange]:
+    for path in sorted(before.keys() | after.keys()):
+        if path not in before:
+            yield FileChange(path=path, change="added")
+        elif path not in after:
+            yield FileChange(path=path, change="removed")
+        elif before[path] != after[path]:
+            yield FileChange(path=path, change="changed")
