@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from textual.widgets import DataTable, Static
 
-from orchestrator.api.views import JobView, ProgressView, RankView
+from orchestrator.api.views import FindingView, JobView, ProgressView, RankView
 from orchestrator.cli.console import Console
 from orchestrator.cli.session import Session
 from orchestrator.cli.top import model
@@ -66,8 +66,8 @@ POOR = {
     "silent": [],
     "band": "poor",
     "quantities": {"power": {"cv": 0.4}},
-    "findings": [{"text": "Rank 1 is slow.", "advice": "Look."}],
 }
+FOUND = (FindingView(kind="rank_slow", rank=1, sentence="rank 1 is slow", advice="look"),)
 
 
 def frame(rows: tuple[GpuRow, ...], **changes: Any) -> Frame:
@@ -146,13 +146,13 @@ def test_the_headline_counts_what_matters() -> None:
 
 
 def test_job_and_process_lines() -> None:
-    assert model.job_cells(JobLine(job=job(), balance=POOR)) == (
+    assert model.job_cells(JobLine(job=job(findings=FOUND), balance=POOR)) == (
         "digits-k3f9q2",
         "RUNNING",
         "2",
         "step 10/100",
         "poor: power CV 40%",
-        "Rank 1 is slow. Look.",
+        "rank 1 is slow; look",
     )
     assert model.job_cells(JobLine(job=job(progress=None), balance=None))[3:] == ("", "", "")
     line = ProcessLine(
