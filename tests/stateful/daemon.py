@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from orchestrator.api.service import ActionRequest, Caller, SubmitRequest, Verb
 from orchestrator.daemon.changes import Changes
@@ -21,18 +21,20 @@ from orchestrator.runtime.pools import Pools
 from orchestrator.store.errors import DiskFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.core.lifecycle.fold import Change
     from orchestrator.runtime.memory.cluster import MemoryCluster
+    from orchestrator.runtime.pools import SharedPool
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
 
 ADA = Caller(uid=1000, gid=1000, user="ada", is_owner=True)
 TRIES_ON_A_FULL_DISK = 3  # then there is space again
+T = TypeVar("T")
 _unused = cast("Any", None)
 
 
@@ -101,6 +103,16 @@ class NothingElse:
         pass
 
 
+class AtOnce:
+    """In place of threads that look at users' files."""
+
+    def of(self, uid: int) -> AtOnce:
+        return self
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        return work(*args)
+
+
 class SteppedDaemon:
     """One life of a daemon. What the runtime posts is kept in ``outbox`` until it is delivered."""
 
@@ -136,7 +148,7 @@ class SteppedDaemon:
             counter=other,
             blind_to=_unused,
             resume_path=reader.checkpoint_path,
-            pool=Pools().submissions,
+            pool=cast("SharedPool", AtOnce()),
         )
         return Service(
             submissions=submissions,
@@ -185,7 +197,14 @@ class SteppedDaemon:
 
     async def act(self, job_id: JobId, verb: Verb, priority: int | None = None) -> None:
         """Have the service do something to a job; rounds go on until it answers. Raises Crash."""
-        acting = asyncio.ensure_future(self.service.act(job_id, ActionRequest(verb=verb, priority=priority), ADA))
+        await self._until_done(self.service.act(job_id, ActionRequest(verb=verb, priority=priority), ADA))
+
+    async def command(self, make: Callable[[], Sequence[ev.Event]]) -> None:
+        """Have the loop take a command of another part of the daemon. Raises Crash."""
+        await self._until_done(self.loop.command(make))
+
+    async def _until_done(self, work: Coroutine[Any, Any, Any]) -> None:
+        acting = asyncio.ensure_future(work)
         try:
             while not acting.done():
                 await asyncio.sleep(0)

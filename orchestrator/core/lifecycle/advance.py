@@ -43,8 +43,8 @@ def advance(job: Job, now: float) -> Step:
             return Step((_finished(job, now),))
         case Restarting() | Replacing() | GivingUp() as phase:
             return _advance_recovering(job, phase, now)
-        case Draining(gang=None) as phase:
-            return _advance_drained(job, phase, now)
+        case Draining() as phase:
+            return _advance_draining(job, phase, now)
         case _:
             return _NOTHING
 
@@ -179,8 +179,12 @@ def _restart(job: Job, phase: Restarting, now: float) -> Step:
     return Step((ev.AttemptStarted(job_id=job.id, at=now, attempt=number, gang=job.gang, nodes=nodes),))
 
 
-def _advance_drained(job: Job, phase: Draining, now: float) -> Step:
-    if job.succeeded or _ended_by_itself(job):
+def _advance_draining(job: Job, phase: Draining, now: float) -> Step:
+    if _ended_by_itself(job) and not job.succeeded:
+        return Step((ev.AttemptSucceeded(job_id=job.id, at=now, attempt=job.attempt_number),))
+    if phase.gang is not None:
+        return _NOTHING
+    if job.succeeded:
         return Step((_finished(job, now),))
     return _NOTHING if returns(job, now) else Step((_after_stop(job, phase, now),))
 
@@ -201,13 +205,13 @@ def _after_stop(job: Job, phase: Draining, now: float) -> ev.Event:
 
 
 def _ended_by_itself(job: Job) -> bool:
-    """Every rank had ended well before a stop was requested."""
+    """Every rank had ended well before a stop was requested, and the attempt had not failed before by what was known."""
     stop_at = job.stop.at if job.stop else 0.0
-    return job.ended_well and all(e.at <= stop_at for e in job.exits)
+    return job.ended_well and job.attempts[-1].failure is None and all(e.at <= stop_at for e in job.exits)
 
 
 def _finished(job: Job, now: float) -> ev.JobFinished:
-    if job.succeeded or _ended_by_itself(job):
+    if job.succeeded:
         return ev.JobFinished(job_id=job.id, at=now, state=JobState.SUCCEEDED, reason=RanksSucceeded(), exit_code=0)
     failure = job.failure
     code = failure.exit_code if failure else None

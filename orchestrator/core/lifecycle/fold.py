@@ -334,11 +334,13 @@ def _(event: ev.StopRequested, job: Job) -> Job:
         deadline = min(before.deadline, event.deadline)
         stop = Stop(purpose=event.purpose, by=event.by, at=before.at, deadline=deadline)
         return replace(job, phase=replace(job.phase, stop=stop), reason=reason)
+    stop = Stop(purpose=event.purpose, by=event.by, at=event.at, deadline=event.deadline)
+    draining = Draining(gang=job.held, exits=job.exits, failure=job.failure, stop=stop)
     attempts = job.attempts
     if job.attempt_live and attempts[-1].ended_at is None:
         attempts = _last_changed(job, state=AttemptState.DRAINING)
-    stop = Stop(purpose=event.purpose, by=event.by, at=event.at, deadline=event.deadline)
-    draining = Draining(gang=job.held, exits=job.exits, failure=job.failure, stop=stop)
+    elif attempts and attempts[-1].ended_at is None:  # its processes are gone, and how it ended was not judged yet
+        attempts = _last_changed(job, state=_drained_attempt(draining), ended_at=event.at)
     return _enter(job, draining, event.at, reason, attempts=attempts)
 
 

@@ -13,13 +13,15 @@ _SIGKILL = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a rank's process ends: an exit code or a signal, and the exception that its script raised."""
+    """How a rank's process ends: an exit code or a signal, the exception that its script raised, the steps that it reported."""
 
     code: int | None = None
     signal: int | None = None
     error_type: str = ""
     error_message: str = ""
     log_tail: tuple[str, ...] = ()
+    last_step: int | None = None
+    total_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,7 +172,7 @@ class MemoryActor:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Process:
-    """One rank's process. ``stopped_at`` is when it noticed a SIGTERM."""
+    """One rank's process. ``stop_seen_at`` is when it noticed a SIGTERM, ``ended_as`` how it ended."""
 
     pid: int
     job_id: JobId
@@ -190,6 +190,7 @@ class Process:
     """Its end was ordered."""
     stop_seen_at: float | None = None
     stop_scope: StopScope | None = None
+    ended_as: Exit | None = None
 
     def stop(self, deadline: float) -> None:
         """SIGTERM now, SIGKILL at ``deadline``; a second stop may only bring that forward."""
@@ -214,7 +215,7 @@ class Process:
     def end(self, how: Exit) -> None:
         """The process and everything that it has started are gone; nothing where they are already."""
         if self.alive:
-            self.alive = False
+            self.alive, self.ended_as = False, how
             self.processes.ended(self, how)
 
     def end_by_itself(self, how: Exit) -> None:
@@ -310,4 +311,6 @@ def _exit(process: Process, how: Exit, at: float) -> events.Exit:
         log_tail=how.log_tail,
         stop_seen_at=process.stop_seen_at,
         stop_scope=process.stop_scope,
+        last_step=how.last_step,
+        total_steps=how.total_steps,
     )

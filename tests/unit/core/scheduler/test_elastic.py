@@ -240,7 +240,8 @@ class TestGrowing:
         asked = ask(job).events[0]
         ends = [exited(job, rank=r, exit_code=0, at=LATER - 1) for r in range(2)]
         job = after(job, asked, *ends, gone(job), released(job))
-        (event,) = ask(job).events
+        (succeeded,) = ask(job).events
+        (event,) = ask(after(job, succeeded)).events
         assert isinstance(event, ev.JobFinished)
         assert event.state is JobState.SUCCEEDED
 

@@ -25,7 +25,7 @@ from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, 
 from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.sentences import failure_sentence, sentence
-from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
+from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, StopScope
 from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
 from orchestrator.spec.job import HealthSpec, RetrySpec
 from tests.unit.core.builders import (
@@ -361,8 +361,36 @@ class TestDraining:
         job = zeros(running(), at=T0 + 19)
         job = after(job, stop(job, purpose), gone(job), released(job))
         event = only_event(job)
+        assert isinstance(event, ev.AttemptSucceeded), "its attempt ends as the job does"
+        job = after(job, event)
+        assert job.attempts[-1].state is AttemptState.SUCCEEDED
+        event = only_event(job)
         assert isinstance(event, ev.JobFinished)
         assert event.state is JobState.SUCCEEDED
+
+    def test_what_is_known_late_of_an_attempt_that_was_lost_is_no_success(self) -> None:
+        job = running()
+        job = after(job, lost(job))
+        job = after(job, only_event(job))
+        assert job.attempts[-1].state is AttemptState.LOST
+        job = zeros(job, at=T0 + 19)
+        job = after(job, stop(job, StopPurpose.CANCEL), released(job))
+        event = only_event(job)
+        assert isinstance(event, ev.JobFinished)
+        assert event.state is JobState.CANCELLED
+
+    def test_a_stop_ends_an_attempt_whose_processes_are_gone(self) -> None:
+        job = after(running(), exited(running(), exit_code=1, error_message="Connection closed by peer"))
+        job = after(job, gone(job), stop(job, StopPurpose.PAUSE))
+        assert (job.attempts[-1].state, job.attempts[-1].ended_at) == (AttemptState.ABORTED, job.stop and job.stop.at)
+
+    def test_a_rank_that_was_asked_to_stop_at_the_same_moment_has_not_ended_by_itself(self) -> None:
+        runs = running(pending(make_spec(workers=1)))
+        ended = exited(runs, exit_code=0, at=T0 + 20, stop_seen_at=T0 + 20, stop_scope=StopScope.RANK)
+        job = after(runs, stop(runs, StopPurpose.CANCEL, at=T0 + 20), ended, gone(runs), released(runs))
+        event = only_event(job)
+        assert isinstance(event, ev.JobFinished)
+        assert event.state is JobState.CANCELLED
 
     @pytest.mark.parametrize("purpose", [StopPurpose.CANCEL, StopPurpose.PAUSE, StopPurpose.PREEMPT])
     def test_a_job_that_something_else_had_stopped_the_moment_before_did_not_succeed(
