@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # What needs processors runs where the integration tests wait for something.
 PARTS := lint tools types+layers+unit+integration
 
-.PHONY: setup demo test check tools lint types layers unit integration faults soak dashboards format instructions clean
+.PHONY: setup demo test check tools lint types layers unit integration faults campaign soak dashboards format instructions clean
 
 setup: $(STAMP)
 
@@ -47,7 +47,7 @@ layers: $(STAMP)
 
 unit: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q $(XDIST) tests/unit tests/stateful tests/architecture tests/contract/test_memory.py
+	$(BIN)/python -m pytest -q $(XDIST) tests/unit tests/stateful tests/simulation tests/architecture tests/contract/test_memory.py
 
 integration: $(STAMP)
 	.ci/install-test-tools
@@ -56,6 +56,12 @@ integration: $(STAMP)
 # Real kills of everything, alone; part of integration too.
 faults: $(STAMP)
 	$(BIN)/python -m pytest -q tests/faults
+
+# The daemon through a million simulated faults; ten hours. make campaign FAULTS=10000 is a few minutes, FIRST=N other histories.
+FIRST ?= 0
+FAULTS ?= 1000000
+campaign: $(STAMP)
+	$(BIN)/python -m tests.simulation run --first $(FIRST) --faults $(FAULTS)
 
 # A thousand kills of the daemon while users submit, pause, resume and cancel: some twenty minutes.
 soak: $(STAMP)

@@ -1,0 +1,180 @@
+"""Runs histories, and makes one that fails as short as it can be."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.api.service import Verb
+from orchestrator.core.states import JobState
+from orchestrator.runtime.memory import faults as f
+from orchestrator.runtime.memory.injection import inject
+from tests.simulation import invariants
+from tests.simulation.acts import ACTS
+from tests.simulation.history import History, draw
+from tests.simulation.world import World
+from tests.unit.core.builders import T0
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from tests.simulation.acts import Act
+
+LENGTH = 120
+MOST_ROUNDS = 3000
+SHRINKING_TRIES = 400
+RECORD_EVERY = 16  # steps between two readings of every event
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a history. ``failure`` is empty when every invariant held; ``digest`` is the same when it is run again."""
+
+    history: History
+    failure: str
+    digest: str
+    faults: Counter[str]
+    story: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The failure without its figures and names: what a shorter history must have too."""
+        words = self.failure.split("\n", 1)[0].split()
+        return " ".join(word for word in words if word.isalpha())[:60]
+
+
+def run_history(history: History, *, acts: Mapping[str, Act] = ACTS, story: bool = False) -> Outcome:
+    """Run one history to its end: after its steps nothing breaks any more, and every job ends."""
+    world = World(durable=history.durable)
+    notes = _Notes()
+    failure = ""
+    try:
+        for number, step in enumerate(history.steps, 1):
+            act = acts[step.act]
+            what = act.do(world, step.choices())
+            notes.add(number, step.act, what, world, fault=act.fault)
+            invariants.check(world)
+            if number % RECORD_EVERY == 0:
+                invariants.check_record(world)
+        _settle(world)
+        invariants.check_end(world)
+        notes.digest.update(_state(world).encode())
+    except Exception as error:  # of the daemon or of an invariant: this is what a campaign looks for
+        failure = f"{type(error).__name__}: {error}"
+        notes.story += [f"     {job.id}: " + " | ".join(job.story) for job in world.jobs.values()]
+    finally:
+        world.close()
+    return Outcome(history, failure, notes.digest.hexdigest(), notes.faults, tuple(notes.story) if story else ())
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What has happened in a history so far."""
+
+    digest: Any = field(default_factory=hashlib.sha256)
+    faults: Counter[str] = field(default_factory=Counter)
+    story: list[str] = field(default_factory=list)
+
+    def add(self, number: int, act: str, what: str, world: World, *, fault: bool) -> None:
+        if fault and what:
+            self.faults[act] += 1
+        state = _state(world)
+        self.digest.update(f"{act} {state}\n".encode())
+        self.story.append(f"{number:4} +{world.now - T0:9.2f} s  {act}: {what or 'nothing to do'}\n        {state}")
+
+
+def _state(world: World) -> str:
+    jobs = sorted(world.jobs.values(), key=lambda job: job.submission.sequence)
+    live = [f"{j.id} {j.state} v{j.version} a{j.attempt_number} {type(j.phase).__name__}" for j in jobs]
+    ended = [f"{j.id} {j.state} v{j.version}" for _, j in sorted(world.truth.ended.items())]
+    return f"{world.now:.6f} {'; '.join(live)} | {'; '.join(ended)}"
+
+
+def _settle(world: World) -> None:
+    """Nothing breaks any more: every job ends, woken by nothing but facts and the times that the loop asks for."""
+    world.store.crash_before = world.store.crash_after = world.cluster.disk_full = False
+    for node_id, found in world.cluster.nodes.items():
+        found.lost.clear()
+        for fault in (f.NodeAnswers(node=node_id), f.NodeReturns(node=node_id), f.Slow(node=node_id, seconds=0.0)):
+            inject(world.cluster, fault)
+    world.daemon.look()
+    for _ in range(MOST_ROUNDS):
+        world.round()
+        if not world.jobs:
+            return
+        _progress(world)
+        invariants.check(world)
+    left = {job.id: (job.state, job.story) for job in world.jobs.values()}
+    raise AssertionError(f"jobs never end: {left}")
+
+
+def _progress(world: World) -> None:
+    for job in [j for j in world.jobs.values() if j.state is JobState.SUSPENDED]:
+        world.truth.promises[job.id].attempts = None
+        world.run(world.daemon.act(job.id, Verb.RESUME))
+    for process in list(world.cluster.processes):
+        job = world.jobs[process.job_id]
+        if job.state is JobState.RUNNING and process.actor.dead is None:
+            process.end(f.Exit(code=0))
+    if world.daemon.outbox or world.daemon.loop.woken:
+        return
+    times = [t for t in (world.cluster.agenda.next_at, world.daemon.wake_at) if t is not None]
+    assert times, f"nothing wakes the loop: {[(j.id, j.state, j.story) for j in world.jobs.values()]}"
+    world.cluster.run_until(max(min(times), world.now))
+    world.daemon.look()
+
+
+def shrink(outcome: Outcome, *, acts: Mapping[str, Act] = ACTS, tries: int = SHRINKING_TRIES) -> Outcome:
+    """The same failure with as few steps as leaving some out gives, within so many tries."""
+    best, size = outcome, max(1, len(outcome.history.steps) // 2)
+    while size and tries > 0:
+        steps = best.history.steps
+        for begin in range(len(steps) - size, -1, -size):
+            tries -= 1
+            left = (*steps[:begin], *steps[begin + size :])
+            found = run_history(History(best.history.seed, best.history.durable, left), acts=acts)
+            if found.failure and found.kind == best.kind:
+                best = found
+                break
+            if not tries:
+                break
+        else:
+            size //= 2
+    return best
+
+
+@dataclass(slots=True)
+class Report:
+    """What a campaign has done."""
+
+    histories: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    failed: list[Outcome] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        self.histories += 1
+        self.steps += len(outcome.history.steps)
+        self.faults += outcome.faults
+        if outcome.failure:
+            self.failed.append(outcome)
+
+
+def history_of(seed: int, *, length: int = LENGTH, acts: Mapping[str, Act] = ACTS) -> History:
+    """The history of a seed."""
+    return draw(seed, length, {name: act.weight for name, act in acts.items()})
+
+
+def run(seeds: Iterable[int], *, faults: int, until: Callable[[], bool] = lambda: False) -> Report:
+    """Histories of the seeds in their order, until so many faults have happened or ``until`` says so."""
+    report, began = Report(), time.monotonic()
+    for seed in seeds:
+        if report.faults.total() >= faults or until():
+            break
+        report.add(run_history(history_of(seed)))
+    report.seconds = time.monotonic() - began
+    return report

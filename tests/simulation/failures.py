@@ -1,0 +1,200 @@
+"""What goes wrong in a history, on the nodes and in what the ranks write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.core import events as ev
+from orchestrator.runtime.memory import faults as f
+from orchestrator.runtime.memory.injection import inject
+from tests.simulation.hostile import hostile
+
+if TYPE_CHECKING:
+    import random
+
+    from tests.simulation.world import Do, World
+
+EXITS = (
+    f.Exit(code=0),
+    f.Exit(code=0, last_step=60, total_steps=60),
+    f.Exit(code=0, last_step=11, total_steps=60),
+    f.Exit(code=1),
+    f.Exit(code=75),
+    f.Exit(code=143),
+    f.Exit(signal=9),
+    f.Exit(signal=15),
+    f.Exit(),
+    f.Exit(code=1, error_type="RuntimeError", error_message="boom"),
+    f.Exit(code=1, error_type="RuntimeError", error_message="CUDA out of memory"),
+    f.Exit(code=1, error_type="RuntimeError", error_message="Connection closed by peer"),
+    f.Exit(signal=6, log_tail=("Watchdog caught collective operation timeout",)),
+)
+
+
+def rank_ends(world: World, dice: random.Random) -> str:
+    process = world.process(dice.randrange(1000))
+    if process is None:
+        return ""
+    how = dice.choice(EXITS)
+    inject(world.cluster, f.RankDies(job=process.job_id, rank=process.rank, exit=how))
+    return f"{process.job_id} rank {process.rank}: {how}"
+
+
+def all_ranks_end(world: World, dice: random.Random) -> str:
+    """At about the same time, as they do; some of them in another way."""
+    process = world.process(dice.randrange(1000))
+    if process is None:
+        return ""
+    how = dice.choice(EXITS)
+    for other in world.cluster.processes.of(process.job_id):
+        inject(world.cluster, f.RankDies(job=other.job_id, rank=other.rank, exit=how))
+        if dice.random() < 0.3:
+            world.cluster.run_until(world.now + 0.02)
+        if dice.random() < 0.1:
+            how = dice.choice(EXITS)
+    return f"{process.job_id}: {how}"
+
+
+def rank_hangs(world: World, dice: random.Random) -> str:
+    process = world.process(dice.randrange(1000))
+    if process is None:
+        return ""
+    inject(world.cluster, f.RankHangs(job=process.job_id, rank=process.rank))
+    return f"{process.job_id} rank {process.rank}"
+
+
+def stop_from_outside(world: World, dice: random.Random) -> str:
+    process = world.process(dice.randrange(1000))
+    if process is None:
+        return ""
+    code, machine = dice.choice([0, 0, 143]), dice.random() < 0.5
+    inject(world.cluster, f.StopSeen(job=process.job_id, rank=process.rank, exit_code=code, machine=machine))
+    return f"{process.job_id} rank {process.rank}, {code}, machine: {machine}"
+
+
+def actor_dies(world: World, dice: random.Random) -> str:
+    gangs = sorted(world.cluster.gangs.values(), key=lambda g: g.actors[0].pid)
+    if not gangs:
+        return ""
+    gang = dice.choice(gangs)
+    rank = dice.randrange(len(gang.actors))
+    inject(world.cluster, f.ActorDies(job=gang.job_id, rank=rank))
+    return f"{gang.job_id} rank {rank}"
+
+
+def _node(world: World, dice: random.Random) -> str:
+    return dice.choice(sorted(world.cluster.nodes))
+
+
+def node_dies(world: World, dice: random.Random) -> str:
+    node_id, cut_off = _node(world, dice), dice.random() < 0.5
+    inject(world.cluster, f.NodeLost(node=node_id, cut_off=cut_off))
+    if dice.random() < 0.5:
+        world.daemon.look()
+    return f"{node_id}, cut off: {cut_off}"
+
+
+def node_returns(world: World, dice: random.Random) -> str:
+    gone = [node_id for node_id, node in sorted(world.cluster.nodes.items()) if not node.alive]
+    if not gone:
+        return ""
+    inject(world.cluster, f.NodeReturns(node=gone[0]))
+    world.daemon.look()
+    return gone[0]
+
+
+def node_silent(world: World, dice: random.Random) -> str:
+    node_id = _node(world, dice)
+    inject(world.cluster, f.NodeSilent(node=node_id))
+    if dice.random() < 0.7:
+        world.daemon.look()
+    return node_id
+
+
+def node_answers(world: World, dice: random.Random) -> str:
+    silent = sorted(world.cluster.silent)
+    if not silent:
+        return ""
+    inject(world.cluster, f.NodeAnswers(node=silent[0]))
+    world.daemon.look()
+    return silent[0]
+
+
+def head_lost(world: World, dice: random.Random) -> str:
+    inject(world.cluster, f.HeadLost())
+    if dice.random() < 0.5:
+        world.daemon.gangs.forget_all()
+    return "done"
+
+
+def replies(fault: type[f.ReplyLost | f.ReplyRepeated]) -> Do:
+    def do(world: World, dice: random.Random) -> str:
+        job = world.one(dice.randrange(1000), list(world.jobs.values()))
+        if job is None:
+            return ""
+        inject(world.cluster, fault(job=job.id, count=dice.randint(1, 3)))
+        return job.id
+
+    return do
+
+
+def slow(world: World, dice: random.Random) -> str:
+    node_id, seconds = _node(world, dice), dice.choice([0.0, 0.0, 2.0])
+    inject(world.cluster, f.Slow(node=node_id, seconds=seconds))
+    return f"{node_id} by {seconds:g} s"
+
+
+def gpu_lost(world: World, dice: random.Random) -> str:
+    node_id, index = _node(world, dice), dice.randrange(2)
+    inject(world.cluster, f.GpuLost(node=node_id, index=index))
+    return f"{node_id} GPU {index}"
+
+
+def gpu_returns(world: World, dice: random.Random) -> str:
+    found = [node for _, node in sorted(world.cluster.nodes.items()) if node.lost]
+    if not found:
+        return ""
+    found[0].lost.clear()
+    world.daemon.look()
+    return found[0].node.id
+
+
+def disk_full(world: World, dice: random.Random) -> str:
+    inject(world.cluster, f.DiskFull())
+    return "done"
+
+
+def disk_freed(world: World, dice: random.Random) -> str:
+    was, world.cluster.disk_full = world.cluster.disk_full, False
+    return "done" if was else ""
+
+
+def checkpoint(world: World, dice: random.Random) -> str:
+    process = world.process(dice.randrange(1000))
+    if process is None:
+        return ""
+    step, durable = dice.randint(1, 60), dice.random() < 0.5
+    world.cluster.save(process, step, durable=durable)
+    return f"{process.job_id} step {step}, durable: {durable}"
+
+
+def checkpoint_broken(world: World, dice: random.Random) -> str:
+    job = world.one(dice.randrange(1000), list(world.jobs.values()))
+    if job is None or not world.cluster.checkpoints.stored.get(job.id):
+        return ""
+    inject(world.cluster, f.CheckpointBroken(job=job.id))
+    return job.id
+
+
+def hostile_fact(world: World, dice: random.Random) -> str:
+    """What a rank has written makes a fact that no honest one makes."""
+    job = world.one(dice.randrange(1000), [j for j in world.jobs.values() if j.attempts])
+    if job is None:
+        return ""
+    fact, name = hostile(job, world.now, dice)
+    if isinstance(fact, ev.CheckpointSaved) and isinstance(fact.path, str):
+        world.truth.saved.add(fact.path)
+    world.daemon.loop.post([fact])
+    if dice.random() < 0.5:
+        world.attempt(world.daemon.step())
+    return f"{fact.kind} of {job.id}: {name}"

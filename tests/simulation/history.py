@@ -1,0 +1,46 @@
+"""A history: the steps that a seed gives. Each step brings its own dice, so that one can be left out and the others stay."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DICE_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The name of an act, and what seeds the choices that it makes."""
+
+    act: str
+    dice: int
+
+    def choices(self) -> random.Random:
+        return random.Random(self.dice)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """``durable``: the store is in SQLite, and what is not on the disk at a kill of the daemon is lost."""
+
+    seed: int
+    durable: bool
+    steps: tuple[Step, ...]
+
+
+def draw(seed: int, length: int, weights: Mapping[str, float]) -> History:
+    """The history of a seed. A longer one begins with the shorter."""
+    dice = random.Random(seed)
+    durable = dice.random() < 0.1
+    # Each history is of some kinds of acts more than of others: what is rare on average comes often in a few of them.
+    liked = {name: weight * 4.0 ** dice.uniform(-1.5, 1.5) for name, weight in sorted(weights.items())}
+    names, chances = list(liked), list(liked.values())
+    steps = [Step("submit", dice.getrandbits(DICE_BITS))]
+    for _ in range(length - 1):
+        (name,) = dice.choices(names, chances)
+        steps.append(Step(name, dice.getrandbits(DICE_BITS)))
+    return History(seed, durable, tuple(steps))

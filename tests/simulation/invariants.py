@@ -1,0 +1,208 @@
+"""What must hold after every step, and in the end. Each check raises AssertionError with what is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from orchestrator.core import events as ev
+from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job.record import Job
+    from tests.simulation.world import World
+
+LIVE = frozenset({AttemptState.STARTING, AttemptState.RUNNING, AttemptState.DRAINING})
+FAILED = frozenset({AttemptState.FAILED, AttemptState.LOST, AttemptState.PREEMPTED})
+LAST_ATTEMPT = {
+    JobState.SUCCEEDED: frozenset({AttemptState.SUCCEEDED}),
+    JobState.CANCELLED: frozenset({*FAILED, AttemptState.ABORTED}),
+    JobState.FAILED: frozenset({*FAILED, AttemptState.ABORTED}),
+    JobState.SUSPENDED: frozenset({*FAILED, AttemptState.ABORTED}),
+    JobState.PENDING: frozenset({*FAILED, AttemptState.ABORTED}),
+}
+
+
+def check(world: World) -> None:
+    """Everything that must hold between any two steps."""
+    recorded = {**world.truth.ended, **world.jobs}
+    for job_id in world.truth.promises:
+        if job_id not in recorded:
+            recorded[job_id] = _newly_ended(world, job_id)
+    for job in [j for j in recorded.values() if world.truth.looked_at.get(j.id) is not j]:
+        _attempts_agree_with_the_job(job)
+        _budgets_are_kept(job)
+        _stops_are_kept(world, job)
+        world.truth.looked_at[job.id] = job
+    for job in world.jobs.values():
+        _gang_is_whole_or_absent(job)
+        _checkpoint_is_a_real_one(world, job)
+    _cluster_is_as_recorded(world, recorded)
+    _no_gpu_is_held_twice(world, world.jobs.values())
+
+
+def check_record(world: World) -> None:
+    """What is stored is what its events say, and what the daemon shows. Dearer than the others: it reads every event."""
+    _ended_jobs_stay_as_they_are(world)
+    problems = world.read(world.store.verify())
+    assert not problems, f"record differs from its events: {problems}"
+    for job in world.jobs.values():
+        assert world.read(world.store.job(job.id)) == job, f"{job.id} is shown otherwise than it is stored"
+    stored = {job.id for job in world.read(world.store.load_live())}
+    assert stored == set(world.jobs), "live jobs differ from those that are stored"
+
+
+def check_end(world: World) -> None:
+    """What holds once every job has ended."""
+    check(world)
+    check_record(world)
+    assert not world.cluster.gangs, "a gang is left"
+    assert not list(world.cluster.processes), "a process is left"
+    assert not any(node.held for node in world.cluster.nodes.values()), "something is held on a node"
+    ended = world.truth.ended
+    assert set(world.read(world.store.untidied())) == set(ended), "jobs that ended are not to be tidied, once"
+    counts: Counter[JobState] = Counter()
+    for found in world.read(world.store.finished_counts()):
+        counts[found.state] += found.count
+    assert counts == Counter(job.state for job in ended.values()), "ends are counted wrong"
+    for job in ended.values():
+        _events_agree_with_the_record(world, job)
+
+
+def _newly_ended(world: World, job_id: JobId) -> Job:
+    job = world.read(world.store.job(job_id))
+    assert job.state.is_terminal, (
+        f"accepted job {job_id} is lost: {job.state} in the store, and not among the live jobs"
+    )
+    assert job_id not in world.cluster.gangs, f"{job_id} ended before its gang was gone"
+    assert not world.cluster.processes.of(job_id), f"{job_id} ended before its processes"
+    if job.state is JobState.SUCCEEDED:
+        _really_succeeded(world, job)
+    promise = world.truth.promises[job_id]
+    if promise.cancelled and promise.attempts is not None:
+        assert job.state is not JobState.PENDING
+    world.truth.ended[job_id] = job
+    return job
+
+
+def _really_succeeded(world: World, job: Job) -> None:
+    ends = world.truth.ends.get((job.id, job.attempt_number), {})
+    assert sorted(ends) == list(range(job.num_workers)), f"{job.id} SUCCEEDED, and only ranks {sorted(ends)} have ended"
+    finished = any(_finished(end.how) for end in ends.values())
+    for rank, end in ends.items():
+        assert end.how.code == 0, f"{job.id} SUCCEEDED, and rank {rank} ended with {end.how}"
+        done = _finished(end.how) or (finished and end.how.last_step is None)
+        assert end.stop_seen_at is None or done, f"{job.id} SUCCEEDED, and rank {rank} ended because it was asked to"
+
+
+def _finished(how: object) -> bool:
+    last, total = getattr(how, "last_step", None), getattr(how, "total_steps", None)
+    return last is not None and total is not None and last >= total
+
+
+def _attempts_agree_with_the_job(job: Job) -> None:
+    numbers = [a.number for a in job.attempts]
+    assert numbers == list(range(job.past.attempts + 1, job.past.attempts + 1 + len(numbers))), f"{job.id}: {numbers}"
+    for attempt, following in zip(job.attempts, job.attempts[1:], strict=False):
+        assert attempt.ended_at is not None, f"attempt {attempt.number} of {job.id} never ended, and another began"
+        assert attempt.state not in LIVE | {AttemptState.SUCCEEDED}, (
+            f"attempt {attempt.number} of {job.id} is {attempt.state}, and another began"
+        )
+        assert attempt.ended_at <= following.started_at, (
+            f"attempt {attempt.number} of {job.id} ended after the next began"
+        )
+    if not job.attempts:
+        assert job.state in (JobState.PENDING, JobState.SUSPENDED, JobState.CANCELLED, JobState.FAILED)
+        return
+    last = job.attempts[-1]
+    allowed = LAST_ATTEMPT.get(job.state)
+    if allowed is not None:
+        assert last.state in allowed, f"{job.id} is {job.state}, and its attempt {last.number} is {last.state}"
+        assert last.ended_at is not None, f"{job.id} is {job.state}, and its attempt {last.number} has no end"
+    assert (last.ended_at is None) == (last.state in LIVE), f"attempt {last.number} of {job.id} is {last.state}: {last}"
+    assert last.ended_at is None or last.ended_at >= last.started_at, (
+        f"attempt {last.number} of {job.id} ends first: {last}"
+    )
+    assert (last.failure is not None) <= (last.state in FAILED), f"attempt {last.number} of {job.id}: {last}"
+    if job.state in (JobState.STARTING, JobState.RUNNING):
+        assert last.gang == job.gang
+
+
+def _budgets_are_kept(job: Job) -> None:
+    limits = job.spec.retry.max_restarts
+    most = {FailureClass.USER: limits.user, FailureClass.INFRA: limits.infra, FailureClass.HANG: limits.hang}
+    for failure_class, limit in most.items():
+        used = job.restarts.get(failure_class.value, 0)
+        assert used <= limit, f"{job.id} restarted {used} times for {failure_class}, the budget is {limit}"
+    assert job.no_progress <= job.spec.retry.max_no_progress, f"{job.id}: {job.no_progress} restarts without progress"
+
+
+def _stops_are_kept(world: World, job: Job) -> None:
+    promise = world.truth.promises.get(job.id)
+    if promise is not None and promise.attempts is not None:
+        assert job.attempt_number == promise.attempts, f"{job.id} was stopped, and attempt {job.attempt_number} began"
+
+
+def _gang_is_whole_or_absent(job: Job) -> None:
+    assert len(job.nodes) == (job.num_workers if job.gang_open else 0), f"{job.id}: {job.nodes}"
+    assert len(job.seats) in (0, job.num_workers), f"{job.id} has {len(job.seats)} seats"
+    assert job.state.may_hold_gang or not job.gang_open, f"{job.id} is {job.state} and holds a gang"
+
+
+def _checkpoint_is_a_real_one(world: World, job: Job) -> None:
+    checkpoints = world.cluster.checkpoints
+    known = [*checkpoints.stored.get(job.id, ()), *checkpoints.broken.get(job.id, ())]
+    world.truth.saved.update(saved.path for saved in known)
+    path = job.checkpoints.path
+    assert not path or path in world.truth.saved, f"{job.id} has checkpoint {path}, which was never saved"
+
+
+def _ended_jobs_stay_as_they_are(world: World) -> None:
+    assert not set(world.truth.ended) & set(world.jobs), "a job that has ended lives"
+    for job_id, job in world.truth.ended.items():
+        now = world.read(world.store.job(job_id))
+        assert (now.state, now.attempts) == (job.state, job.attempts), f"{job_id} was {job.state} and is {now.state}"
+
+
+def _cluster_is_as_recorded(world: World, recorded: dict[JobId, Job]) -> None:
+    for job_id, gang in world.cluster.gangs.items():
+        job = recorded[job_id]
+        assert (job.gang, job.gang_open) == (gang.number, True), (
+            f"{job_id} has gang {gang.number}, and not in its record"
+        )
+        assert len(gang.actors) == job.num_workers, f"{job_id} has a part of a gang"
+    attempts = {(p.job_id, p.attempt) for p in world.cluster.processes}
+    for job_id, number in Counter(job_id for job_id, _ in attempts).items():
+        assert number == 1, f"{job_id} has processes of {number} attempts"
+    for process in world.cluster.processes:
+        job = recorded[process.job_id]
+        assert process.attempt <= job.attempt_number, f"{job.id}: attempt {process.attempt} runs and is not recorded"
+        earlier = [s.step for s in world.cluster.checkpoints.stored.get(job.id, ()) if s.attempt < process.attempt]
+        assert process.began >= max(earlier, default=0), f"{job.id} did not begin at its newest checkpoint"
+
+
+def _no_gpu_is_held_twice(world: World, jobs: Iterable[Job]) -> None:
+    held: Counter[str] = Counter()
+    for job in jobs:
+        for node_id in job.nodes:
+            held[node_id] += job.spec.resources.resources_per_worker.gpu
+    for node_id, gpus in held.items():
+        assert gpus <= world.cluster.nodes[node_id].node.gpus + 1e-9, f"{gpus:g} GPUs of {node_id} are given away"
+
+
+def _events_agree_with_the_record(world: World, job: Job) -> None:
+    events = [stored.event for stored in world.read(world.store.events(job.id, limit=100_000))]
+    ends = [e for e in events if isinstance(e, ev.JobFinished)]
+    assert len(ends) == 1, f"{job.id} ended {len(ends)} times"
+    restarts = Counter(e.failure.failure_class.value for e in events if isinstance(e, ev.AttemptFailed) and e.retry)
+    assert restarts == Counter(job.restarts), f"{job.id}: restarts {dict(job.restarts)}, by its events {dict(restarts)}"
+    started = [e.attempt for e in events if isinstance(e, ev.AttemptStarted)]
+    assert started == list(range(1, job.attempt_number + 1)), f"{job.id} started the attempts {started}"
+    stopped = any(isinstance(e, ev.StopRequested) and e.purpose is StopPurpose.CANCEL for e in events)
+    if job.state is JobState.CANCELLED and job.attempts and job.attempts[-1].state is AttemptState.ABORTED:
+        assert stopped or any(isinstance(e, ev.JobSuspended | ev.JobRequeued) for e in events), (
+            f"{job.id} was not asked"
+        )

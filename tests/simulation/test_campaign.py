@@ -1,0 +1,63 @@
+"""A short campaign, and that a campaign finds, repeats and shortens what it looks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.simulation import campaign
+from tests.simulation.__main__ import main
+from tests.simulation.acts import ACTS, Act
+from tests.simulation.history import History, Step
+
+if TYPE_CHECKING:
+    import random
+
+    from tests.simulation.world import World
+
+SEEDS = 40
+
+
+def test_every_invariant_holds_in_a_short_campaign() -> None:
+    report = campaign.run(range(SEEDS), faults=1_000_000)
+    assert [f"seed {outcome.history.seed}: {outcome.failure}" for outcome in report.failed] == []
+    assert report.histories == SEEDS
+    assert set(report.faults) == {name for name, act in ACTS.items() if act.fault}, "a kind of fault never happened"
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_seed_gives_the_same_history_each_time(durable: bool) -> None:
+    history = History(5, durable, campaign.history_of(5, length=60).steps)
+    first, second = campaign.run_history(history, story=True), campaign.run_history(history, story=True)
+    assert first.failure == ""
+    assert (first.digest, first.story) == (second.digest, second.story)
+
+
+def test_a_failing_history_is_shortened_to_the_steps_that_it_takes() -> None:
+    def break_the_record(world: World, dice: random.Random) -> str:
+        assert not world.jobs, f"{len(world.jobs)} jobs of the planted defect"
+        return ""
+
+    acts = {**ACTS, "planted defect": Act(break_the_record, 1)}
+    steps = campaign.history_of(3, length=30).steps
+    outcome = campaign.run_history(History(3, False, (*steps, Step("planted defect", 1))), acts=acts)
+    assert "planted defect" in outcome.failure
+    shortest = campaign.shrink(outcome, acts=acts)
+    assert [step.act for step in shortest.history.steps] == ["submit", "planted defect"]
+
+
+def test_the_command_line_tells_what_has_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--first", "7", "--faults", "1"]) == 0
+    assert "seeds 7 to 7: histories: 1," in capsys.readouterr().out
+    assert main(["replay", "7", "--keep", "1,2,3"]) == 0
+    assert "every invariant held" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "--faults", "0"], ["replay", "7", "--keep", "0"], ["replay", "7", "--keep", "999"]]
+)
+def test_numbers_out_of_range_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "expected" in capsys.readouterr().err

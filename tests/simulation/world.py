@@ -1,0 +1,201 @@
+"""What a history runs in: a cluster in memory, a store, and the daemon that lives on them and dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+from orchestrator.core.ids import JobId, job_id
+from orchestrator.runtime.memory.cluster import MemoryCluster
+from orchestrator.runtime.memory.scripts import Script
+from orchestrator.spec.settings import Settings
+from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
+from tests.stateful.daemon import Crash, FaultyStore, SteppedDaemon
+from tests.unit.core.builders import T0, node
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from orchestrator.core import events as ev
+    from orchestrator.core.job.record import Job
+    from orchestrator.runtime.memory.faults import Exit
+    from orchestrator.runtime.memory.ranks import Process
+    from orchestrator.store.port import Store
+
+T = TypeVar("T")
+Do: TypeAlias = "Callable[[World, random.Random], str]"
+"""Carries an act out; what came of it, "" for nothing."""
+TORN_BYTES = 700  # what a write that never came to its end leaves at the end of the log
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a process really ended, whatever was told of it."""
+
+    how: Exit
+    at: float
+    stop_seen_at: float | None
+    ordered: bool
+
+
+@dataclass(slots=True)
+class Promise:
+    """What a user was told: ``attempts`` are those that there were when a stop was acknowledged; None: none is asked for."""
+
+    attempts: int | None = None
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class Truth:
+    """What really happened, as no part of the daemon knows it."""
+
+    ends: dict[tuple[JobId, int], dict[int, End]] = field(default_factory=dict)
+    promises: dict[JobId, Promise] = field(default_factory=dict)
+    saved: set[str] = field(default_factory=set)
+    ended: dict[JobId, Job] = field(default_factory=dict)
+    looked_at: dict[JobId, Job] = field(default_factory=dict)
+    happened: Counter[str] = field(default_factory=Counter)
+
+    def note_end(self, process: Process, at: float) -> None:
+        assert process.ended_as is not None
+        end = End(process.ended_as, at, process.stop_seen_at, process.ordered)
+        self.ends.setdefault((process.job_id, process.attempt), {})[process.rank] = end
+
+
+class NamedStore(FaultyStore):
+    """Gives jobs ids of their own count: real ones are random."""
+
+    async def submit(self, event: ev.JobSubmitted) -> tuple[Job, bool]:
+        number = int(event.idempotency_key.rpartition("-")[2])
+        return await super().submit(replace(event, job_id=job_id("job", number * 7_919)))
+
+
+class World:
+    """Everything that a history changes. Leave it with ``close``."""
+
+    def __init__(self, *, durable: bool) -> None:
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.home = Path(tempfile.mkdtemp(prefix="orch-simulation-", dir=memory))
+        self.event_loop = asyncio.new_event_loop()
+        self.settings = Settings.from_environ({"ORCH_HOME": str(self.home)})
+        self.scripts: dict[JobId, Script] = {}
+        self.truth = Truth()
+        self.cluster = MemoryCluster(
+            [node("a", gpus=4, cpus=16), node("b", gpus=2, cpus=16), node("c", gpus=2, cpus=16)],
+            now=T0,
+            script_of=lambda job: self.scripts.get(job, Script()),
+            latency=0.01,
+        )
+        on_end = self.cluster.processes.on_end
+        self.cluster.processes.on_end = lambda process: self._note_end(process, on_end)
+        self._lives = 0
+        self._durable = durable
+        self.store = NamedStore(self._open(), self.cluster)
+        self.submitted = 0
+        self.told: list[ev.Event] = []
+        self._begin_daemon()
+
+    # -- the daemon
+
+    @property
+    def jobs(self) -> dict[JobId, Job]:
+        """The live jobs, as they are written."""
+        return self.daemon.loop.jobs
+
+    @property
+    def now(self) -> float:
+        return self.cluster.now()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What a call of the daemon gives."""
+        return self.event_loop.run_until_complete(coroutine)
+
+    def read(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What the store answers."""
+        if not self._durable:
+            try:  # most of what a store in memory is asked is answered at once
+                coroutine.send(None)
+            except StopIteration as answer:
+                return cast("T", answer.value)
+            raise AssertionError("a store in memory waits for something")
+        return self.run(coroutine)
+
+    def attempt(self, coroutine: Coroutine[Any, Any, T]) -> T | None:
+        """What a call of the daemon gives; None when the daemon was killed meanwhile, and another has begun."""
+        try:
+            return self.run(coroutine)
+        except Crash:
+            self.crash()
+            return None
+
+    def crash(self) -> None:
+        """The daemon is killed, and another begins with what is on the disk."""
+        self.truth.happened["daemon killed"] += 1
+        self.daemon.gangs.crash()
+        self.told += self.daemon.history
+        if self._durable:
+            self.store.store = self._reopened()
+        self._begin_daemon()
+
+    def round(self) -> None:
+        """One round of the daemon; what happened before is delivered first."""
+        self.daemon.deliver(len(self.daemon.outbox))
+        self.attempt(self.daemon.step())
+
+    def _begin_daemon(self) -> None:
+        self.daemon = SteppedDaemon(self.store, self.cluster, self.settings)
+        self.run(self.daemon.start())
+
+    # -- the store
+
+    def _open(self) -> Store:
+        self._path.parent.mkdir(exist_ok=True)
+        return SqliteStore.open(self._path, reserve=None, min_free_bytes=0) if self._durable else MemoryStore()
+
+    @property
+    def _path(self) -> Path:
+        return self.home / f"life-{self._lives}" / "store.sqlite3"
+
+    def _reopened(self) -> Store:
+        """The store as the disk has it: the files as they are now, not as an orderly end would leave them, and half a write."""
+        old = self._path
+        self._lives += 1
+        self._path.parent.mkdir()
+        log = old.with_name(old.name + "-wal")
+        shutil.copyfile(old, self._path)
+        torn = (log.read_bytes() if log.exists() else b"") + bytes(range(256)) * (TORN_BYTES // 256)
+        self._path.with_name(log.name).write_bytes(torn)
+        self.store.store.close()
+        shutil.rmtree(old.parent)
+        return self._open()
+
+    # -- what is where
+
+    def one(self, index: int, jobs: Sequence[Job]) -> Job | None:
+        """Some of the jobs; None where there are none."""
+        found = sorted(jobs, key=lambda job: job.submission.sequence)
+        return found[index % len(found)] if found else None
+
+    def process(self, index: int) -> Process | None:
+        """Some running process; None where there is none."""
+        running = sorted(self.cluster.processes, key=lambda p: p.pid)
+        return running[index % len(running)] if running else None
+
+    def _note_end(self, process: Process, on_end: Any) -> None:
+        self.truth.note_end(process, self.now)
+        on_end(process)
+
+    def close(self) -> None:
+        self.store.close()
+        self.event_loop.run_until_complete(self.event_loop.shutdown_default_executor())
+        self.event_loop.close()
+        shutil.rmtree(self.home)
