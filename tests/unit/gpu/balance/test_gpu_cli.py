@@ -268,12 +268,12 @@ def test_record_for_a_span_of_time_with_a_report_and_json(orch: Orch, nvml: Fake
 
 
 def test_record_compares_with_an_earlier_recording(orch: Orch, nvml: FakeNvml, tmp_path: Path) -> None:
-    first = json.loads(orch("record", "--duration", "1", "--rate", "50", "-o", str(tmp_path / "a"), "--json").out)[
+    first = json.loads(orch("record", "--duration", "1s", "--rate", "50", "-o", str(tmp_path / "a"), "--json").out)[
         "files"
     ][1]
     for gpu in nvml:
         gpu.power_mw = 600_000
-    outcome = orch("record", "--duration", "1", "--rate", "50", "-o", str(tmp_path / "b"), "--compare-with", first)
+    outcome = orch("record", "--duration", "1s", "--rate", "50", "-o", str(tmp_path / "b"), "--compare-with", first)
     (line,) = [line for line in outcome.out.splitlines() if line.startswith("mean power")]
     assert line.split()[-3:] == ["600.0", "1200.0", "+100.0%"]
 
@@ -296,7 +296,7 @@ def test_a_recorded_command_tells_its_epoch(orch: Orch, nvml: FakeNvml, tmp_path
     [
         (("--rate", "5000"), "0.01 to 1000"),
         (("--columns", "colour", "--csv"), "unknown column colour"),
-        (("--duration", "soon"), "not a span of time"),
+        (("--duration", "soon"), "not a duration"),
         (("--compare-with", "/nowhere.json"), "cannot compare"),
         (("--", "no-such-command-here"), "no such command"),
         (("--job", "x", "--", "true"), "exclude each other"),
@@ -313,7 +313,7 @@ def test_what_cannot_be_recorded_is_said_before_anything_starts(
 
 def test_a_machine_without_gpus_is_told_the_way_out(orch: Orch, nvml: FakeNvml, tmp_path: Path) -> None:
     nvml.state.init_result = 9
-    outcome = orch("record", "--duration", "1", "-o", str(tmp_path / "out"))
+    outcome = orch("record", "--duration", "1s", "-o", str(tmp_path / "out"))
     assert outcome.code == 2
     assert "--simulate-gpus" in outcome.err
 
@@ -363,7 +363,7 @@ def test_sigterm_is_passed_on_to_the_command(orch: Orch, nvml: FakeNvml, tmp_pat
 def test_a_command_that_outlives_its_time_is_ended(orch: Orch, nvml: FakeNvml, tmp_path: Path) -> None:
     arguments = (
         "--duration",
-        "0.5",
+        "0.5s",
         "-o",
         str(tmp_path / "out"),
         "--",
