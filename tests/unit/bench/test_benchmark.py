@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from orchestrator.cli.main import run
-
-if TYPE_CHECKING:
-    pass
 
 TINY = ("--batch-sizes", "4", "--ranks", "2", "--steps", "2")
 
@@ -45,7 +42,7 @@ def test_a_model_of_ones_own_is_compared_and_everything_written(orch: Any, tmp_p
     (multi,) = found["multi"]["results"]
     assert (multi["batch_size"], multi["batch_size_per_rank"], multi["ranks"], multi["num_runs"]) == (4, 2, 2, 5)
     assert multi["detailed_runs"][0]["reduced_bytes_per_step"] == 153 * 4
-    assert multi["mean_exposed_communication_ms"] > 0
+    assert multi["mean_exposed_communication_ms"] >= 0
     (single,) = found["single"]["results"]
     assert single["mean_communication_ms"] == 0
     assert found["multi"]["comparisons"][0]["finding"] in {"faster", "slower", "unclear"}
