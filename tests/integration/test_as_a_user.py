@@ -153,6 +153,40 @@ while step < last:
     assert f"begins at {paused.checkpoint.step}" in stack.log(job_id, attempt=2)
 
 
+def test_a_job_of_higher_priority_has_others_stopped_which_save_and_go_on_after_it(
+    stack: Stack, tmp_path: Path
+) -> None:
+    script = """
+import sys, time
+from orchestrator.train import context
+ctx = context()
+saved = ctx.load()
+step = saved.step if saved else 0
+last = step + 20 if saved or sys.argv[1:] else 1_000_000
+print("begins at", step, flush=True)
+while step < last:
+    step += 1
+    time.sleep(0.01)
+    ctx.report(step=step, total_steps=last)
+    if ctx.should_stop():
+        ctx.save({"step": step}, step=step)
+        raise SystemExit(0)
+"""
+    whole = "resources: {num_workers: 1, resources_per_worker: {gpu: 4, cpu: 0.1}}\n"
+    head = "version: 1\nname: {}\nentrypoint: python train.py {}\npriority: {}\n"
+    low = stack.submit(head.format("low", "", 40) + whole, tmp_path, train=script)
+    stack.wait_step(low, 20)
+    high = stack.submit(head.format("high", "once", 60) + whole, tmp_path, train=script)
+    assert stack.wait(high).state == "SUCCEEDED"
+    job = stack.wait(low)
+    assert (job.state, job.attempt) == ("SUCCEEDED", 2), job.failure
+    stopped = [event.summary for event in stack.client.events(low) if event.kind == "stop_requested"]
+    assert len(stopped) == 1
+    assert f"for {high}, priority 60" in stopped[0]
+    assert job.checkpoint is not None
+    assert "begins at 0" not in stack.log(low, attempt=2)
+
+
 def test_max_duration_ends_a_job_as_failed_with_its_class(stack: Stack, tmp_path: Path) -> None:
     job_id = stack.submit(
         f"version: 1\nname: long\nentrypoint: python train.py\nmax_duration: 1s\nstop_duration: 1s\n{SMALL}\n",

@@ -185,8 +185,10 @@ class FakeService(FakeSpecs):
     def _spec(self, request: SubmitRequest) -> dict[str, Any]:
         spec = yaml.safe_load(request.yaml)
         if not isinstance(spec, dict) or "entrypoint" not in spec:
-            problem = Problem(message="is missing", path="entrypoint", line=1, hint="write it", source=request.source)
-            raise InvalidSpecError(f"{request.source} has one error", problems=[problem])
+            missing = Problem(message="is missing", path="entrypoint", hint="write it", line=1, column=1)
+            raise InvalidSpecError(
+                f"{request.source} has one error", problems=[replace(missing, source=request.source)]
+            )
         return spec
 
     async def plan(self, request: SubmitRequest, caller: Caller) -> PlanReply:

@@ -134,6 +134,14 @@ class NotEnoughFree(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitsRoom(Fact):
+    """Jobs of lower priority are stopping for it."""
+
+    kind: ClassVar[str] = "awaits_room"
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogPolicyFails(Fact):
     """A log policy of the job says that this end is final."""
 

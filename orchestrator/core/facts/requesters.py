@@ -26,6 +26,15 @@ class ByGrowth(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ByPreemption(Fact):
+    """The scheduler makes room for a job of higher priority."""
+
+    kind: ClassVar[str] = "by_preemption"
+    job: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ByNodeDrain(Fact):
     """A person drains a node of the gang."""
 

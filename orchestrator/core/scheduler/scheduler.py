@@ -2,9 +2,9 @@
 
 What follows from a job's record alone is in ``lifecycle/advance.py``; here jobs are weighed against one another and the nodes.
 Commands are events to be written, and effects to be carried out once the events are. Effects are derived from the
-record alone, so a restarted daemon that has read the store orders exactly what was under way. The first scheduler is
-priority, then order of arrival; a gang that does not fit claims what is free, so nothing behind it can starve it. What
-no job needs goes to elastic jobs (core/scheduler/elastic.py).
+record alone, so a restarted daemon that has read the store orders exactly what was under way. The order is priority, then
+arrival; a gang that does not fit claims what is free, so nothing behind it can starve it, and the first one that does not fit
+has jobs of lower priority stopped (preemption.py). What no job needs goes to elastic jobs (elastic.py).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import BackingOff, DoesNotFit, NoRoom, NotEnoughFree
-from orchestrator.core.facts.requesters import ByGrowth
+from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, DoesNotFit, NoRoom, NotEnoughFree
+from orchestrator.core.facts.requesters import ByGrowth, ByPreemption
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
 from orchestrator.core.scheduler import elastic
 from orchestrator.core.scheduler.placement import claim, could_ever_fit, free_on, rank_size
+from orchestrator.core.scheduler.preemption import make_room
 from orchestrator.core.states import JobState, StopPurpose
 
 if TYPE_CHECKING:
@@ -95,7 +96,27 @@ def _schedule(state: State, now: float, commands: Commands) -> None:
         commands.events.append(
             ev.AttemptStarted(job_id=job.id, at=now, attempt=job.attempt_number + 1, gang=job.gang + 1, nodes=larger)
         )
+    if not commands.events:
+        _preempt(
+            next((job for job in queue if isinstance(commands.waiting.get(job.id), NotEnoughFree)), None),
+            state,
+            now,
+            commands,
+        )
     _grow(state, free, now, commands)
+
+
+def _preempt(head: Job | None, state: State, now: float, commands: Commands) -> None:
+    """Have jobs stopped for the first job of the queue that finds too little free, once nothing else changes."""
+    if head is None:
+        return
+    room = make_room(head, state.jobs.values(), state.nodes, now)
+    commands.ask_again(room.ask_again_at)
+    by = ByPreemption(job=head.id, priority=head.priority)
+    for job in room.stop:
+        commands.events.extend(request_stop(job, StopPurpose.PREEMPT, by, now))
+    if stopping := room.stop or room.stopping:
+        commands.waiting[head.id] = AwaitsRoom(jobs=tuple(job.id for job in stopping))
 
 
 def _scheduling_order(job: Job) -> tuple[bool, tuple[int, int]]:

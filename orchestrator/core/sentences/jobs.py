@@ -82,6 +82,11 @@ def _(fact: requesters.ByGrowth) -> str:
 
 
 @sentence.register
+def _(fact: requesters.ByPreemption) -> str:
+    return f"for {fact.job}, priority {fact.priority}"
+
+
+@sentence.register
 def _(fact: requesters.ByNodeDrain) -> str:
     return f"{fact.name} drains its node"
 
@@ -124,6 +129,11 @@ def _(fact: reasons.DoesNotFit) -> str:
 def _(fact: reasons.NotEnoughFree) -> str:
     free = f"{plural(fact.free_gpus, 'GPU')}, {plural(fact.free_cpus, 'CPU')}"
     return f"waiting for {_demand(fact.gpus, fact.cpus)}; free now: {free}"
+
+
+@sentence.register
+def _(fact: reasons.AwaitsRoom) -> str:
+    return f"waiting until {', '.join(fact.jobs)} {'has' if len(fact.jobs) == 1 else 'have'} stopped to make room"
 
 
 @sentence.register

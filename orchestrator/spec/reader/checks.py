@@ -25,7 +25,6 @@ MAX_MATRIX_JOBS = 10_000
 """Most jobs that one matrix may make."""
 
 NOT_YET: dict[str, str] = {
-    "min_runtime": "preemption; leave the key out",
     "depends_on": "dependencies between jobs; submit the second when `orch wait` returns",
     "matrix": "many jobs from one file; submit the file several times with --set",
     "trackers": "experiment trackers; call them in the script",

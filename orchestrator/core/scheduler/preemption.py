@@ -1,0 +1,118 @@
+"""Preemption: the running jobs that stop at a checkpoint so that the job at the head of the queue can start.
+
+A job gives way to one of higher priority only, unless it says ``preemptible: false``, has not run for its ``min_runtime``, or
+was preempted often of late. Of those that may, the ones that lose the least GPU time since their newest durable checkpoint are
+taken, and no more of them than are needed. Nothing is stopped where what is ending anyway makes room enough, or where no set
+of jobs would. A stopped job keeps its place in the queue.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from orchestrator.core.scheduler.placement import free_on, place, rank_size
+from orchestrator.core.states import AttemptState, JobState, StopPurpose
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from orchestrator.core.cluster import Free, Node
+    from orchestrator.core.job.record import Job
+
+WINDOW_SECONDS: Final = 3600.0
+MOST_IN_A_WINDOW: Final = 4
+"""A job that was preempted so often in the last hour is left alone until the first of these is an hour ago."""
+
+
+class Room(NamedTuple):
+    """Who stops, who is stopping for it already, and when to ask again because a job may be preempted from then on."""
+
+    stop: tuple[Job, ...] = ()
+    stopping: tuple[Job, ...] = ()
+    ask_again_at: float | None = None
+
+
+def make_room(job: Job, jobs: Collection[Job], nodes: Mapping[str, Node], now: float) -> Room:
+    """Who has to stop for ``job``, which does not fit beside all of ``jobs``."""
+    stopping = tuple(other for other in jobs if _stops(other))
+    staying = [other for other in jobs if other.gang_open and not _ends(other)]
+    if place(job, free_on(nodes.values(), staying), nodes) is not None:
+        return Room(stopping=stopping)
+    possible = [other for other in staying if _gives_way(other, job)]
+    due = {other.id: preemptible_at(other) for other in possible}
+    victims = _fewest(
+        job, sorted((o for o in possible if due[o.id] <= now), key=lambda o: loss(o, now)), staying, nodes
+    )
+    if victims:
+        return Room(stop=victims)
+    later = [at for at in due.values() if at > now]
+    return Room(ask_again_at=min(later, default=None))
+
+
+def loss(job: Job, now: float) -> tuple[float, float, int]:
+    """What a stop at ``now`` costs at most: GPU seconds and CPU seconds since the newest durable checkpoint; then its age."""
+    attempt = job.attempt
+    began = attempt.running_at if attempt is not None and attempt.running_at is not None else now
+    seconds = max(0.0, now - max(began, job.checkpoints.durable_at or 0.0))
+    cpus, gpus, _ = rank_size(job)
+    return job.num_workers * gpus * seconds, job.num_workers * cpus * seconds, -job.submission.sequence
+
+
+def preemptible_at(job: Job) -> float:
+    """From when on a running job may be preempted: after its ``min_runtime``, and not too often in an hour."""
+    attempt = job.attempt
+    at = 0.0
+    if attempt is not None and attempt.running_at is not None and job.spec.min_runtime is not None:
+        at = attempt.running_at + job.spec.min_runtime.total_seconds()
+    preempted = [
+        before.ended_at
+        for before in job.attempts
+        if before.state is AttemptState.PREEMPTED and before.ended_at is not None
+    ]
+    if len(preempted) >= MOST_IN_A_WINDOW:
+        at = max(at, preempted[-MOST_IN_A_WINDOW] + WINDOW_SECONDS)
+    return at
+
+
+def _gives_way(job: Job, other: Job) -> bool:
+    return job.state is JobState.RUNNING and job.spec.preemptible and job.priority < other.priority and not job.degraded
+
+
+def _stops(job: Job) -> bool:
+    return job.stop is not None and job.stop.purpose is StopPurpose.PREEMPT
+
+
+def _ends(job: Job) -> bool:
+    """Whether what the gang holds becomes free without being asked for; a job that is resized takes it again."""
+    if job.stop is not None:
+        return job.stop.purpose is not StopPurpose.RESIZE
+    return job.succeeded or job.state.is_terminal
+
+
+def _fewest(job: Job, candidates: Sequence[Job], staying: Sequence[Job], nodes: Mapping[str, Node]) -> tuple[Job, ...]:
+    """The shortest beginning of ``candidates`` without which the job fits, less those that are not needed, the dearest first."""
+    free = free_on(nodes.values(), staying)
+    count = bisect_left(
+        range(len(candidates)), x=True, key=lambda last: _fits_without(job, candidates[: last + 1], free, nodes)
+    )
+    if count == len(candidates):
+        return ()
+    chosen = list(candidates[: count + 1])
+    for candidate in chosen[-2::-1]:
+        fewer = [other for other in chosen if other is not candidate]
+        if _fits_without(job, fewer, free, nodes):
+            chosen = fewer
+    return tuple(chosen)
+
+
+def _fits_without(job: Job, gone: Iterable[Job], free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool:
+    """Whether the job fits in ``free`` and in what the jobs ``gone`` hold."""
+    more = {node_id: replace(left) for node_id, left in free.items()}
+    for other in gone:
+        cpus, gpus, memory = rank_size(other)
+        for node_id in other.nodes:
+            if node_id in more:
+                more[node_id].take(-cpus, -gpus, -memory)
+    return place(job, more, nodes) is not None
