@@ -185,10 +185,8 @@ class FakeService(FakeSpecs):
     def _spec(self, request: SubmitRequest) -> dict[str, Any]:
         spec = yaml.safe_load(request.yaml)
         if not isinstance(spec, dict) or "entrypoint" not in spec:
-            missing = Problem(message="is missing", path="entrypoint", hint="write it", line=1, column=1)
-            raise InvalidSpecError(
-                f"{request.source} has one error", problems=[replace(missing, source=request.source)]
-            )
+            problem = Problem("is missing", "entrypoint", 1, 1, "write it", request.source)
+            raise InvalidSpecError(f"{request.source} has one error", problems=[problem])
         return spec
 
     async def plan(self, request: SubmitRequest, caller: Caller) -> PlanReply:
