@@ -37,6 +37,7 @@ ENTRIES = (
     Entry("drill", "drill", JOBS),
     Entry("profile", "profile", JOBS),
     Entry("stacks", "stacks", JOBS),
+    Entry("report", "runs.report", JOBS),
     Entry("up", "machine", MACHINE),
     Entry("down", "machine", MACHINE),
     Entry("serve", "machine", MACHINE),

@@ -1,0 +1,229 @@
+"""All figures of a run that a report shows, as one frozen record."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from orchestrator.analysis.measure.bootstrap import Interval, mean_interval
+from orchestrator.analysis.measure.statistics import EnergyCurve, Summary, energy_curve, mean_over_time, summarize
+from orchestrator.analysis.measure.windows import BalanceAndSpeed, Windows, balance_and_speed, cut
+from orchestrator.analysis.reading.series import SHOWN, Quantity
+from orchestrator.gpu.balance.balance import Balance, GpuLoad, balance
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.analysis.reading.series import GpuSeries, Progress, Run
+
+JOULES_PER_KWH: Final = 3.6e6
+BEFORE: Final = "before the first report"
+RESTARTING: Final = "restarting"
+ACCURACIES: Final = ("accuracy", "val_accuracy", "test_accuracy", "eval_accuracy", "acc", "val_acc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSummary:
+    """One GPU over the run; ``quantities`` in the units in which they are shown."""
+
+    label: str
+    model: str
+    uuid: str
+    seconds: float
+    samples: int
+    quantities: Mapping[Quantity, Summary]
+    energy_joules: float | None
+    energy_counted: bool
+    memory_total_mib: float | None
+    throttled_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What the training did: of steps and samples the figures over the time in which it reported."""
+
+    steps: int
+    attempts: int
+    step_seconds: Interval | None
+    samples_per_second: float | None
+    tokens_per_second: float | None
+    joules_per_sample: float | None
+    best_accuracy: tuple[str, float] | None
+    last_loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragmentation:
+    """Memory that the allocator holds and has not handed out, as a share of what it holds; how that changes in an hour."""
+
+    mean_ratio: float
+    last_ratio: float
+    change_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """Everything that a report says of a run."""
+
+    name: str
+    start: float | None
+    end: float | None
+    seconds: float
+    samples: int
+    dropped: int
+    repaired: bool
+    gpus: tuple[GpuSummary, ...]
+    memory_mib: float | None
+    power_watts: float | None
+    balance: Balance
+    energy_joules: float | None
+    energy_by_phase: Mapping[str, float]
+    cost: float | None
+    speed: Speed | None
+    relation: BalanceAndSpeed | None
+    fragmentation: Fragmentation | None
+
+
+def summarize_run(run: Run, *, windows: Windows | None = None, price_per_kwh: float | None = None) -> RunSummary:
+    """The figures of a run; ``windows`` are those of ``cut``, where they are at hand."""
+    curves = [energy_curve(gpu) for gpu in run.gpus]
+    known = [curve for curve in curves if curve is not None]
+    joules = sum(curve.total for curve in known) if known else None
+    gpus = tuple(_gpu(gpu, curve) for gpu, curve in zip(run.gpus, curves, strict=True))
+    if windows is None:
+        windows = cut(run)
+    return RunSummary(
+        name=run.name,
+        start=run.start,
+        end=run.end,
+        seconds=run.seconds,
+        samples=run.samples,
+        dropped=run.dropped,
+        repaired=run.repaired,
+        gpus=gpus,
+        memory_mib=_total(gpus, Quantity.MEMORY),
+        power_watts=_total(gpus, Quantity.POWER),
+        balance=balance({gpu.label: _load(gpu) for gpu in run.gpus}),
+        energy_joules=joules,
+        energy_by_phase=_by_phase(run, known),
+        cost=None if joules is None or price_per_kwh is None else joules / JOULES_PER_KWH * price_per_kwh,
+        speed=_speed(run.progress, known),
+        relation=None if windows is None else balance_and_speed(run, windows),
+        fragmentation=_fragmentation(run.progress),
+    )
+
+
+def _gpu(gpu: GpuSeries, curve: EnergyCurve | None) -> GpuSummary:
+    found = {quantity: summarize(gpu.times, gpu.shown(quantity)) for quantity in Quantity if gpu.has(quantity)}
+    total = gpu.memory_total_bytes
+    return GpuSummary(
+        label=gpu.label,
+        model=gpu.model,
+        uuid=gpu.uuid,
+        seconds=float(gpu.times[-1] - gpu.times[0]) if len(gpu.times) else 0.0,
+        samples=len(gpu.times),
+        quantities={quantity: summary for quantity, summary in found.items() if summary is not None},
+        energy_joules=None if curve is None else curve.total,
+        energy_counted=curve is not None and curve.counted,
+        memory_total_mib=None if total is None else total * SHOWN[Quantity.MEMORY].factor,
+        throttled_samples=gpu.throttled,
+    )
+
+
+def _total(gpus: Sequence[GpuSummary], quantity: Quantity) -> float | None:
+    """The sum of the GPUs' means; None where no GPU has the quantity."""
+    means = [gpu.quantities[quantity].mean for gpu in gpus if quantity in gpu.quantities]
+    return sum(means) if means else None
+
+
+def _load(gpu: GpuSeries) -> GpuLoad | None:
+    if not len(gpu.times):
+        return None
+    utilization, memory, power = (
+        None if (values := gpu.values.get(quantity)) is None else mean_over_time(gpu.times, values)
+        for quantity in (Quantity.UTILIZATION, Quantity.MEMORY, Quantity.POWER)
+    )
+    return GpuLoad(utilization=utilization, memory=memory, power=power)
+
+
+def _by_phase(run: Run, curves: Sequence[EnergyCurve]) -> dict[str, float]:
+    """Joules by what the training reported that it did; empty where it reported no phase."""
+    progress = run.progress
+    if progress is None or not any(progress.phases) or not curves or run.start is None or run.end is None:
+        return {}
+    found: defaultdict[str, float] = defaultdict(float)
+    edges = np.concatenate(([run.start], progress.times, [run.end]))
+    joules = sum(
+        np.interp(edges, curve.times, curve.joules) if len(curve.times) else np.zeros(len(edges)) for curve in curves
+    )
+    restarts = np.diff(progress.attempts) != 0
+    for place, used in enumerate(np.diff(np.asarray(joules))):
+        if place == 0:
+            phase = BEFORE
+        elif place <= len(restarts) and restarts[place - 1]:
+            phase = RESTARTING
+        else:
+            phase = progress.phases[place - 1] or "no phase"
+        found[phase] += float(used)
+    return {phase: joules for phase, joules in found.items() if joules > 0.0}
+
+
+def _speed(progress: Progress | None, curves: Sequence[EnergyCurve]) -> Speed | None:
+    if progress is None:
+        return None
+    same = np.diff(progress.attempts) == 0
+    spans, steps = np.diff(progress.times), np.diff(progress.steps)
+    moved = same & (steps > 0)
+    per_step = np.repeat((spans / np.maximum(steps, 1))[moved], 1)
+    losses = [
+        values[np.isfinite(values)] for name, values in progress.metrics.items() if name in {"loss", "train_loss"}
+    ]
+    used = sum(curve.between(float(progress.times[0]), float(progress.times[-1])) for curve in curves)
+    samples = _gained(progress.samples)
+    return Speed(
+        steps=int(np.nanmax(progress.steps)),
+        attempts=len(np.unique(progress.attempts[np.isfinite(progress.attempts)])) or 1,
+        step_seconds=mean_interval(per_step) if len(per_step) else None,
+        samples_per_second=_rate(progress.samples, spans, same),
+        tokens_per_second=_rate(progress.tokens, spans, same),
+        joules_per_sample=used / samples if curves and used > 0 and samples > 0 else None,
+        best_accuracy=progress.best(*ACCURACIES),
+        last_loss=float(losses[0][-1]) if losses and len(losses[0]) else None,
+    )
+
+
+def _gained(totals: np.ndarray) -> float:
+    """How much further the run got: what it did twice after a restart counts once."""
+    there = totals[np.isfinite(totals)]
+    return float(there.max() - there[0]) if len(there) else 0.0
+
+
+def _rate(totals: np.ndarray, spans: np.ndarray, same: np.ndarray) -> float | None:
+    """Units a second while no restart was going on; None where they were not reported."""
+    grown = np.diff(totals)
+    usable = same & np.isfinite(grown) & (grown >= 0)
+    seconds = float(spans[usable].sum())
+    return float(grown[usable].sum()) / seconds if seconds > 0 and grown[usable].sum() > 0 else None
+
+
+def _fragmentation(progress: Progress | None) -> Fragmentation | None:
+    """From the metrics ``memory_reserved_bytes`` and ``memory_allocated_bytes``, where a script reports them."""
+    metrics = {} if progress is None else progress.metrics
+    reserved, allocated = metrics.get("memory_reserved_bytes"), metrics.get("memory_allocated_bytes")
+    if progress is None or reserved is None or allocated is None:
+        return None
+    usable = np.isfinite(reserved) & np.isfinite(allocated) & (reserved > 0)
+    if usable.sum() < 2:
+        return None
+    shares = np.clip(1.0 - allocated[usable] / reserved[usable], 0.0, 1.0)
+    hours = (progress.times[usable] - progress.times[usable][0]) / 3600
+    slope = float(np.polyfit(hours, shares, 1)[0]) if hours[-1] > 0 else math.nan
+    return Fragmentation(
+        mean_ratio=float(shares.mean()),
+        last_ratio=float(shares[-1]),
+        change_per_hour=slope if math.isfinite(slope) else 0.0,
+    )

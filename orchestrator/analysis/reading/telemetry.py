@@ -1,0 +1,156 @@
+"""A job's telemetry in columns: a day of eight GPUs is 690,000 rows, too many to make an object of each.
+
+The format is ``gpu/recording/job_record.py``'s. Rows that a crash cut short, and headers between rows, are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from orchestrator.analysis.reading.series import Floats, GpuSeries, Quantity
+from orchestrator.gpu.recording.job_record import COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+IDENTITY_BYTES: Final = 64 * 1024
+BLOCK_ROWS: Final = 50_000
+_NUMBERS: Final = (0, 1, 2, 3, 4, 5, 6)
+_THROTTLE: Final = COLUMNS.index("throttle")
+_COLUMN_OF: Final = {
+    Quantity.UTILIZATION: COLUMNS.index("utilization"),
+    Quantity.MEMORY: COLUMNS.index("memory_used_bytes"),
+    Quantity.POWER: COLUMNS.index("power_watts"),
+    Quantity.TEMPERATURE: COLUMNS.index("temperature_celsius"),
+    Quantity.CLOCK: COLUMNS.index("sm_clock_hertz"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The numbers of whole rows, how many of the rows were throttled, and how many rows were not whole."""
+
+    numbers: Floats
+    throttled: int
+    dropped: int
+
+
+def read_telemetry(directory: Path) -> tuple[tuple[GpuSeries, ...], int]:
+    """The GPUs of a job's telemetry, and how many rows were not whole. Raises OSError for a file that cannot be read."""
+    found = []
+    dropped = 0
+    for path in sorted(directory.glob("telemetry-*.csv")):
+        rows = _read(path)
+        dropped += rows.dropped
+        if len(rows.numbers):
+            found.append((_identity(path), rows))
+    indices = [_index(identity) for identity, _ in found]
+    gpus = [
+        _series(identity, rows, shared=indices.count(_index(identity)) > 1)
+        for identity, rows in sorted(found, key=lambda one: (_index(one[0]), str(one[0].get("uuid"))))
+    ]
+    return tuple(gpus), dropped
+
+
+def _read(path: Path) -> _Rows:
+    blocks: list[Floats] = []
+    throttled = dropped = 0
+    with open_regular(path) as file:
+        for lines in _in_blocks(file):
+            cells = [line.rstrip("\r\n").split(",") for line in lines]
+            whole = [row for row in cells if len(row) == len(COLUMNS) and row[0] != COLUMNS[0]]
+            headers = sum(row[0] == COLUMNS[0] or row == [""] for row in cells)
+            numbers = _numbers(whole)
+            usable = np.isfinite(numbers[:, 0])
+            blocks.append(numbers[usable])
+            dropped += len(cells) - headers - int(usable.sum())
+            throttled += sum(bool(row[_THROTTLE]) for row in whole)
+    numbers = np.concatenate(blocks) if blocks else np.empty((0, len(_NUMBERS)))
+    return _Rows(numbers[np.argsort(numbers[:, 0], kind="stable")], throttled, dropped)
+
+
+def _in_blocks(file: Any) -> Iterator[list[str]]:
+    block: list[str] = []
+    for line in file:
+        block.append(line)
+        if len(block) >= BLOCK_ROWS:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _numbers(rows: Sequence[Sequence[str]]) -> Floats:
+    """The numeric columns of rows; what is no number is NaN."""
+    table = np.empty((len(rows), len(_NUMBERS)))
+    for column in _NUMBERS:
+        cells = [row[column] or "nan" for row in rows]
+        try:
+            table[:, column] = np.array(cells, dtype=np.float64) if cells else ()
+        except ValueError:
+            table[:, column] = [number_of(cell) for cell in cells]
+    table[~np.isfinite(table)] = np.nan
+    return table
+
+
+def number_of(text: str) -> float:
+    """The number that a cell holds, NaN for anything else."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def open_regular(path: Path) -> Any:
+    """Open a text file for reading, as long as it is a regular one: a job can put a FIFO or a link in its place."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is no regular file")
+    return os.fdopen(handle, encoding="utf-8", errors="replace", newline="\n")
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    try:
+        with open_regular(path.with_suffix(".json")) as file:
+            document = json.loads(file.read(IDENTITY_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {"uuid": path.stem.removeprefix("telemetry-")}
+    return document if isinstance(document, dict) else {}
+
+
+def _index(identity: dict[str, Any]) -> int:
+    index = identity.get("index")
+    return index if isinstance(index, int) and 0 <= index < 2**16 else 0
+
+
+def _text(value: object) -> str:
+    return value[:200] if isinstance(value, str) else ""
+
+
+def _series(identity: dict[str, Any], rows: _Rows, *, shared: bool) -> GpuSeries:
+    index, uuid, total = _index(identity), _text(identity.get("uuid")), identity.get("memory_total_bytes")
+    return GpuSeries(
+        label=gpu_label(index, uuid, shared=shared),
+        index=index,
+        model=_text(identity.get("model")),
+        uuid=uuid,
+        vendor=_text(identity.get("vendor")),
+        times=rows.numbers[:, 0],
+        values={quantity: rows.numbers[:, column] for quantity, column in _COLUMN_OF.items()},
+        energy_joules=rows.numbers[:, COLUMNS.index("energy_joules")],
+        memory_total_bytes=float(total) if isinstance(total, int) and 0 < total < 2**60 else None,
+        throttled=rows.throttled,
+    )
+
+
+def gpu_label(index: int, uuid: str, *, shared: bool) -> str:
+    """What a GPU is called; ``shared`` says that another of the run's GPUs has its index."""
+    return f"GPU {index} ({uuid.removeprefix('GPU-')[:13]})" if shared and uuid else f"GPU {index}"
