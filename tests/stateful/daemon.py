@@ -153,6 +153,7 @@ class SteppedDaemon:
         return Service(
             submissions=submissions,
             reader=reader,
+            specs=_unused,
             actions=JobActions(self.loop, reader, submissions, settings),
             changes=Changes(0),
             inspection=_unused,
