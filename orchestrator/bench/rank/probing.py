@@ -184,6 +184,12 @@ def overlap(place: Place, rank: int, *, ranks: int, size: int) -> float:
     return min(1.0, max(0.0, hidden))
 
 
+def reference_steps(pilot: float) -> int:
+    """Steps of a reference model of which one takes so many seconds."""
+    least, most = _REFERENCE_STEPS
+    return int(min(max(_REFERENCE_SECONDS / pilot, least), most))
+
+
 def reference(place: Place, rank: int, *, ranks: int, width: int, layers: int, precision: str) -> dict[str, float]:
     """Seconds of a step of a reference model while so many ranks make one: left alone, and each waiting for the others after it.
 
@@ -198,7 +204,7 @@ def reference(place: Place, rank: int, *, ranks: int, width: int, layers: int, p
     workload = Workload(model=nn.Sequential(*parts[:-1]), batch=table_batch, loss=nn.functional.mse_loss)
     stepper = Stepper(workload, batch=32, precision=precision, device=place.device, clock=clock, seed=rank)
     pilot = fmean(stepper.block(5).steps[1:])
-    wanted = torch.tensor([min(max(_REFERENCE_SECONDS / pilot, _REFERENCE_STEPS[0]), _REFERENCE_STEPS[1])])
+    wanted = torch.tensor([float(reference_steps(pilot))])  # the same type on every rank, or gloo ends them
     if ranks > 1:
         dist.all_reduce(wanted, dist.ReduceOp.MIN, group=group)
     steps = int(wanted.item())
