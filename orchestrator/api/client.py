@@ -93,6 +93,7 @@ class Client(SpecQuestions):
         *,
         overrides: Sequence[str] = (),
         resume_from: str | None = None,
+        after: Sequence[str] = (),
         cwd: str | None = None,
         key: str = "",
     ) -> SubmitReply:
@@ -103,7 +104,9 @@ class Client(SpecQuestions):
         """
         text = submission.read_job_file(path)
         base = cwd or os.path.dirname(os.path.abspath(path))
-        return self.submit_text(text, source=path, overrides=overrides, resume_from=resume_from, cwd=base, key=key)
+        return self.submit_text(
+            text, source=path, overrides=overrides, resume_from=resume_from, after=after, cwd=base, key=key
+        )
 
     def submit_text(
         self,
@@ -112,13 +115,14 @@ class Client(SpecQuestions):
         source: str = "job.yaml",
         overrides: Sequence[str] = (),
         resume_from: str | None = None,
+        after: Sequence[str] = (),
         cwd: str | None = None,
         key: str = "",
     ) -> SubmitReply:
         """Submit a job.yaml given as text; ``cwd`` (default: the current directory) is the base of ``working_dir``."""
         from orchestrator.api.views import SubmitReply
 
-        body = self._body(text, source, cwd, overrides=overrides, resume_from=resume_from, key=key)
+        body = self._body(text, source, cwd, overrides=overrides, resume_from=resume_from, after=after, key=key)
         return SubmitReply.from_json(submission.submit(self.endpoint, body, environ=self._environ))
 
     def plan(
@@ -128,12 +132,13 @@ class Client(SpecQuestions):
         source: str = "job.yaml",
         overrides: Sequence[str] = (),
         resume_from: str | None = None,
+        after: Sequence[str] = (),
         cwd: str | None = None,
     ) -> PlanReply:
         """What a submission would do; nothing is stored."""
         from orchestrator.api.views import PlanReply
 
-        body = self._body(text, source, cwd, overrides=overrides, resume_from=resume_from)
+        body = self._body(text, source, cwd, overrides=overrides, resume_from=resume_from, after=after)
         return PlanReply.from_json(self._call("POST", "/plan", body=body))
 
     def _body(
@@ -144,6 +149,7 @@ class Client(SpecQuestions):
         *,
         overrides: Sequence[str],
         resume_from: str | None,
+        after: Sequence[str],
         key: str = "",
     ) -> dict[str, Any]:
         return submission.request_body(
@@ -153,6 +159,7 @@ class Client(SpecQuestions):
             cwd=cwd or os.getcwd(),
             overrides=overrides,
             resume_from=resume_from,
+            after=after,
             key=key,
         )
 

@@ -55,7 +55,8 @@ class SubmitRequest:
     ``source`` names the file for messages. ``overrides`` are ``key.path=value`` texts in the order of ``--set``.
     ``cwd`` (absolute) is the base of ``working_dir``, ``path`` the submitter's PATH, ``python`` the absolute
     interpreter that ``python`` means there (None: there is none). ``secrets`` holds values only for names that an
-    earlier reply asked for. ``resume_from`` is ``JOB`` or ``JOB@STEP``.
+    earlier reply asked for. ``resume_from`` is ``JOB`` or ``JOB@STEP``. ``after`` are further dependencies, ``JOB`` or
+    ``JOB:success``, ``:failure``, ``:any``.
     """
 
     yaml: str
@@ -67,6 +68,7 @@ class SubmitRequest:
     overrides: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     resume_from: str | None = None
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,6 +202,7 @@ class JobView(View):
     outputs_dir: str = ""
     balance: dict[str, Any] | None = None
     findings: tuple[FindingView, ...] = ()
+    depends_on: dict[str, str] = field(default_factory=dict)
     version: int = 0
     job_id: str = ""
 

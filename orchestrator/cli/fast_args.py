@@ -35,7 +35,7 @@ SUBMIT_SWITCHES = {
     "--quiet": "quiet",
     "-q": "quiet",
 }
-SUBMIT_VALUES = {"--set": "overrides", "--resume-from": "resume_from"}
+SUBMIT_VALUES = {"--set": "overrides", "--resume-from": "resume_from", "--after": "after"}
 STATUS_SWITCHES = {"--watch": "watch", "-w": "watch", "--json": "json"}
 STATUS_VALUES = {"--user": "user", "-u": "user", "--state": "states", "-s": "states", "--since": "since"}
 
@@ -62,6 +62,7 @@ def parse_submit(words: Sequence[str]) -> SubmitOptions | None:
         files=tuple(found.arguments),
         overrides=tuple(found.values.get("overrides", ())),
         resume_from=found.values.get("resume_from", [None])[-1],
+        after=tuple(found.values.get("after", ())),
         dry_run="dry_run" in found.switches,
         wait="wait" in found.switches,
         follow="follow" in found.switches,

@@ -29,6 +29,7 @@ class SubmitOptions(NamedTuple):
     files: tuple[str, ...]
     overrides: tuple[str, ...] = ()
     resume_from: str | None = None
+    after: tuple[str, ...] = ()
     dry_run: bool = False
     wait: bool = False
     follow: bool = False
@@ -90,6 +91,7 @@ def _body(session: Session, item: JobText, options: SubmitOptions) -> dict[str, 
         cwd=item.cwd,
         overrides=options.overrides,
         resume_from=options.resume_from,
+        after=options.after,
     )
 
 

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from orchestrator.core.facts.fact import Fact  # noqa: TC001
 from orchestrator.core.facts.reasons import NotRetried
+from orchestrator.core.facts.submissions import GitState as GitState  # noqa: PLC0414, TC001  # named with their event
+from orchestrator.core.facts.submissions import Prerequisite as Prerequisite  # noqa: PLC0414, TC001
 from orchestrator.core.ids import JobId  # noqa: TC001
-from orchestrator.core.states import FailureClass, JobState, OutOf, StopPurpose, StopScope  # noqa: TC001
+from orchestrator.core.states import (  # noqa: TC001
+    FailureClass,
+    JobState,
+    OutOf,
+    StopPurpose,
+    StopScope,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,15 +82,6 @@ class LeftOut:
     by: tuple[str, ...]
     largest: tuple[str, ...] = ()
     more: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GitState:
-    """Where a working directory stood in git; no commit before the first. ``dirty``: its files were not those of the commit."""
-
-    commit: str
-    branch: str = ""
-    dirty: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +173,7 @@ class JobSubmitted(Event):
     rerun_of: str | None = None
     left_out: LeftOut | None = None
     git: GitState | None = None
+    prerequisites: tuple[Prerequisite, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,20 @@ class FailureClass(StrEnum):
     SPEC = "spec"
 
 
+class EndCondition(StrEnum):
+    """How a job must end for those that depend on it. A cancelled job has neither succeeded nor failed."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    ANY = "any"
+
+    def met_by(self, state: JobState) -> bool:
+        """Whether a job that has ended in ``state`` fulfils the condition."""
+        if self is EndCondition.ANY:
+            return state.is_terminal
+        return state is (JobState.SUCCEEDED if self is EndCondition.SUCCESS else JobState.FAILED)
+
+
 class StopScope(StrEnum):
     """What a request to stop reached."""
 
@@ -115,7 +129,7 @@ TRANSITION_LABELS: Mapping[tuple[JobState, JobState], str] = {
     (_S.PENDING, _S.STARTING): "placed",
     (_S.PENDING, _S.SUSPENDED): "pause",
     (_S.PENDING, _S.CANCELLED): "cancel",
-    (_S.PENDING, _S.FAILED): "can never fit",
+    (_S.PENDING, _S.FAILED): "dependency failed",
     (_S.STARTING, _S.RUNNING): "every rank is up",
     (_S.RUNNING, _S.SUCCEEDED): "every rank ended with 0",
     (_S.RECOVERING, _S.STARTING): "processes forked again",

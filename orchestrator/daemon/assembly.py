@@ -19,6 +19,7 @@ from orchestrator.daemon.gpus.table import GpuTable
 from orchestrator.daemon.gpus.watch import GpuWatch
 from orchestrator.daemon.health import DaemonHealth, Endpoints
 from orchestrator.daemon.jobs.hangs import HangWatch
+from orchestrator.daemon.jobs.prerequisites import still_needed
 from orchestrator.daemon.jobs.progress import ProgressBook
 from orchestrator.daemon.jobs.progress_intake import ProgressIntake
 from orchestrator.daemon.jobs.tidying import Tidying
@@ -387,7 +388,7 @@ def _service(
         inspection=RankInspection(reader.record, runtime.calls),
         specs=JobSpecs(store, settings.paths, ground.pools.outputs),
         actions=JobActions(loop, reader, submissions, settings),
-        pruning=Pruning(store, settings.paths, ground.pools.removals),
+        pruning=Pruning(store, settings.paths, ground.pools.removals, lambda: still_needed(loop.jobs.values())),
         nodes=queries,
         node_actions=NodeActions(
             loop, ground.trust, store, nodes.known, reserve=reserve, spawn=ground.background.spawn

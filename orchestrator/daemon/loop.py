@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.conformance import misfits
@@ -21,10 +21,11 @@ from orchestrator.core.lifecycle.effects import desired_effect
 from orchestrator.core.lifecycle.fold import change_of
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.sentences import sentence
+from orchestrator.daemon.jobs.prerequisites import PrerequisiteEnds, prerequisite_states
 from orchestrator.store.errors import BrokenChainError, VersionConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.core.lifecycle.fold import Change
+    from orchestrator.core.states import JobState
     from orchestrator.daemon.ports import GangRuntime
     from orchestrator.store.port import Store
 
@@ -53,6 +55,22 @@ def _ignore_seconds(_seconds: float) -> None:
 
 def _ignore_failure() -> None:
     """No-op default."""
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """What has come in since the last round: facts, and commands with what waits for them."""
+
+    events: list[Event] = field(default_factory=list)
+    commands: list[tuple[Callable[[], Sequence[Event]], asyncio.Future[None]]] = field(default_factory=list)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self) -> tuple[list[Event], list[tuple[Callable[[], Sequence[Event]], asyncio.Future[None]]]]:
+        """All of it, for one round."""
+        self.wake.clear()
+        taken = self.events, self.commands
+        self.events, self.commands = [], []
+        return taken
 
 
 class Loop:
@@ -90,10 +108,9 @@ class Loop:
         self.decided: dict[JobId, Job] = {}
         self.nodes: dict[str, Node] = {}
         self.waiting: dict[JobId, Fact] = {}
+        self._ends = PrerequisiteEnds()
         self.blocked_by_disk: str | None = None
-        self._inbox: list[Event] = []
-        self._commands: list[tuple[Callable[[], Sequence[Event]], asyncio.Future[None]]] = []
-        self._wake = asyncio.Event()
+        self._inbox = _Inbox()
 
     async def load(self) -> None:
         """Read every live job; what was under way is ordered again by the first round."""
@@ -101,63 +118,63 @@ class Loop:
         self.jobs = {job.id: replace(job, unusable=()) if job.unusable else job for job in stored}
         self.decided = dict(self.jobs)
         for job in stored:
+            self._ends.expect(job, await prerequisite_states(job, self.decided, self._store))
             if job.unusable:
                 self._log.warning("store.record_repaired", job=job.id, fields=job.unusable)
                 note = RecordRepaired(fields=job.unusable)
                 self.post([JobNoted(job_id=job.id, at=self.now(), note=note)])
-        self._wake.set()
+        self._inbox.wake.set()
 
     def post(self, events: Sequence[Event]) -> None:
         """Facts from the runtime. From the loop's thread."""
-        self._inbox.extend(events)
-        self._wake.set()
+        self._inbox.events.extend(events)
+        self._inbox.wake.set()
 
-    def add(self, job: Job) -> None:
-        """A job that was just accepted, and is in the store."""
+    def add(self, job: Job, prerequisites: Mapping[JobId, JobState | None] | None = None) -> None:
+        """A job that was just accepted, and is in the store; how jobs ended that it depends on and that are not live."""
+        self._ends.expect(job, prerequisites or {})
         self.jobs[job.id] = self.decided[job.id] = job
         self._on_change(job)
-        self._wake.set()
+        self._inbox.wake.set()
 
     def set_nodes(self, nodes: dict[str, Node]) -> None:
         """The cluster as it is now."""
         if nodes != self.nodes:
             self.nodes = nodes
-            self._wake.set()
+            self._inbox.wake.set()
 
     @property
     def woken(self) -> bool:
         """Something has come in that no round has seen yet."""
-        return self._wake.is_set()
+        return self._inbox.wake.is_set()
 
     def wake(self) -> None:
         """Decide again."""
-        self._wake.set()
+        self._inbox.wake.set()
 
     async def command(self, make: Callable[[], Sequence[Event]]) -> None:
         """Events that a person's wish makes of the current state; returns when they are durable."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._commands.append((make, done))
-        self._wake.set()
+        self._inbox.commands.append((make, done))
+        self._inbox.wake.set()
         await done
 
     async def run(self) -> None:
         """Rounds, until cancelled."""
         wake_at: float | None = None
         while True:
-            if not self._wake.is_set():
+            if not self._inbox.wake.is_set():
                 timeout = None if wake_at is None else max(0.0, wake_at - self.now())
                 try:
                     async with asyncio.timeout(timeout):
-                        await self._wake.wait()
+                        await self._inbox.wake.wait()
                 except TimeoutError:
                     pass
             wake_at = await self.step()
 
     async def step(self) -> float | None:
         """One round; when the next is due though nothing wakes it, as wall time. ``run`` does this until it is cancelled."""
-        self._wake.clear()
-        inbox, self._inbox = self._inbox, []
-        commands, self._commands = self._commands, []
+        inbox, commands = self._inbox.take()
         before = dict(self.decided)
         batch: list[Change] = []
         for number, event in enumerate(inbox, 1):
@@ -225,7 +242,7 @@ class Loop:
     def _decide(self, batch: list[Change]) -> float | None:
         for _ in range(MAX_ROUNDS):
             began = time.perf_counter()
-            commands = decide(State(jobs=self._live(), nodes=self.nodes), self.now())
+            commands = decide(self._state(), self.now())
             self._on_decision(time.perf_counter() - began)
             if not commands.events:
                 self.waiting = commands.waiting
@@ -234,8 +251,14 @@ class Loop:
                 self._fold(event, batch)
         raise RuntimeError(f"decisions do not settle; the last were {[change.event.kind for change in batch[-5:]]}")
 
-    def _live(self) -> dict[JobId, Job]:
-        return {job_id: job for job_id, job in self.decided.items() if not job.state.is_terminal}
+    def _state(self) -> State:
+        live, ended = {}, dict(self._ends.known)
+        for job_id, job in self.decided.items():
+            if job.state.is_terminal:
+                ended[job_id] = job.state
+            else:
+                live[job_id] = job
+        return State(jobs=live, nodes=self.nodes, ended=ended)
 
     async def _write(self, batch: list[Change]) -> None:
         """Until it is written: nothing is carried out before. A full disk holds decisions up, never training."""
@@ -263,6 +286,7 @@ class Loop:
                 self._on_change(job)
             if job.state.is_terminal:
                 del self.jobs[job_id], self.decided[job_id]
+                self._ends.ended(job)
                 if runtime is not None:
                     runtime.apply(job, None)
                 self._on_end(job)

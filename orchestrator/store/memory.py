@@ -21,7 +21,7 @@ from orchestrator.store.port import DiskStatus, FinishedCount, Found, JobFilter,
 from orchestrator.store.verification import difference, replay
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
@@ -195,19 +195,19 @@ class MemoryStore:
         for job_id in job_ids:
             self._untidied.pop(job_id, None)
 
-    async def ended_before(self, older_than: float) -> list[JobId]:
-        """Terminal jobs that ended before ``older_than``, the oldest first."""
+    async def ended_before(self, older_than: float, keep: Collection[JobId] = frozenset()) -> list[JobId]:
+        """Terminal jobs that ended before ``older_than`` but those to ``keep``, the oldest first."""
         self._check_open()
         ended = [
             (j.ended_at, j.submission.sequence, j.id)
             for j in self._jobs.values()
-            if j.state.is_terminal and j.ended_at is not None
+            if j.state.is_terminal and j.ended_at is not None and j.id not in keep
         ]
         return [job_id for ended_at, _, job_id in sorted(ended) if ended_at < older_than]
 
-    async def prune(self, older_than: float) -> list[JobId]:
-        """Forget terminal jobs that ended before ``older_than``; their ids."""
-        forgotten = await self.ended_before(older_than)
+    async def prune(self, older_than: float, keep: Collection[JobId] = frozenset()) -> list[JobId]:
+        """Forget terminal jobs that ended before ``older_than`` but those to ``keep``; their ids."""
+        forgotten = await self.ended_before(older_than, keep)
         for job_id in forgotten:
             del self._jobs[job_id], self._events[job_id]
             self._untidied.pop(job_id, None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
@@ -179,12 +179,12 @@ class Store(Protocol):
         """Nothing is left of these jobs outside their directories. Unknown ids change nothing."""
         ...
 
-    async def ended_before(self, older_than: float) -> list[JobId]:
-        """Terminal jobs that ended before this wall time, the oldest first: what ``prune`` would forget."""
+    async def ended_before(self, older_than: float, keep: Collection[JobId] = frozenset()) -> list[JobId]:
+        """Terminal jobs that ended before this wall time but those to ``keep``, the oldest first: what ``prune`` would forget."""
         ...
 
-    async def prune(self, older_than: float) -> list[JobId]:
-        """Forget terminal jobs that ended before this wall time, with their events; never a live one. Their ids."""
+    async def prune(self, older_than: float, keep: Collection[JobId] = frozenset()) -> list[JobId]:
+        """Forget terminal jobs that ended before this wall time, with their events; never a live one, nor one to ``keep``. Their ids."""
         ...
 
     async def verify(self) -> list[str]:

@@ -38,7 +38,7 @@ from orchestrator.store.sql.work import (
 from orchestrator.store.writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from orchestrator.core import events as ev
@@ -169,17 +169,17 @@ class SqliteStore:
         if job_ids:
             await self._writer.do(Tidied(job_ids))
 
-    async def ended_before(self, older_than: float) -> list[JobId]:
-        """Terminal jobs that ended before ``older_than``, the oldest first: what ``prune`` would forget."""
-        return await self._read(lambda: self._reader.ended_before(older_than))
+    async def ended_before(self, older_than: float, keep: Collection[JobId] = frozenset()) -> list[JobId]:
+        """Terminal jobs that ended before ``older_than`` but those to ``keep``, the oldest first: what ``prune`` would forget."""
+        return await self._read(lambda: self._reader.ended_before(older_than, keep))
 
-    async def prune(self, older_than: float) -> list[JobId]:
-        """Forget terminal jobs that ended before ``older_than``, and give their space back to the disk."""
+    async def prune(self, older_than: float, keep: Collection[JobId] = frozenset()) -> list[JobId]:
+        """Forget terminal jobs that ended before ``older_than`` but those to ``keep``, and give their space back to the disk."""
         forgotten: list[JobId] = []
         limit = PRUNE_BATCH
         while True:
             try:
-                batch: list[JobId] = await self._writer.do(Prune(older_than, limit))
+                batch: list[JobId] = await self._writer.do(Prune(older_than, limit, keep))
             except DiskFullError:
                 if limit == 1:
                     raise

@@ -17,6 +17,7 @@ from orchestrator.train.script.trace_request import DEFAULT_STEPS, MAX_STEPS
 
 MAX_OVERRIDES = 200
 MAX_SECRETS = 100
+MAX_AFTER = 100
 MAX_PROFILE_SECONDS = 600.0
 
 
@@ -57,6 +58,7 @@ class SubmitBody(Body):
     overrides: list[Text] = Field(default_factory=list, max_length=MAX_OVERRIDES)
     secrets: dict[VariableName, LongText] = Field(default_factory=dict, max_length=MAX_SECRETS, repr=False)
     resume_from: Annotated[str, StringConstraints(max_length=300)] | None = None
+    after: list[Annotated[str, StringConstraints(max_length=300)]] = Field(default_factory=list, max_length=MAX_AFTER)
 
     def request(self) -> SubmitRequest:
         """The service's record. Raises RequestTooLargeError for a text over the bound."""
@@ -75,6 +77,7 @@ class SubmitBody(Body):
             overrides=tuple(self.overrides),
             secrets=dict(self.secrets),
             resume_from=self.resume_from,
+            after=tuple(self.after),
         )
 
 

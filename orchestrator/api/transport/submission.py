@@ -83,6 +83,7 @@ def request_body(
     cwd: str,
     overrides: Sequence[str] = (),
     resume_from: str | None = None,
+    after: Sequence[str] = (),
     key: str = "",
 ) -> dict[str, Any]:
     """The JSON body of a submission or a plan: the text, and where it was typed."""
@@ -97,6 +98,7 @@ def request_body(
         "overrides": list(overrides),
         "secrets": {},
         "resume_from": resume_from,
+        "after": list(after),
     }
 
 

@@ -43,6 +43,14 @@ def submit(
     resume_from: Annotated[
         str | None, typer.Option("--resume-from", metavar="JOB[@STEP]", help="Begin at another job's checkpoint.")
     ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--after",
+            metavar="JOB[:END]",
+            help="Start when another job has succeeded; JOB:failure, JOB:any for another end. Repeatable.",
+        ),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -54,6 +62,7 @@ def submit(
         files=tuple(files),
         overrides=tuple(overrides or ()),
         resume_from=resume_from,
+        after=tuple(after or ()),
         dry_run=dry_run,
         wait=wait,
         follow=follow,

@@ -56,6 +56,7 @@ def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
         *(("" if line else "findings", text) for line, text in enumerate(_findings(console, job, now))),
         ("ranks", f"{workers}, each {wants}" if wants else workers),
         ("queue", f"{job.queue}, priority {job.priority}, {clean(job.user)}"),
+        ("after", ", ".join(f"{other} ({on})" for other, on in job.depends_on.items())),
         ("submitted", f"{clock(job.submitted_at)} ({age(now - job.submitted_at)} ago)"),
         ("started", clock(job.started_at)),
         ("ended", _ended(job)),

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from orchestrator.core.facts.fact import Fact
-from orchestrator.core.states import FailureClass, StopPurpose  # noqa: TC001  # conformance.py reads them when it runs
+from orchestrator.core.states import (  # noqa: TC001  # conformance.py reads them when it runs
+    EndCondition,
+    FailureClass,
+    JobState,
+    StopPurpose,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +144,36 @@ class AwaitsRoom(Fact):
 
     kind: ClassVar[str] = "awaits_room"
     jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitsJob(Fact):
+    """It waits until another job, which is in ``state``, ends as ``on`` says; and ``more`` others."""
+
+    kind: ClassVar[str] = "awaits_job"
+    job: str
+    on: EndCondition
+    state: JobState
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrerequisiteUnmet(Fact):
+    """A job that it depends on has ended in ``state``, which is not what ``on`` says."""
+
+    kind: ClassVar[str] = "prerequisite_unmet"
+    job: str
+    on: EndCondition
+    state: JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrerequisiteGone(Fact):
+    """No record is left of a job that it depends on."""
+
+    kind: ClassVar[str] = "prerequisite_gone"
+    job: str
+    on: EndCondition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

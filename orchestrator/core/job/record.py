@@ -71,6 +71,7 @@ class Submission:
     snapshot: str
     resume_from: str | None
     rerun_of: str | None
+    prerequisites: tuple[ev.Prerequisite, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

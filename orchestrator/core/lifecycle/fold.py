@@ -74,6 +74,7 @@ def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
         snapshot=event.snapshot,
         resume_from=event.resume_from,
         rerun_of=event.rerun_of,
+        prerequisites=event.prerequisites,
     )
     return Job(
         submission=submission,
@@ -331,8 +332,7 @@ def _(event: ev.StopRequested, job: Job) -> Job:
         if not event.purpose.overrides(before.purpose):
             return job
         # Its processes were told at the first stop: their time to save runs from there.
-        deadline = min(before.deadline, event.deadline)
-        stop = Stop(purpose=event.purpose, by=event.by, at=before.at, deadline=deadline)
+        stop = Stop(purpose=event.purpose, by=event.by, at=before.at, deadline=min(before.deadline, event.deadline))
         return replace(job, phase=replace(job.phase, stop=stop), reason=reason)
     stop = Stop(purpose=event.purpose, by=event.by, at=event.at, deadline=event.deadline)
     draining = Draining(gang=job.held, exits=job.exits, failure=job.failure, stop=stop)

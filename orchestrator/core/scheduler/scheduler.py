@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, DoesNotFit, NoRoom, NotEnoughFree
+from orchestrator.core.facts.reasons import AwaitsJob, AwaitsRoom, BackingOff, DoesNotFit, NoRoom, NotEnoughFree
 from orchestrator.core.facts.requesters import ByGrowth, ByPreemption
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
 from orchestrator.core.scheduler import elastic
 from orchestrator.core.scheduler.placement import claim, could_ever_fit, free_on, rank_size
 from orchestrator.core.scheduler.preemption import make_room
+from orchestrator.core.scheduler.prerequisites import hindrance
 from orchestrator.core.states import JobState, StopPurpose
 
 if TYPE_CHECKING:
@@ -33,10 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What a decision looks at: every live (not terminal) job, and the nodes."""
+    """What a decision looks at: every live (not terminal) job, the nodes, and how jobs ended that live ones depend on.
+
+    In ``ended``, None stands for a job whose record is gone.
+    """
 
     jobs: Mapping[JobId, Job]
     nodes: Mapping[str, Node]
+    ended: Mapping[JobId, JobState | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +65,8 @@ def decide(state: State, now: float) -> Commands:
     for job in state.jobs.values():
         if job.state.may_hold_gang:
             _advance(job, now, commands)
+        elif job.submission.prerequisites:
+            _await_prerequisites(job, state, now, commands)
     _schedule(state, now, commands)
     return commands
 
@@ -79,8 +86,18 @@ def _advance(job: Job, now: float, commands: Commands) -> None:
         commands.effects.append(effect)
 
 
+def _await_prerequisites(job: Job, state: State, now: float, commands: Commands) -> None:
+    """A job that depends on others waits, claiming nothing; it fails when one of them ended in the wrong way."""
+    found = hindrance(job, state.jobs, state.ended)
+    if found is not None and not isinstance(found, AwaitsJob):
+        commands.events.append(ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=found))
+    if found is not None:
+        commands.waiting[job.id] = found
+
+
 def _schedule(state: State, now: float, commands: Commands) -> None:
-    queue = sorted((j for j in state.jobs.values() if wants_gang(j, now)), key=_scheduling_order)
+    ready = (j for j in state.jobs.values() if wants_gang(j, now) and j.id not in commands.waiting)
+    queue = sorted(ready, key=_scheduling_order)
     free = free_on(state.nodes.values(), state.jobs.values())
     placed: list[tuple[Job, tuple[str, ...]]] = []
     for job in queue:

@@ -7,7 +7,7 @@ from typing import Final
 from orchestrator.core.facts import hangs, notes, reasons, requesters
 from orchestrator.core.facts.hangs import Sign
 from orchestrator.core.sentences.base import advice, plural, sentence
-from orchestrator.core.states import StopPurpose
+from orchestrator.core.states import EndCondition, StopPurpose
 
 RAYLET_SILENT: Final = "its raylet does not answer; Ray has not declared it dead yet"
 
@@ -129,6 +129,25 @@ def _(fact: reasons.DoesNotFit) -> str:
 def _(fact: reasons.NotEnoughFree) -> str:
     free = f"{plural(fact.free_gpus, 'GPU')}, {plural(fact.free_cpus, 'CPU')}"
     return f"waiting for {_demand(fact.gpus, fact.cpus)}; free now: {free}"
+
+
+_ENDS: Final = {EndCondition.SUCCESS: "to succeed", EndCondition.FAILURE: "to fail", EndCondition.ANY: "to end"}
+
+
+@sentence.register
+def _(fact: reasons.AwaitsJob) -> str:
+    more = f", and for {plural(fact.more, 'other job')}" if fact.more else ""
+    return f"waiting for {fact.job} ({fact.state}) {_ENDS[fact.on]}{more}"
+
+
+@sentence.register
+def _(fact: reasons.PrerequisiteUnmet) -> str:
+    return f"depends on {fact.job} {_ENDS[fact.on]}, which ended {fact.state}"
+
+
+@sentence.register
+def _(fact: reasons.PrerequisiteGone) -> str:
+    return f"depends on {fact.job} {_ENDS[fact.on]}, whose record is gone"
 
 
 @sentence.register

@@ -97,6 +97,7 @@ class JobRecord:
     ended_at: float | None = None
     exit_code: int | None = None
     story: tuple[str, ...] = ()
+    prerequisites: tuple[ev.Prerequisite, ...] = ()
 
 
 def record_of(job: Job) -> JobRecord:

@@ -28,9 +28,8 @@ def event_view(stored: StoredEvent) -> v.EventView:
     event = stored.event
     body = event_body(event) | _told(event)
     if event.kind == "job_submitted":
-        body = {
-            k: body[k] for k in ("name", "user", "python", "work_dir", "resume_from", "rerun_of", "left_out", "git")
-        }
+        told = ("name", "user", "python", "work_dir", "resume_from", "rerun_of", "left_out", "git", "prerequisites")
+        body = {name: body[name] for name in told}
     return v.EventView(
         sequence=stored.number,
         at=event.step_at if isinstance(event, FirstStep) else event.at,  # when it was done, not when that was heard

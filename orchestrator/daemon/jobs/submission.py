@@ -23,6 +23,7 @@ from orchestrator.core.lifecycle.fold import submitted
 from orchestrator.core.scheduler.placement import could_ever_fit, needs_home, rank_size
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.git_state import git_state
+from orchestrator.daemon.jobs.prerequisites import with_after
 from orchestrator.daemon.jobs.secrets import write_secrets
 from orchestrator.private_files import make_private
 from orchestrator.spec.entrypoint import parse_entrypoint
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.service import Caller, SubmitRequest
     from orchestrator.core.cluster import Node
-    from orchestrator.core.events import GitState, LeftOut
+    from orchestrator.core.events import GitState, LeftOut, Prerequisite
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.pools import Share
     from orchestrator.spec.settings import Settings
@@ -61,6 +62,8 @@ def check(request: SubmitRequest) -> Checked:
         spec = parse_job(request.yaml, source=request.source, overrides=request.overrides, rules=(trainer_findings,))
     except SpecError as error:
         raise invalid_spec(error) from error
+    if request.after:
+        spec = replace(spec, depends_on=with_after(spec, request.after))
     entry = parse_entrypoint(spec.entrypoint)
     python = entry.interpreter(request.python)
     if entry.python is not None and python is None:
@@ -224,6 +227,7 @@ def _event(
     rerun_of: str | None = None,
     left_out: LeftOut | None = None,
     git: GitState | None = None,
+    prerequisites: tuple[Prerequisite, ...] = (),
 ) -> JobSubmitted:
     return JobSubmitted(
         job_id=JobId(new_id),
@@ -241,6 +245,7 @@ def _event(
         rerun_of=rerun_of,
         left_out=left_out,
         git=git,
+        prerequisites=prerequisites,
     )
 
 
@@ -253,6 +258,7 @@ async def prepare(
     *,
     files: Share,
     at: float,
+    prerequisites: tuple[Prerequisite, ...] = (),
 ) -> JobSubmitted:
     """Take the snapshot, lay out the working copy, write the secrets; the event that submits the job ``at`` a wall time."""
     new_id = job_id(checked.spec.name, random.randbits(64))
@@ -273,7 +279,8 @@ async def prepare(
     write_secrets(settings.paths, new_id, request.secrets)
     path = os.pathsep.join(dict.fromkeys([str(Path(checked.python).parent), *request.path.split(os.pathsep)]))
     who = _Who(user=caller.user, uid=caller.uid, path=path, key=request.idempotency_key)
-    return _event(checked, who, str(work), digest, new_id, resume_from, at, left_out=left_out, git=git)
+    event = _event(checked, who, str(work), digest, new_id, resume_from, at, left_out=left_out, git=git)
+    return replace(event, prerequisites=prerequisites)
 
 
 async def _pinned(resume_from: str | None, settings: Settings, new_id: str, files: Share) -> str | None:
@@ -319,9 +326,10 @@ def owner_name() -> str:
     return getpass.getuser()
 
 
-def probe(checked: Checked) -> Job:
+def probe(checked: Checked, prerequisites: tuple[Prerequisite, ...] = ()) -> Job:
     """A record as the submission would make, for asking where it would go."""
-    return submitted(_event(checked, _NOBODY, "", "", "probe-aaaaaa", None, time.time()), 2**62)
+    event = _event(checked, _NOBODY, "", "", "probe-aaaaaa", None, time.time(), prerequisites=prerequisites)
+    return submitted(event, 2**62)
 
 
 def _copy_modules(job: Job, settings: Settings, new_id: str) -> None:
@@ -371,6 +379,7 @@ async def prepare_rerun(
     *,
     files: Share,
     at: float,
+    prerequisites: tuple[Prerequisite, ...] = (),
 ) -> JobSubmitted:
     """A new job that runs ``spec``, see ``spec_of_rerun``, from the same snapshot as ``job``."""
     new_id = job_id(spec.name, random.randbits(64))
@@ -381,4 +390,5 @@ async def prepare_rerun(
     checked = Checked(spec=spec, python=_rerun_python(job, spec), directory=None)
     who = _Who(user=caller.user, uid=caller.uid, path=job.submission.path, key=f"rerun-{new_id}")
     work = str(settings.paths.work(new_id))
-    return _event(checked, who, work, job.submission.snapshot, new_id, resume_from, at, rerun_of=job.id)
+    digest = job.submission.snapshot
+    return _event(checked, who, work, digest, new_id, resume_from, at, rerun_of=job.id, prerequisites=prerequisites)

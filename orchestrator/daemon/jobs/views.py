@@ -76,6 +76,7 @@ def job_view(
         outputs_dir=outputs_dir,
         balance=balance,
         findings=_findings(job),
+        depends_on={needed.job_id: needed.on.value for needed in job.submission.prerequisites},
         version=job.version,
     )
 

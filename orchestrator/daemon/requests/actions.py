@@ -104,9 +104,12 @@ class JobActions:
             raise RefusedError(
                 f"the secrets of {job.id} ({names}) were deleted at its end", hint="submit its job.yaml again"
             )
-        files = self._submissions.files_of(caller)
+        # What it depended on was fulfilled once it has started: only one that never did waits again.
+        fulfilled = job.attempts and spec.depends_on == job.spec.depends_on
+        needed = () if fulfilled else await self._submissions.prerequisites(spec, job.id)
+        files, at = self._submissions.files_of(caller), self._loop.now()
         event = await prepare_rerun(
-            job, spec, caller, self._settings, secrets, resume_from, files=files, at=self._loop.now()
+            job, spec, caller, self._settings, secrets, resume_from, files=files, at=at, prerequisites=needed
         )
         reply = await self._submissions.accept(event)
         return v.ActionReply(job_id=reply.job_id or "", state=reply.state or "", message=_rerun_message(job, request))

@@ -6,27 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import views as v
 from orchestrator.core.scheduler.placement import capacity, free_on, place
+from orchestrator.core.scheduler.prerequisites import hindrance
 from orchestrator.core.scheduler.scheduler import queue_order
+from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState
-from orchestrator.daemon.jobs.submission import probe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from orchestrator.core.cluster import Node
-    from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.daemon.jobs.submission import Checked
+    from orchestrator.core.scheduler.scheduler import State
 
 
-def placement(checked: Checked, jobs: Mapping[JobId, Job], nodes: Mapping[str, Node]) -> dict[str, Any]:
-    """Fields of ``api.views.PlanReply`` for a submission that can fit, beside these live jobs."""
-    asked = probe(checked)
-    ahead = sorted(
-        (j for j in jobs.values() if j.state is JobState.PENDING and j.priority >= asked.priority), key=queue_order
-    )
-    worker = checked.spec.resources.resources_per_worker
-    free = free_on(nodes.values(), jobs.values())
+def placement(asked: Job, state: State) -> dict[str, Any]:
+    """Fields of ``api.views.PlanReply`` for a job that would be submitted and can fit, beside the live ones of ``state``."""
+    nodes = state.nodes
+    blocked = hindrance(asked, state.jobs, state.ended)
+    if blocked is not None:
+        return {"starts": "later", "reason": sentence(blocked), "num_workers": asked.num_workers}
+    pending = (j for j in state.jobs.values() if j.state is JobState.PENDING and j.priority >= asked.priority)
+    ahead = sorted((j for j in pending if hindrance(j, state.jobs, state.ended) is None), key=queue_order)
+    worker = asked.spec.resources.resources_per_worker
+    free = free_on(nodes.values(), state.jobs.values())
     placed = None if ahead else place(asked, free, nodes)
     if placed is not None and asked.size.most > len(placed):
         placed = place(asked, free, nodes, ranks=min(asked.size.most, capacity(asked, free, nodes)))

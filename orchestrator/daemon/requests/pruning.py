@@ -10,8 +10,10 @@ from orchestrator.api import views as v
 from orchestrator.runtime.gangs.launch_spec import checkpoint_dir
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
@@ -19,17 +21,19 @@ if TYPE_CHECKING:
 
 
 class Pruning:
-    """Deletes directories of jobs that ended before a given age."""
+    """Deletes directories of jobs that ended before a given age; ``needed`` names those that waiting jobs depend on."""
 
-    def __init__(self, store: Store, paths: Paths, pool: Pool) -> None:
+    def __init__(self, store: Store, paths: Paths, pool: Pool, needed: Callable[[], set[JobId]]) -> None:
         self._store = store
         self._paths = paths
         self._pool = pool
+        self._needed = needed
 
     async def prune(self, *, older_than_seconds: float, dry_run: bool) -> v.PruneReply:
         """Remove files and rows; see ``api.views.PruneReply``."""
         before = time.time() - older_than_seconds
-        going = await self._store.ended_before(before)
+        needed = frozenset(self._needed())
+        going = await self._store.ended_before(before, needed)
         kept = [_left_alone(await self._store.job(job_id), self._paths) for job_id in going]
         folders = [self._paths.job(job_id) for job_id in going]
         freed = await self._pool.run(lambda: sum(_size(p) for p in folders))
@@ -37,7 +41,7 @@ class Pruning:
             # The record goes last: of a prune that was cut short everything is found again by the next.
             for folder in folders:
                 await self._pool.run(shutil.rmtree, folder, True)
-            going = await self._store.prune(before)
+            going = await self._store.prune(before, needed)
         return v.PruneReply(
             removed=tuple(going),
             freed_bytes=freed,

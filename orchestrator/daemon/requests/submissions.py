@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import DiskFullError, OrchError, RefusedError
+from orchestrator.core.scheduler.scheduler import State
 from orchestrator.daemon.jobs import submission
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
+from orchestrator.daemon.jobs.prerequisites import prerequisite_states, resolve
 from orchestrator.daemon.requests.placement import placement
 from orchestrator.store import errors as store_errors
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
     from orchestrator.runtime.pools import Share, SharedPool
+    from orchestrator.spec.job import JobSpec
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
 
@@ -114,10 +117,12 @@ class Submissions:
         await self._nodes.wait(READY_SECONDS)
         submission.check_fits(checked, self._loop.nodes)
         await self._check_storage(checked)
+        prerequisites = await self.prerequisites(checked.spec, request.source)
         resume_from = await self._resume_path(request.resume_from) if request.resume_from else None
+        files, at = self.files_of(caller), self._loop.now()
         try:
             return await submission.prepare(
-                checked, request, caller, self._settings, resume_from, files=self.files_of(caller), at=self._loop.now()
+                checked, request, caller, self._settings, resume_from, files=files, at=at, prerequisites=prerequisites
             )
         except OSError as error:
             raise DiskFullError(f"the submission could not be written: {error}") from error
@@ -134,10 +139,14 @@ class Submissions:
             submission.discard(self._settings, event.job_id)
             raise DiskFullError(str(error)) from error
         if created:
-            self._loop.add(job)
+            self._loop.add(job, await prerequisite_states(job, self._loop.decided, self._store))
         else:
             submission.discard(self._settings, event.job_id)
         return _reply(job, left_out_view(event.left_out), created=created)
+
+    async def prerequisites(self, spec: JobSpec, source: str) -> tuple[ev.Prerequisite, ...]:
+        """The jobs that the spec's ``depends_on`` means now. Raises InvalidSpecError where one is not there, or has ended otherwise."""
+        return await resolve(spec, self._store, source)
 
     def refuse_when_full(self) -> None:
         """Raise DiskFullError where the disk has no room for another job."""
@@ -169,8 +178,13 @@ class Submissions:
         except RefusedError as error:
             reason = f"{error.message}; {error.hint}"
             return v.PlanReply(**reply, starts="never", reason=reason, notes=left_out_notes(told))
-        placed = placement(checked, self._loop.jobs, self._loop.nodes)
+        placed = await self._placement(checked, request.source)
         return v.PlanReply(**reply, **placed, notes=left_out_notes(told))
+
+    async def _placement(self, checked: submission.Checked, source: str) -> dict[str, Any]:
+        asked = submission.probe(checked, await self.prerequisites(checked.spec, source))
+        ended = await prerequisite_states(asked, self._loop.jobs, self._store)
+        return placement(asked, State(jobs=self._loop.jobs, nodes=self._loop.nodes, ended=ended))
 
     async def _check_storage(self, checked: submission.Checked) -> None:
         """Refuse a checkpoint directory that a node would have for itself: what is saved there would be lost with it."""

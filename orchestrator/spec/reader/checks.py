@@ -25,7 +25,6 @@ MAX_MATRIX_JOBS = 10_000
 """Most jobs that one matrix may make."""
 
 NOT_YET: dict[str, str] = {
-    "depends_on": "dependencies between jobs; submit the second when `orch wait` returns",
     "matrix": "many jobs from one file; submit the file several times with --set",
     "trackers": "experiment trackers; call them in the script",
     "report": "reports; leave the key out",
@@ -142,6 +141,9 @@ def _names(spec: JobSpec) -> Iterator[Finding]:
             yield Finding(
                 path=("depends_on", index, "job"), message=message, hint="name another job", others=(("name",),)
             )
+        elif any(other.job == dependency.job for other in spec.depends_on[:index]):
+            message = f"{quoted(dependency.job)} is named twice"
+            yield Finding(path=("depends_on", index, "job"), message=message, hint="name each job once")
     for index, hook in enumerate(spec.notify):
         if not hook.on:
             yield Finding(path=("notify", index, "on"), message="no state is named", hint="write on: [FAILED]")

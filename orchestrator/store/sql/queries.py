@@ -15,6 +15,7 @@ from orchestrator.store.sql.statements import STATEMENTS
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Collection
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -113,9 +114,10 @@ class Reader:
         """Terminal jobs whose leftovers were not told to be removed, in order of arrival."""
         return [job_id for (job_id,) in self._connection.execute(STATEMENTS["all_untidied"])]
 
-    def ended_before(self, older_than: float) -> list[JobId]:
-        """Terminal jobs that ended before ``older_than``, the oldest first."""
-        return [job_id for _, job_id in self._connection.execute(STATEMENTS["ended_before"], (older_than, -1))]
+    def ended_before(self, older_than: float, keep: Collection[JobId]) -> list[JobId]:
+        """Terminal jobs that ended before ``older_than`` but those to ``keep``, the oldest first."""
+        values = (older_than, json.dumps(sorted(keep)), -1)
+        return [job_id for _, job_id in self._connection.execute(STATEMENTS["ended_before"], values)]
 
     def _only_id_with(self, prefix: str) -> str:
         if not prefix:

@@ -87,8 +87,10 @@ SELECT state, count(*) FROM jobs GROUP BY state;
 SELECT queue, state, failure_class, count FROM finished ORDER BY queue, state, failure_class;
 
 -- name: ended_before
--- Terminal jobs that ended before a time, the oldest first.
-SELECT sequence, id FROM jobs WHERE ended_at IS NOT NULL AND ended_at < ? ORDER BY ended_at, sequence LIMIT ?;
+-- Terminal jobs that ended before a time but those of a JSON list of ids, the oldest first.
+SELECT sequence, id FROM jobs
+WHERE ended_at IS NOT NULL AND ended_at < ? AND id NOT IN (SELECT value FROM json_each(?))
+ORDER BY ended_at, sequence LIMIT ?;
 
 -- name: delete_job
 -- Forget a terminal job; its events go with it.

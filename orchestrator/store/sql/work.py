@@ -19,7 +19,7 @@ from orchestrator.store.sql.statements import STATEMENTS
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
@@ -172,13 +172,14 @@ class Prune:
     essential = True  # it makes room
     shrinks = True
 
-    def __init__(self, older_than: float, limit: int) -> None:
+    def __init__(self, older_than: float, limit: int, keep: Collection[JobId]) -> None:
         self._older_than = older_than
         self._limit = limit
+        self._keep = json.dumps(sorted(keep))
 
     def __call__(self, connection: sqlite3.Connection) -> list[JobId]:
         """The ids of the jobs that are forgotten; fewer than the limit when none are left."""
-        rows = connection.execute(STATEMENTS["ended_before"], (self._older_than, self._limit)).fetchall()
+        rows = connection.execute(STATEMENTS["ended_before"], (self._older_than, self._keep, self._limit)).fetchall()
         connection.executemany(STATEMENTS["delete_job"], [(sequence,) for sequence, _ in rows])
         (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
         for _ in range(min(unused, _PAGES_PER_JOB * self._limit)):

@@ -134,6 +134,7 @@ trainers = st.fixed_dictionaries(
         "shuffle": st.booleans(),
     },
 )
+dependencies = st.builds(Dependency, job=names, on=st.sampled_from(["success", "failure", "any"]))
 jobs = st.builds(
     JobSpec,
     name=names.map(lambda name: f"job-{name}"),
@@ -155,7 +156,7 @@ jobs = st.builds(
     min_runtime=st.none() | durations,
     max_duration=st.none(),
     stop_duration=durations,
-    depends_on=tuples(st.builds(Dependency, job=names, on=st.sampled_from(["success", "failure", "any"]))),
+    depends_on=st.lists(dependencies, unique_by=lambda dependency: dependency.job, max_size=3).map(tuple),
     matrix=st.none() | matrices,
     retry=retries,
     health=healths,

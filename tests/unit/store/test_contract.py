@@ -405,6 +405,12 @@ class TestPrune:
         assert run(store.prune(T0 + 20)) == []
         assert run(store.verify()) == []
 
+    def test_what_is_to_be_kept_stays(self, store: Store, run: Run) -> None:
+        kept, going = (run(cancel(store, run(add(store, f"job-{n}")), at=T0 + n)) for n in range(2))
+        assert run(store.ended_before(T0 + 10, {kept.id})) == [going.id]
+        assert run(store.prune(T0 + 10, {kept.id})) == [going.id]
+        assert [j.id for j in run(store.jobs(JobFilter()))] == [kept.id]
+
     def test_a_place_is_never_given_twice(self, store: Store, run: Run) -> None:
         last = run(cancel(store, run(add(store, "a-1"))))
         run(store.prune(T0 + 1000))

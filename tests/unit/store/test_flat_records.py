@@ -50,7 +50,7 @@ EXPECTED = {
     "second": ("Running", "Ensure", None),
     "pausing": ("Draining", "StopRanks", None),
     "pausing-quiet": ("Draining", "ReleaseGang", None),
-    "stopped-late": ("Draining", None, "job_finished"),
+    "stopped-late": ("Draining", None, "attempt_succeeded"),
     "stopped-again": ("Draining", "StopRanks", None),
     "resizing": ("Draining", None, "job_requeued"),
     "paused": ("Suspended", None, None),
@@ -66,6 +66,7 @@ EXPECTED = {
 }
 # Values that a phase does not have are dropped when a record is read; nothing reads them.
 DROPPED = {"exits", "keep_gang", "not_before", "pids", "retry", "succeeded"}
+ADDED = {"prerequisites"}  # since then; empty
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_it_says_of_each_job_what_the_earlier_version_said(flat_store: SqliteSto
         now = as_before(now)
         assert now.pop("findings") == [], "there was no diagnosis"
         differing = {key for key in now.keys() | stored[name].keys() if now.get(key) != stored[name].get(key)}
-        assert differing <= DROPPED, name
+        assert differing <= DROPPED | ADDED, name
         assert job_view(job, None, None, "/logs").state == stored[name]["state"]
     found = jobs(flat_store, run)
     running, won = found["running"], found["won"]

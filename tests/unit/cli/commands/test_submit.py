@@ -56,6 +56,13 @@ def test_what_is_sent(orch: Orch, served: ServedFake, job_file: Path) -> None:
     assert request.source == str(job_file)
 
 
+def test_dependencies_are_sent(orch: Orch, served: ServedFake, job_file: Path) -> None:
+    orch("submit", str(job_file), "--after", "prepare", "--after=clean:any")
+    orch("submit", str(job_file))
+    first, second = served.do(lambda service: service.requests)
+    assert (first.after, second.after) == (("prepare", "clean:any"), ())
+
+
 def test_standard_input(orch: Orch, served: ServedFake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(JOB.encode())))
     monkeypatch.chdir(tmp_path)

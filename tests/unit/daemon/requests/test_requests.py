@@ -337,7 +337,7 @@ def test_pruning_removes_files_before_the_record(tmp_path: Path) -> None:
         folder = desk.settings.paths.job(job.id)
         folder.mkdir()
         (folder / "log").write_text("line\n")
-        pruning = Pruning(desk.rounds.store, desk.settings.paths, Pools().removals)
+        pruning = Pruning(desk.rounds.store, desk.settings.paths, Pools().removals, set)
         dry = await pruning.prune(older_than_seconds=-1e9, dry_run=True)
         assert (dry.removed, dry.freed_bytes, folder.exists()) == ((job.id,), 5, True)
         done = await pruning.prune(older_than_seconds=-1e9, dry_run=False)
