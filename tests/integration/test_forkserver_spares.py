@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -112,15 +113,22 @@ def test_spares_end_when_nothing_runs_that_could_need_them(server: RunningServer
     wait_until(lambda: psutil.Process(server.started.pid).children() == [], "the last to end")
 
 
+def held(pid: int) -> list[str]:
+    """What a process has open."""
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(re.sub(r"socket:.*", "socket", os.readlink(f"/proc/{pid}/fd/{fd}")))
+    return sorted(found)
+
+
 def test_a_spare_holds_nothing_of_a_job(server: RunningServer, tmp_path: Path) -> None:
     with holding_spares(server, 1, tmp_path) as spares:
         (spare,) = spares
         (child,) = psutil.Process(spare).children()
-        for pid in (spare, child.pid):
-            held = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-            log = str(server.directory / "fork.log")
-            waits_for = ["anon_inode:[pidfd]", "socket", "socket"] if pid == spare else ["socket"]
-            assert sorted(re.sub(r"socket:.*", "socket", path) for path in held) == sorted(
-                ["/dev/null", log, log, *waits_for]
-            )
+        log = str(server.directory / "fork.log")
+        waits_for = {spare: ["anon_inode:[pidfd]", "socket", "socket"], child.pid: ["socket"]}
+        for pid, waits in waits_for.items():
+            wanted = sorted(["/dev/null", log, log, *waits])
+            wait_until(lambda pid=pid, wanted=wanted: held(pid) == wanted, "it waits, and holds nothing else")
             assert os.readlink(f"/proc/{pid}/cwd") == "/"
