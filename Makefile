@@ -57,7 +57,7 @@ integration: $(STAMP)
 faults: $(STAMP)
 	$(BIN)/python -m pytest -q tests/faults
 
-# The daemon through a million simulated faults; ten hours. make campaign FAULTS=10000 is a few minutes, FIRST=N other histories.
+# The daemon through a million simulated faults: many hours. make campaign FAULTS=10000 is a part of it, FIRST=N other histories.
 FIRST ?= 0
 FAULTS ?= 1000000
 campaign: $(STAMP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.errors import BadRequestError
@@ -12,9 +13,10 @@ if TYPE_CHECKING:
     from orchestrator.api.spec_views import SpecDiff, SpecView
 
 
-class SpecQuestions:
+class SpecQuestions(ABC):
     """What was submitted, and in what submissions differ."""
 
+    @abstractmethod
     def _call(
         self,
         method: str,
@@ -25,7 +27,6 @@ class SpecQuestions:
         seconds: float = 0.0,
     ) -> Any:
         """What the daemon answers; the client has it."""
-        raise NotImplementedError
 
     def spec(self, ref: str) -> SpecView:
         """What the job runs: its spec as resolved, interpreter, command, environment, archive, git commit."""

@@ -61,7 +61,7 @@ def count(number: int, one: str, several: str = "") -> str:
 
 def moment(at: float | None) -> str:
     """Local time to the second."""
-    return "unknown" if at is None else dt.datetime.fromtimestamp(at).isoformat(sep=" ", timespec="seconds")  # noqa: DTZ006
+    return "unknown" if at is None else dt.datetime.fromtimestamp(at).isoformat(sep=" ", timespec="seconds")  # noqa: DTZ006 - of the reader's clock
 
 
 def _gpu(gpu: GpuSummary) -> Iterator[str]:

@@ -41,7 +41,7 @@ for step in range(start + 1, 301):
     ledger.flush()
     state["random"] = random.getstate()
     ctx.save(state, step=step)
-print(json.dumps([weights, state["seen"]]), flush=True)
+print(json.dumps([state["weights"], state["seen"]]), flush=True)  # also where the kill came after the last save
 """
 
 
