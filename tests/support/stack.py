@@ -151,7 +151,7 @@ class Stack:
                 if not job.is_terminal:
                     self.client.cancel(job.id)
             for job in self.client.jobs().jobs:
-                self.client.wait(job.id, timeout_seconds=20)
+                self.client.wait(job.id, timeout_seconds=60)
         with contextlib.suppress(OrchError):
             pid = self.daemon_pid()
             self.client.shutdown()

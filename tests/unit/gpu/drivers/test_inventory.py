@@ -52,9 +52,9 @@ def test_a_broken_driver_hides_only_its_own_gpus_and_is_told(nvml: FakeNvml, tmp
 def test_a_hanging_driver_hides_only_its_own_gpus(nvml: FakeNvml, tmp_path: Path) -> None:
     fake_sysfs.mi300x(tmp_path / "sys")
     nvml[0].hang = 1
-    found = survey(sysfs=tmp_path / "sys", node="n", deadline_seconds=0.3)
+    found = survey(sysfs=tmp_path / "sys", node="n", deadline_seconds=3.0)
     assert [gpu.vendor for gpu in found.gpus] == [Vendor.AMD]
-    assert "not answered within 0.3 s" in found.problems[0]
+    assert "not answered within 3 s" in found.problems[0]
     nvml[0].hang = 0
     found.close()
 

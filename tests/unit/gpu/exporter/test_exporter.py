@@ -149,8 +149,8 @@ def test_a_jobs_telemetry_is_recorded_until_told_to_stop(
     rows = read_job_telemetry(tmp_path).samples
     assert {row.gpu_uuid for row in rows} == {"GPU-a"}
     assert len(rows) >= 20
-    gaps = sorted(later.timestamp - earlier.timestamp for earlier, later in itertools.pairwise(rows))
-    assert gaps[len(gaps) // 2] < 0.02, "faster than the page's own rate of 50 Hz"
+    gaps = [later.timestamp - earlier.timestamp for earlier, later in itertools.pairwise(rows)]
+    assert min(gaps) < 0.019, "ticks of 5 ms, where the page's own are 20 ms apart"
 
 
 def test_stopping_leaves_nothing_behind(make_reader: MakeReader) -> None:

@@ -77,8 +77,8 @@ def test_who_does_not_listen_is_not_waited_for(page: PageReader) -> None:
 @pytest.mark.parametrize(
     ("seconds", "over", "vanishes", "message"),
     [
-        (20.0, True, False, "ended before the trace was complete"),
-        (20.0, False, True, "could not write the trace"),
+        (60.0, True, False, "ended before the trace was complete"),
+        (60.0, False, True, "could not write the trace"),
         (0.05, False, False, "did not complete the steps within 0.05 s"),
     ],
 )

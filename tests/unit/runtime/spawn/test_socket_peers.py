@@ -132,7 +132,7 @@ def test_a_daemon_of_another_user_in_a_place_open_to_all_is_sent_nothing(place: 
     with impostor(path) as server:
         said = as_user(
             VICTIM,
-            lambda: wire.call(Endpoint(socket_path=str(path)), "POST", "/v1/jobs", body={"a": 1}, deadline_seconds=20),
+            lambda: wire.call(Endpoint(socket_path=str(path)), "POST", "/v1/jobs", body={"a": 1}, deadline_seconds=60),
         )
     assert said.startswith("NotPermittedError: "), said
     assert f"belongs to user {OTHER}" in said
