@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import count
+from math import floor
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
@@ -41,20 +43,92 @@ class Node:
         return self.alive and self.reachable and not self.cordoned and self.quarantined is None
 
 
+_EPSILON: Final = 1e-9  # sums of fractions
+_OTHERS: Final = "used by others"
+
+
 @dataclass(slots=True)
 class Free:
-    """What is left on a node while a round of placing goes on."""
+    """What is left on a node while a round of placing goes on.
+
+    ``idle_gpus`` are not used at all. ``shares`` is what is left of each GPU that is used in part, by its id; two halves of
+    different GPUs are no whole one. A rank whose GPU is not known yet may have begun another one, so that is assumed where one
+    is idle: Ray chooses when it places the rank.
+    """
 
     cpus: float
-    gpus: float
+    idle_gpus: int
     memory_bytes: int
+    shares: dict[str, float] = field(default_factory=dict)
 
-    def fits(self, cpus: float, gpus: float, memory_bytes: int) -> bool:
-        """A rank of this size can be placed."""
-        return self.cpus >= cpus - 1e-9 and self.gpus >= gpus - 1e-9 and self.memory_bytes >= memory_bytes
+    @classmethod
+    def of(cls, node: Node) -> Free:
+        """All that a node has beside what users outside orch hold."""
+        gpus = node.gpus - node.other_gpus
+        idle = floor(gpus + _EPSILON)
+        part = gpus - idle
+        return cls(
+            cpus=node.cpus - node.other_cpus,
+            idle_gpus=idle,
+            memory_bytes=node.memory_bytes - node.other_memory_bytes,
+            shares={_OTHERS: part} if part > _EPSILON else {},
+        )
 
-    def take(self, cpus: float, gpus: float, memory_bytes: int) -> None:
-        """Place it."""
+    @property
+    def gpus(self) -> float:
+        """GPUs in all, shares of them included."""
+        return self.idle_gpus + sum(self.shares.values())
+
+    def room(self, cpus: float, gpus: float, memory_bytes: int) -> int | None:
+        """How many ranks of this size can be placed; None for any number, of ranks that need nothing."""
+        limits = []
+        if cpus > 0:
+            limits.append(int((self.cpus + _EPSILON) / cpus))
+        if gpus > 0:
+            limits.append(self._gpu_room(gpus))
+        if memory_bytes > 0:
+            limits.append(self.memory_bytes // memory_bytes)
+        return max(0, min(limits)) if limits else None
+
+    def _gpu_room(self, gpus: float) -> int:
+        idle = max(0, self.idle_gpus)
+        if gpus >= 1:
+            return int((idle + _EPSILON) / gpus)
+        of_shared = sum(int((left + _EPSILON) / gpus) for left in self.shares.values())
+        return of_shared + idle * int(1 / gpus + _EPSILON)
+
+    def take(self, cpus: float, gpus: float, memory_bytes: int, gpu: str | None = None) -> str | None:
+        """Place a rank, on the GPU with the id ``gpu`` where that is known; the name of the GPU that it has a share of."""
         self.cpus -= cpus
-        self.gpus -= gpus
         self.memory_bytes -= memory_bytes
+        if gpus >= 1 or gpus <= 0:
+            self.idle_gpus -= round(gpus)
+            return None
+        known = None if self.idle_gpus > 0 else self._fullest(gpus)
+        shared = gpu or known or next(name for n in count() if (name := f"new {n}") not in self.shares)
+        if shared not in self.shares:
+            self.idle_gpus -= 1
+            self.shares[shared] = 1.0
+        self.shares[shared] -= gpus
+        return shared
+
+    def _fullest(self, gpus: float) -> str | None:
+        fitting = {name: left for name, left in self.shares.items() if left >= gpus - _EPSILON}
+        return min(fitting, key=fitting.__getitem__, default=None)
+
+    def give_back(self, cpus: float, gpus: float, memory_bytes: int, gpu: str | None) -> None:
+        """Undo a ``take`` that answered ``gpu``."""
+        self.cpus += cpus
+        self.memory_bytes += memory_bytes
+        if gpu is None:
+            self.idle_gpus += round(gpus)
+        else:
+            self.shares[gpu] = self.shares.get(gpu, 0.0) + gpus  # the rest of it may have been claimed since
+            if self.shares[gpu] >= 1 - _EPSILON:
+                del self.shares[gpu]
+                self.idle_gpus += 1
+
+    def claim_gpus(self) -> None:
+        """Leave no GPU and no share of one to others."""
+        self.idle_gpus = min(0, self.idle_gpus)
+        self.shares.clear()

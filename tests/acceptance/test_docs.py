@@ -83,12 +83,26 @@ def test_the_scripts_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monke
         assert done.returncode == 0, done.stderr
 
 
+SECOND_JOB_WAITS = """from __future__ import annotations
+import os, signal, time
+os.makedirs(os.path.join({begun!r}, os.environ["ORCH_JOB_ID"]), exist_ok=True)
+if len(os.listdir({begun!r})) > 1:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        time.sleep(0.1)
+"""
+
+
 def test_every_command_of_the_tour_runs(tmp_path: Path) -> None:
     (tour,) = _blocks(ROOT / "docs" / "tour.md", "console", "tour")
     directory = tmp_path / "digits"
     shutil.copytree(ROOT / "examples" / "digits", directory)
     job = directory / "job.yaml"
     job.write_text(job.read_text().replace("--epochs 60", "--epochs 3"))
+    begun, script = tmp_path / "begun", directory / "train.py"
+    # The second job is there to be cancelled: it must not end before, however long the commands between take.
+    first = "from __future__ import annotations\n"
+    script.write_text(script.read_text().replace(first, SECOND_JOB_WAITS.format(begun=str(begun)), 1))
     stack = Stack()
     try:
         for line in tour.strip().splitlines():

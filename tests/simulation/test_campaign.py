@@ -26,6 +26,12 @@ def test_every_invariant_holds_in_a_short_campaign() -> None:
     assert set(report.faults) == {name for name, act in ACTS.items() if act.fault}, "a kind of fault never happened"
 
 
+@pytest.mark.parametrize("seed", [1099, 1124, 1328])
+def test_no_gpu_is_given_away_twice_where_ranks_share_some(seed: int) -> None:
+    """Halves of different GPUs were counted as a whole one."""
+    assert campaign.run_history(campaign.history_of(seed)).failure == ""
+
+
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_seed_gives_the_same_history_each_time(durable: bool) -> None:
     history = History(5, durable, campaign.history_of(5, length=60).steps)

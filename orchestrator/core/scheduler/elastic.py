@@ -19,11 +19,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.core.lifecycle.advance import is_resizing
-from orchestrator.core.scheduler.placement import capacity, place, rank_size
+from orchestrator.core.scheduler.placement import capacity, give_back, known_shares, place, take
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from orchestrator.core.cluster import Free, Node
     from orchestrator.core.job.record import Job
@@ -41,11 +41,20 @@ def first_place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -
     return place(job, free, nodes)
 
 
-def extend(job: Job, placed: tuple[str, ...], free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...]:
-    """``placed``, or a larger gang in its stead where ``free`` has room for one; ``free`` is then what is left."""
+def extend(
+    job: Job,
+    placed: tuple[str, ...],
+    shares: tuple[str | None, ...],
+    free: Mapping[str, Free],
+    nodes: Mapping[str, Node],
+) -> tuple[str, ...]:
+    """``placed``, or a larger gang in its stead where ``free`` has room for one; ``free`` is then what is left.
+
+    ``shares`` is what ``take`` answered for ``placed``.
+    """
     if len(placed) >= job.size.most:
         return placed
-    give_back(job, placed, free)
+    give_back(job, placed, shares, free)
     larger = place(job, free, nodes, ranks=min(job.size.most, capacity(job, free, nodes)))
     chosen = larger if larger is not None and len(larger) > len(placed) else placed
     take(job, chosen, free)
@@ -72,26 +81,12 @@ def grown_size(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) ->
 
     What it would get is taken from ``free``.
     """
-    back = tuple(node_id for node_id in job.nodes if node_id in free)
-    if len(back) < len(job.nodes):
+    if not all(node_id in free for node_id in job.nodes):
         return job.num_workers  # a part of it runs where nothing new may start: what it has it might not get again
-    give_back(job, back, free)
+    give_back(job, job.nodes, known_shares(job), free)
     larger = place(job, free, nodes, ranks=min(job.size.most, capacity(job, free, nodes)))
     if larger is None or len(larger) <= job.num_workers:
-        take(job, back, free)
+        take(job, job.nodes, free, known_shares(job))
         return job.num_workers
     take(job, larger, free)
     return len(larger)
-
-
-def take(job: Job, placed: Iterable[str], free: Mapping[str, Free]) -> None:
-    """Count the gang's ranks as placed."""
-    for node_id in placed:
-        free[node_id].take(*rank_size(job))
-
-
-def give_back(job: Job, placed: Iterable[str], free: Mapping[str, Free]) -> None:
-    """Count the gang's ranks as gone."""
-    cpus, gpus, memory = rank_size(job)
-    for node_id in placed:
-        free[node_id].take(-cpus, -gpus, -memory)

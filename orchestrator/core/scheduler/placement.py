@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
 
 
-_EPSILON = 1e-9  # sums of fractions
-
 LEAST_CPUS = 0.001
 """What a rank without a GPU reserves with ``cpu: 0``. Ray reserves nothing that is empty, and a node without CPUs only
 coordinates."""
@@ -22,20 +20,41 @@ coordinates."""
 
 def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
     """What is left on every schedulable node beside the gangs that are open and other users of the cluster."""
-    free = {
-        n.id: Free(
-            cpus=n.cpus - n.other_cpus, gpus=n.gpus - n.other_gpus, memory_bytes=n.memory_bytes - n.other_memory_bytes
-        )
-        for n in nodes
-        if n.schedulable
-    }
-    for job in jobs:
-        if job.gang_open:
-            size = rank_size(job)
-            for node_id in job.nodes:
-                if node_id in free:
-                    free[node_id].take(*size)
+    free = {n.id: Free.of(n) for n in nodes if n.schedulable}
+    # Those whose GPUs are known come first: the others get what Ray would give them beside these.
+    for job in sorted((job for job in jobs if job.gang_open), key=lambda job: not job.seats):
+        size = rank_size(job)
+        for node_id, gpu in zip(job.nodes, known_shares(job), strict=True):
+            if node_id in free:
+                free[node_id].take(*size, gpu=gpu)
     return free
+
+
+def share_unknown(job: Job) -> bool:
+    """Whether it is not known yet on which GPUs the gang's ranks have their shares: what is free is more than it seems."""
+    return not job.seats and 0 < rank_size(job)[1] < 1
+
+
+def known_shares(job: Job) -> tuple[str | None, ...]:
+    """For each rank of an open gang, the id of the GPU that it has a share of; None with whole GPUs, or before it is known."""
+    shared = job.seats and 0 < rank_size(job)[1] < 1
+    return tuple(seat.gpu_ids[0] for seat in job.seats) if shared else (None,) * len(job.nodes)
+
+
+def take(
+    job: Job, placed: Sequence[str], free: Mapping[str, Free], shares: Sequence[str | None] | None = None
+) -> tuple[str | None, ...]:
+    """Count a gang's ranks as placed; for each rank, the name of the GPU that it has a share of, which ``shares`` may say."""
+    size = rank_size(job)
+    known = shares or (None,) * len(placed)
+    return tuple(free[node_id].take(*size, gpu=gpu) for node_id, gpu in zip(placed, known, strict=True))
+
+
+def give_back(job: Job, placed: Sequence[str], shares: Sequence[str | None], free: Mapping[str, Free]) -> None:
+    """Count the gang's ranks as gone, with their shares of GPUs."""
+    size = rank_size(job)
+    for node_id, gpu in zip(placed, shares, strict=True):
+        free[node_id].give_back(*size, gpu)
 
 
 def rank_size(job: Job) -> tuple[float, float, int]:
@@ -75,7 +94,9 @@ def _room(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> dict
 
 def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
     """Whether the gang would fit if nothing else ran on the nodes that are alive."""
-    empty = {n.id: Free(cpus=n.cpus, gpus=n.gpus, memory_bytes=n.memory_bytes) for n in nodes.values() if n.alive}
+    empty = {
+        n.id: Free(cpus=n.cpus, idle_gpus=round(n.gpus), memory_bytes=n.memory_bytes) for n in nodes.values() if n.alive
+    }
     return place(job, empty, nodes) is not None
 
 
@@ -86,13 +107,13 @@ def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> None
     for node_id in sorted(free, key=lambda n: -_slots(job, free[n])):
         if not _suits(job, nodes[node_id]):
             continue
-        while left and free[node_id].fits(*size):
+        while left and free[node_id].room(*size) != 0:
             free[node_id].take(*size)
             left -= 1
     if left:  # the rest of its demand claims the GPUs that are left in pieces too small for a rank
         for node_id, node_free in free.items():
             if _suits(job, nodes[node_id]) and size[1] > 0:
-                node_free.gpus = 0.0
+                node_free.claim_gpus()
 
 
 def needs_home(job: Job) -> str:
@@ -117,22 +138,8 @@ def _suits(job: Job, node: Node) -> bool:
 
 def _slots(job: Job, left: Free) -> int:
     """How many of the job's ranks fit; as many as it may have when they need nothing."""
-    cpus, gpus, memory = rank_size(job)
-    limits = []
-    if cpus > 0:
-        limits.append(int((left.cpus + _EPSILON) / cpus))
-    if gpus > 0:
-        limits.append(_gpu_slots(gpus, left.gpus))
-    if memory > 0:
-        limits.append(left.memory_bytes // memory)
-    return max(0, min(limits)) if limits else job.size.most
-
-
-def _gpu_slots(gpus: float, left: float) -> int:
-    if gpus >= 1:
-        return int((left + _EPSILON) / gpus)
-    whole = int(max(left, 0.0) + _EPSILON)  # a rank's share lies on one GPU: two halves of different ones are no whole
-    return whole * int(1 / gpus + _EPSILON) + int((left - whole + _EPSILON) / gpus)
+    room = left.room(*rank_size(job))
+    return job.size.most if room is None else room
 
 
 def _by_strategy(strategy: str, ranks: int, slots: Mapping[str, int]) -> tuple[str, ...] | None:

@@ -9,16 +9,15 @@ of jobs would. A stopped job keeps its place in the queue.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from orchestrator.core.scheduler.placement import free_on, place, rank_size
+from orchestrator.core.scheduler.placement import free_on, place, rank_size, share_unknown
 from orchestrator.core.states import AttemptState, JobState, StopPurpose
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from orchestrator.core.cluster import Free, Node
+    from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
 
 WINDOW_SECONDS: Final = 3600.0
@@ -38,7 +37,7 @@ def make_room(job: Job, jobs: Collection[Job], nodes: Mapping[str, Node], now: f
     """Who has to stop for ``job``, which does not fit beside all of ``jobs``."""
     stopping = tuple(other for other in jobs if _stops(other))
     staying = [other for other in jobs if other.gang_open and not _ends(other)]
-    if place(job, free_on(nodes.values(), staying), nodes) is not None:
+    if place(job, free_on(nodes.values(), staying), nodes) is not None or any(map(share_unknown, staying)):
         return Room(stopping=stopping)
     possible = [other for other in staying if _gives_way(other, job)]
     due = {other.id: preemptible_at(other) for other in possible}
@@ -93,26 +92,20 @@ def _ends(job: Job) -> bool:
 
 def _fewest(job: Job, candidates: Sequence[Job], staying: Sequence[Job], nodes: Mapping[str, Node]) -> tuple[Job, ...]:
     """The shortest beginning of ``candidates`` without which the job fits, less those that are not needed, the dearest first."""
-    free = free_on(nodes.values(), staying)
     count = bisect_left(
-        range(len(candidates)), x=True, key=lambda last: _fits_without(job, candidates[: last + 1], free, nodes)
+        range(len(candidates)), x=True, key=lambda last: _fits_without(job, candidates[: last + 1], staying, nodes)
     )
     if count == len(candidates):
         return ()
     chosen = list(candidates[: count + 1])
     for candidate in chosen[-2::-1]:
         fewer = [other for other in chosen if other is not candidate]
-        if _fits_without(job, fewer, free, nodes):
+        if _fits_without(job, fewer, staying, nodes):
             chosen = fewer
     return tuple(chosen)
 
 
-def _fits_without(job: Job, gone: Iterable[Job], free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool:
-    """Whether the job fits in ``free`` and in what the jobs ``gone`` hold."""
-    more = {node_id: replace(left) for node_id, left in free.items()}
-    for other in gone:
-        cpus, gpus, memory = rank_size(other)
-        for node_id in other.nodes:
-            if node_id in more:
-                more[node_id].take(-cpus, -gpus, -memory)
-    return place(job, more, nodes) is not None
+def _fits_without(job: Job, gone: Iterable[Job], staying: Iterable[Job], nodes: Mapping[str, Node]) -> bool:
+    """Whether the job fits beside ``staying`` once those of them that are in ``gone`` have let go."""
+    ids = {other.id for other in gone}
+    return place(job, free_on(nodes.values(), [o for o in staying if o.id not in ids]), nodes) is not None

@@ -18,7 +18,7 @@ from orchestrator.core.facts.requesters import ByGrowth, ByPreemption
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
 from orchestrator.core.scheduler import elastic
-from orchestrator.core.scheduler.placement import claim, could_ever_fit, free_on, rank_size
+from orchestrator.core.scheduler.placement import claim, could_ever_fit, free_on, rank_size, take
 from orchestrator.core.scheduler.preemption import make_room
 from orchestrator.core.scheduler.prerequisites import hindrance
 from orchestrator.core.states import JobState, StopPurpose
@@ -99,17 +99,16 @@ def _schedule(state: State, now: float, commands: Commands) -> None:
     ready = (j for j in state.jobs.values() if wants_gang(j, now) and j.id not in commands.waiting)
     queue = sorted(ready, key=_scheduling_order)
     free = free_on(state.nodes.values(), state.jobs.values())
-    placed: list[tuple[Job, tuple[str, ...]]] = []
+    placed: list[tuple[Job, tuple[str, ...], tuple[str | None, ...]]] = []
     for job in queue:
         nodes = _try(job, state, free, now, commands)
         if nodes is not None:
-            elastic.take(job, nodes, free)
-            placed.append((job, nodes))
+            placed.append((job, nodes, take(job, nodes, free)))
         elif job.state is not JobState.PENDING:
             reason = NoRoom(ranks=job.size.least, cause=job.reason)
             commands.events.append(ev.JobRequeued(job_id=job.id, at=now, reason=reason))
-    for job, nodes in placed:
-        larger = elastic.extend(job, nodes, free, state.nodes)
+    for job, nodes, shares in placed:
+        larger = elastic.extend(job, nodes, shares, free, state.nodes)
         commands.events.append(
             ev.AttemptStarted(job_id=job.id, at=now, attempt=job.attempt_number + 1, gang=job.gang + 1, nodes=larger)
         )
@@ -184,10 +183,11 @@ def _grow(state: State, free: Mapping[str, Free], now: float, commands: Commands
 def _why_waiting(job: Job, free: Iterable[Free]) -> NotEnoughFree:
     left = list(free)
     gpus, cpus = _demand(job)
+    whole = rank_size(job)[1] >= 1  # what is left of shared GPUs is nothing to it
     return NotEnoughFree(
         gpus=gpus,
         cpus=cpus,
-        free_gpus=sum(max(0.0, f.gpus) for f in left),
+        free_gpus=sum(max(0.0, f.idle_gpus if whole else f.gpus) for f in left),
         free_cpus=sum(max(0.0, f.cpus) for f in left),
     )
 

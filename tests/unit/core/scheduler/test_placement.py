@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from orchestrator.core.scheduler.placement import LEAST_CPUS, claim, could_ever_fit, free_on, place
+from orchestrator.core import events as ev
+from orchestrator.core.scheduler.placement import (
+    LEAST_CPUS,
+    claim,
+    could_ever_fit,
+    free_on,
+    give_back,
+    place,
+    take,
+)
 from orchestrator.runtime.gangs.actors import _bundle
 from orchestrator.spec.job import CheckpointSpec
-from tests.unit.core.builders import after, changed, failed, gone, make_spec, node, nodes, pending, released, running
+from tests.unit.core.builders import (
+    T0,
+    after,
+    changed,
+    failed,
+    gone,
+    make_spec,
+    node,
+    nodes,
+    pending,
+    released,
+    running,
+    started,
+)
 
 if TYPE_CHECKING:
     from typing import Any
@@ -89,6 +114,68 @@ def test_shares_of_one_gpu_are_what_earlier_shares_left() -> None:
     assert put(job_of(1, gpu=0.4), one, others=(first,)) == ("a",)
     assert put(job_of(1, gpu=0.5), one, others=(first,)) is None
     assert put(job_of(1, gpu=1), one, others=(first,)) is None
+
+
+def sharing(shares: float, *gpus: str, job_id: str = "shares-abc234") -> Job:
+    """A job that runs on one node with a share of each of these GPUs."""
+    job = running(pending(make_spec(workers=len(gpus), gpu=shares), job_id=job_id), nodes=("a",) * len(gpus))
+    seats = tuple(replace(seat, gpu_ids=(gpu,)) for seat, gpu in zip(job.seats, gpus, strict=True))
+    return after(job, ev.GangPlaced(job_id=job.id, at=T0 + 3, gang=job.gang, seats=seats))
+
+
+def test_two_halves_of_different_gpus_are_no_whole_one() -> None:
+    two = node("a", gpus=2)
+    apart, together = sharing(0.5, "0", "1"), sharing(0.5, "1", "1")
+    assert free_on([two], [apart])["a"].gpus == free_on([two], [together])["a"].gpus == 1
+    assert put(job_of(1), two, others=(apart,)) is None
+    assert put(job_of(1), two, others=(together,)) == ("a",)
+    assert put(job_of(1, gpu=0.6), two, others=(apart,)) is None
+    assert put(job_of(2, gpu=0.5), two, others=(apart,)) == ("a", "a")
+
+
+def test_a_share_whose_gpu_is_not_known_yet_may_lie_on_one_of_its_own() -> None:
+    two = node("a", gpus=2)
+    job = job_of(2, gpu=0.5)
+    placed = after(job, started(job, nodes=("a", "a")))
+    assert put(job_of(1), two, others=(placed,)) is None
+    assert put(job_of(2, gpu=0.5), two, others=(placed,)) == ("a", "a")
+
+
+def test_a_share_that_others_of_the_cluster_hold_leaves_no_whole_gpu() -> None:
+    shared = node("a", gpus=2, other_gpus=0.5)
+    assert put(job_of(2), shared) is None
+    assert put(job_of(1), shared) == ("a",)
+    assert put(job_of(3, gpu=0.5), shared) == ("a",) * 3
+    assert put(job_of(4, gpu=0.5), shared) is None
+
+
+@given(
+    holding=st.lists(st.tuples(st.sampled_from([0.25, 0.5, 0.6]), st.integers(0, 3)), max_size=8),
+    wanted=st.sampled_from([0.25, 0.5, 0.6, 1.0, 2.0]),
+)
+def test_what_is_placed_fits_on_the_gpus_that_there_are(holding: list[tuple[float, int]], wanted: float) -> None:
+    left = [1.0] * 4
+    others = []
+    for number, (share, gpu) in enumerate(holding):
+        if left[gpu] >= share - 1e-9:
+            left[gpu] -= share
+            others.append(sharing(share, str(gpu), job_id=f"shares-abc22{number + 2}"))
+    each = min(wanted, 1.0)
+    fit = sum(int((free + 1e-9) / each) for free in left) // max(1, round(wanted))
+    four = node("a", gpus=4)
+    assert fit == 0 or put(job_of(fit, gpu=wanted), four, others=tuple(others)) == ("a",) * fit
+    assert put(job_of(fit + 1, gpu=wanted), four, others=tuple(others)) is None
+
+
+@pytest.mark.parametrize("gpu", [0.25, 0.5, 1.0, 2.0])
+def test_what_is_given_back_is_as_free_as_before(gpu: float) -> None:
+    free = free_on([A8], [sharing(0.5, "3")])
+    before = copy.deepcopy(free)
+    job = job_of(3, gpu=gpu)
+    shares = take(job, ("a",) * 3, free)
+    assert free != before
+    give_back(job, ("a",) * 3, shares, free)
+    assert free == before
 
 
 def test_ranks_that_need_nothing_fit_anywhere_but_on_a_node_that_only_coordinates() -> None:

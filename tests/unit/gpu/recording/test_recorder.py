@@ -282,7 +282,9 @@ def test_achieved_and_distinct_rates_are_told_apart(nvml: FakeNvml, tmp_path: Pa
     result = running.stats.as_dict()
     for gpu in result["gpus"]:
         assert gpu["achieved_rate_hz"] < 105
-        assert 0 < gpu["distinct_value_rate_hz"] < 25, "the sensor has news 20 times a second, however often it is asked"
+        assert 0 < gpu["distinct_value_rate_hz"] < 25, (
+            "the sensor has news 20 times a second, however often it is asked"
+        )
     text = running.stats.text()
     assert "asked at 100 Hz" in text
     assert "new power values/s" in text
