@@ -93,7 +93,7 @@ def test_a_daemon_that_dies_between_the_end_of_a_job_and_its_tidying_leaves_noth
     dying = stack.serve(program=_DIES_BEFORE_TIDYING)
     wait_until("the job is adopted", stack.answers)
     done.touch()
-    assert dying.wait(60) == -signal.SIGKILL
+    assert dying.wait(300) == -signal.SIGKILL
     assert stack.settings.paths.secrets(job_id) in stack.leftovers(job_id)
 
     stack.up()

@@ -80,7 +80,7 @@ async def story(host: RankSupervisor, attempt: int) -> list[RankEvent]:
     """The attempt's events up to its last."""
     events: list[RankEvent] = []
     cursor = PollCursor()
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(300):
         while not events or events[-1].kind != "gone":
             reply = await host.feed.poll(attempt, cursor, 5)
             cursor = reply.cursor
@@ -90,7 +90,7 @@ async def story(host: RankSupervisor, attempt: int) -> list[RankEvent]:
 
 def run(make: Callable[[], Awaitable[None]]) -> None:
     async def within() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await make()
 
     asyncio.run(within())
@@ -410,7 +410,7 @@ def test_an_ordered_exit_is_told_before_long_while_something_of_the_tree_lives_o
         host._fence.called_off = 1
         waiting = await told_of(host)
         host._log.add(kind="exited", at=time.time(), exit=Exit(rank=0, at=1.0, exit_code=0, signal=None))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             assert [e.kind for e in (await waiting).events] == ["exited"]
 
     run(case)

@@ -89,7 +89,7 @@ def test_stacks_hold_no_secret(server: RunningServer, tmp_path: Path) -> None:
         await host.prepare(1, None)
         await host.launch(plan)
         await host.feed.poll(1, PollCursor(), 20)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             while True:
                 look = await host.inspection.look(1, stacks=True)
                 if look is not None and any(f.function == "***" for t in look.threads for f in t.frames):

@@ -42,7 +42,7 @@ def s3() -> Iterator[dict[str, str]]:
     try:
         assert process.stdout is not None
         address = f"http://127.0.0.1:{int(process.stdout.readline())}"
-        urlopen(Request(f"{address}/bucket", method="PUT"), timeout=60).close()
+        urlopen(Request(f"{address}/bucket", method="PUT"), timeout=300).close()
         yield {**KEYS, "AWS_ENDPOINT_URL": address}
     finally:
         process.kill()

@@ -135,7 +135,7 @@ class Container:
         self.process = subprocess.Popen([str(DEPLOY / "entrypoint.sh"), *arguments], env=environment)
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while not (self.log.exists() and "ready" in self.log.read_text()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -200,7 +200,7 @@ def interrupted(folder: Path, before: int, down: str) -> str | None:
     with subprocess.Popen(script, env=environment, start_new_session=True) as process:
         try:
             told = Path(f"{log}.interrupted")
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while process.poll() is None and not told.exists():
                 # The last command that is there without a signal is `wait`.
                 if (log.exists() and "ready" in log.read_text()) or time.monotonic() > deadline:
@@ -682,7 +682,7 @@ def test_the_units_ray_listens_on_loopback_only_and_where_probes_ask(tmp_path: P
 
 
 def accepts(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=300):
         return True
     return False
 

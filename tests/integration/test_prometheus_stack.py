@@ -122,7 +122,7 @@ class World:
 
     def targets(self) -> list[dict[str, Any]]:
         """What the daemon tells Prometheus to scrape."""
-        with urllib.request.urlopen(f"http://{self.read}/api/v1/prometheus/targets", timeout=60) as reply:
+        with urllib.request.urlopen(f"http://{self.read}/api/v1/prometheus/targets", timeout=300) as reply:
             found: list[dict[str, Any]] = json.load(reply)
             return found
 

@@ -50,10 +50,10 @@ class StandIn:
 
     def start(self) -> None:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(300)
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(300)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="need
 
 
 def _query(url: str, expression: str) -> list[dict[str, object]]:
-    with urllib.request.urlopen(f"{url}/api/v1/query?query={urllib.parse.quote(expression)}", timeout=60) as reply:
+    with urllib.request.urlopen(f"{url}/api/v1/query?query={urllib.parse.quote(expression)}", timeout=300) as reply:
         return json.load(reply)["data"]["result"]
 
 

@@ -87,7 +87,7 @@ def end(directory: Path, seconds: float = 20.0) -> list[str]:
     for process in living:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(living, timeout=10)
+    psutil.wait_procs(living, timeout=300)
     for path in files(directory):
         shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)

@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 
 class UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=60)
+        super().__init__("localhost", timeout=300)
         self._path = path
 
     def connect(self) -> None:
@@ -47,7 +47,7 @@ def ask(
     connection = (
         UnixConnection(endpoint.socket_path)
         if endpoint.socket_path
-        else http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=60)
+        else http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=300)
     )
     try:
         chunked = body is not None and not isinstance(body, bytes)

@@ -235,7 +235,7 @@ def check_texts(watched: Watched) -> None:
 
 def _ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=20) as response:
+        with urllib.request.urlopen(url, timeout=300) as response:
             return bool(response.status == 200)
     except OSError:
         return False
@@ -244,7 +244,7 @@ def _ready(url: str) -> bool:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(timeout=60)
+        process.wait(timeout=300)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

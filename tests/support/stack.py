@@ -264,7 +264,7 @@ def kill_all(find: Callable[[], list[psutil.Process]], what: str) -> None:
             _to_all(new, psutil.Process.suspend)
             frozen.update({process.pid: process for process in new})
         _to_all(frozen.values(), psutil.Process.kill)
-        psutil.wait_procs(list(frozen.values()), timeout=60)
+        psutil.wait_procs(list(frozen.values()), timeout=300)
 
 
 def _to_all(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], None]) -> None:

@@ -399,15 +399,15 @@ class ServedFake:
         async def inside() -> Any:
             return work(self.service)
 
-        return asyncio.run_coroutine_threadsafe(inside(), self._loop).result(timeout=10)
+        return asyncio.run_coroutine_threadsafe(inside(), self._loop).result(timeout=300)
 
     def start(self) -> None:
         """Listen; the jobs of an earlier life are still there."""
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(timeout=10)
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(timeout=300)
 
     def stop(self) -> None:
         """Stop listening, as a daemon that stops in good order does."""
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(timeout=60)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(timeout=300)
 
     def read_with_token(self, token: str) -> Endpoint:
         """One more reading port, which wants this token."""
@@ -419,7 +419,7 @@ class ServedFake:
             await self._serve(create_read_app(self.service, policy), sock)
             return Endpoint(host=host, port=int(port))
 
-        return asyncio.run_coroutine_threadsafe(open_port(), self._loop).result(timeout=10)
+        return asyncio.run_coroutine_threadsafe(open_port(), self._loop).result(timeout=300)
 
     async def _start(self) -> None:
         self._closing = asyncio.Event()
@@ -460,7 +460,7 @@ class ServedFake:
         finally:
             self.stop()
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=10)
+            self._thread.join(timeout=300)
             self._loop.close()
 
 

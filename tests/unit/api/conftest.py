@@ -25,4 +25,4 @@ def served(tmp_path: Path) -> Iterator[ServedFake]:
 
 @pytest.fixture
 def client(served: ServedFake) -> Client:
-    return Client(served.endpoint, environ={"PATH": "/usr/bin", "HF_TOKEN": "hf-secret"}, deadline_seconds=60.0)
+    return Client(served.endpoint, environ={"PATH": "/usr/bin", "HF_TOKEN": "hf-secret"}, deadline_seconds=300)

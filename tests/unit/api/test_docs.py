@@ -39,7 +39,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     with serve_fake(tmp_path / "run", owner_uid=os.getuid()) as served:
 
         def finish_when_waited_for() -> None:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while not served.do(lambda service: service._waiters):
                 assert time.monotonic() < deadline
                 time.sleep(0.005)

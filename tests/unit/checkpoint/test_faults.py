@@ -133,7 +133,7 @@ print(store.save({"n": 3, "weight": b'x' * 400_000}, step=3).step)
 def test_a_kernel_that_refuses_to_write_on_leaves_no_rubbish_behind(tmp_path):
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout.split() == [str(errno.EFBIG), "3"], done.stderr
     visible = sorted(name for name in os.listdir(tmp_path) if name not in (".lock", ".spares"))
@@ -153,7 +153,7 @@ def test_two_attempts_at_once_leave_only_whole_checkpoints_and_the_older_one_end
             [sys.executable, "-c", script.replace("step < 60", "step < 90"), str(tmp_path), "2"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=True,
         )
     finally:

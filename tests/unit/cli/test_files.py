@@ -110,7 +110,7 @@ def complete(words: str, home: Path) -> list[str]:
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", "import sys; sys.argv = ['orch']; from orchestrator.cli.main import main; main()"],
-        env=environ, capture_output=True, text=True, timeout=60, check=False,
+        env=environ, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     return done.stdout.split()
 

@@ -37,7 +37,7 @@ class Play:
 
     def _run(self) -> None:
         for step in self._steps:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while not self._served.do(lambda service: service._waiters):
                 assert time.monotonic() < deadline
                 time.sleep(0.005)

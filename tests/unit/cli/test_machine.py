@@ -162,7 +162,7 @@ def stop_when_asked(served: ServedFake) -> threading.Thread:
     served.service.shutdown = shutdown  # type: ignore[method-assign]
 
     def stop() -> None:
-        assert asked.wait(10)
+        assert asked.wait(300)
         served.stop()
 
     thread = threading.Thread(target=stop)

@@ -56,7 +56,7 @@ def imported(*arguments: str) -> set[str]:
         [sys.executable, "-X", "importtime", *ORCH[1:], *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
@@ -165,7 +165,7 @@ def test_the_console_script_is_installed() -> None:
         [os.path.join(os.path.dirname(sys.executable), "orch"), "--version"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert done.stdout.startswith("orch ")

@@ -22,7 +22,7 @@ def test_a_supervised_task_that_fails_ends_the_daemon() -> None:
         background = Background(ended.set, LOG)
         background.supervise(sleeps(), "sleeps")
         background.supervise(fails(), "fails")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(300):
             await ended.wait()
         assert str(background.failure) == "broken"
         await background.end()
@@ -42,7 +42,7 @@ def test_another_one_does_not() -> None:
             returned.set()
 
         background.supervise(returns(), "returns")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(300):
             await returned.wait()  # it was made last
         await background.end()
         assert (told, background.failure) == ([], None)

@@ -115,7 +115,7 @@ def test_a_request_to_stop_cuts_a_start_short_and_takes_it_back() -> None:
         world = world_of()
         world.connected.clear()
         starting = asyncio.create_task(world.daemon.start_unless_stopped())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(300):
             await world.recovered.wait()
         world.daemon.stop()
         await starting

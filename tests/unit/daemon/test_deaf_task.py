@@ -45,7 +45,7 @@ def end_of_a_daemon(home: Path, how: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "ORCH_HOME": str(home)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

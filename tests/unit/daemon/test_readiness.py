@@ -74,7 +74,7 @@ def test_a_store_whose_thread_is_stuck_is_not_ready(tmp_path: Path, pool: str) -
         essential, shrinks = True, False
 
         def __call__(self, _connection: object) -> None:
-            stuck.wait(60)
+            stuck.wait(300)
 
         committed = undone = lambda _: None
 

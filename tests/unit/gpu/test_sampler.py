@@ -87,7 +87,7 @@ def test_a_hanging_gpu_goes_stale_and_harms_no_other(make_reader: MakeReader) ->
     assert hanging_uuids == ("GPU-a",)
     assert not hanging.closed.is_set(), "its thread still uses it"
     hanging.release()
-    assert hanging.closed.wait(10.0), "and closes it when the driver lets go"
+    assert hanging.closed.wait(300), "and closes it when the driver lets go"
 
 
 def test_a_gpu_that_never_answers_is_stale_from_the_start(make_reader: MakeReader) -> None:
@@ -152,5 +152,5 @@ def test_stop_does_not_wait_for_the_next_tick(make_reader: MakeReader) -> None:
     group = SamplerGroup([Sampler(reader, rate=0.001)])
     group.start()
     wait_for(lambda: reader.reads, "the first reading")
-    assert group.stop(timeout=60.0) == (), "the next tick is in a quarter of an hour"
+    assert group.stop(timeout=300) == (), "the next tick is in a quarter of an hour"
     assert reader.closed.is_set()

@@ -21,12 +21,12 @@ def test_a_purpose_that_is_stuck_is_told_and_takes_no_thread_of_another() -> Non
 
         def stuck() -> str:
             entered.release()
-            released.wait(60)
+            released.wait(300)
             return "done"
 
         calls = [asyncio.create_task(pool.run(stuck)) for _ in range(3)]
         for _ in range(2):
-            assert await asyncio.to_thread(entered.acquire, timeout=30)
+            assert await asyncio.to_thread(entered.acquire, timeout=300)
         assert pool.busy
         assert pool.problem() == "", "it is busy, and may be for good reason"
         now += STUCK_SECONDS
@@ -74,7 +74,7 @@ def test_files_that_hang_for_one_user_hold_up_no_other() -> None:
         try:
             hostile = [asyncio.create_task(pool.of(1).run(hangs)) for _ in range(10)]
             for _ in range(2):
-                assert await asyncio.to_thread(begun.acquire, timeout=60)
+                assert await asyncio.to_thread(begun.acquire, timeout=300)
             for request in hostile[:2]:  # a request that is given up does not give its user another thread
                 request.cancel()
             await asyncio.wait(hostile[:2])

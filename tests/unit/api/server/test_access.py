@@ -280,7 +280,7 @@ def test_the_kernel_s_word_decides_who_asks(mode: int) -> None:
             [sys.executable, "-I", "-c", AS_NOBODY, served.endpoint.socket_path, json.dumps(calls)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=True,
         )
         assert json.loads(done.stdout) == [errno.EACCES if mode == 0o600 else 403] * ACTIONS
@@ -306,7 +306,7 @@ def test_junk_on_the_wire_is_answered_and_survived(served: ServedFake) -> None:
 
 
 def test_a_header_given_twice_counts_as_neither(served: ServedFake) -> None:
-    with socket.create_connection((served.tcp_endpoint.host, served.tcp_endpoint.port), timeout=60) as sock:
+    with socket.create_connection((served.tcp_endpoint.host, served.tcp_endpoint.port), timeout=300) as sock:
         sock.sendall(
             f"GET /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
             f"Authorization: Bearer wrong\r\nConnection: close\r\n\r\n".encode()

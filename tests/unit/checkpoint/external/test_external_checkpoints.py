@@ -451,7 +451,7 @@ for step in itertools.count(1):
 """
     writer = subprocess.Popen([sys.executable, "-c", script])
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while watcher.status.persisted < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
     finally:

@@ -139,7 +139,7 @@ def test_writes_keep_their_distance(write, persist, root):
     assert one.poll()
     write(2)
     assert not one.poll()
-    assert one.flush(10.0)
+    assert one.flush(300)
     assert stored(root) == [2, 1]
 
 
@@ -251,7 +251,7 @@ def test_a_restarted_persister_does_not_mind_what_is_stored_already(write, persi
     assert persist().poll()
     again = persist()
     again.poll()
-    assert again.flush(5.0)
+    assert again.flush(300)
     assert stored(root) == [5]
 
 
@@ -329,7 +329,7 @@ def test_flush_stores_the_newest_common_step_of_all_ranks(write, persist, root):
         write(10, rank=rank, world_size=2, gang=True)
     write(11, rank=0, world_size=2, gang=True)  # rank 1 died before
     results = []
-    threads = [threading.Thread(target=lambda one=one: results.append(one.flush(20.0))) for one in reversed(ranks)]
+    threads = [threading.Thread(target=lambda one=one: results.append(one.flush(300))) for one in reversed(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -353,7 +353,7 @@ def test_flush_gives_up_in_time_and_has_nothing_to_do_without_snapshots(write, p
 def test_flush_is_rank_0s_business_when_only_rank_0_has_snapshots(write, persist, root):
     write(10, world_size=2)
     assert persist(1).flush(0.0)
-    assert persist(0).flush(10.0)
+    assert persist(0).flush(300)
     assert stored(root) == [10]
 
 
@@ -396,7 +396,7 @@ def test_real_ranks_persist_in_the_background_and_a_kill_costs_nothing_that_was_
     try:
         for one in background:
             one.start()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while (not root.exists() or len(stored(root)) < 4) and time.monotonic() < deadline:
             step += 1
             one_step()
@@ -439,7 +439,7 @@ def test_the_persister_needs_neither_torch_nor_numpy(folder, root, write):
 import sys
 from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
 one = SnapshotPersister({str(folder)!r}, rank=0, settings=StoreSettings(root={str(root)!r}))
-assert one.flush(10.0)
+assert one.flush(300)
 assert not {{"torch", "numpy", "ray"}} & set(sys.modules), "too much was imported"
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
@@ -459,12 +459,12 @@ def test_every_wanted_snapshot_is_stored_in_order_while_the_others_may_be_passed
     writer = wanted_writer(folder)
     for step in range(1, 21):
         writer.save({"state": state(step)}, step=step, gang=False, wanted=True)
-    assert one.flush(20.0)
+    assert one.flush(300)
     assert told == list(range(1, 21))
     assert writer.left_out == []
     for step in range(21, 41):
         writer.save({"state": state(step)}, step=step, gang=False)
-    assert one.flush(20.0)
+    assert one.flush(300)
     writer.close()
     assert told[:20] == list(range(1, 21))
     assert told[-1] == 40
@@ -473,7 +473,7 @@ def test_every_wanted_snapshot_is_stored_in_order_while_the_others_may_be_passed
 
 def test_a_save_waits_for_storage_and_says_so_when_every_slot_holds_a_wanted_snapshot(persist, folder, root):
     gate, told = threading.Event(), []
-    storage = HookedStorage(root, lambda path: gate.wait(20) if path.endswith("state.json") else None)
+    storage = HookedStorage(root, lambda path: gate.wait(300) if path.endswith("state.json") else None)
     one = persist(storage=storage, on_persisted=lambda info: told.append(info.step))
     one.start()
     writer, waits = wanted_writer(folder), []
@@ -488,9 +488,9 @@ def test_a_save_waits_for_storage_and_says_so_when_every_slot_holds_a_wanted_sna
     training.start()
     until(lambda: waits == [4])
     gate.set()
-    training.join(20)
+    training.join(300)
     assert not training.is_alive()
-    assert one.flush(20.0)
+    assert one.flush(300)
     writer.close()
     assert told == [1, 2, 3, 4, 5, 6]
     assert writer.waited_seconds >= 0.0
@@ -516,7 +516,7 @@ def test_training_goes_on_while_storage_fails_and_tells_what_was_left_out(persis
     assert not one.flush(0.2)
     assert "step 5, 6, 7 was not on storage after 0.2 s" in one.status.failure
     broken.clear()
-    assert one.flush(20.0)
+    assert one.flush(300)
     writer.close()
     assert stored(root) == [7, 6, 5]
 
@@ -536,7 +536,7 @@ def test_the_best_scores_reach_storage_though_newer_saves_follow_at_once(persist
     writer = wanted_writer(folder, best=TopScores("loss", order="min", keep=2))
     for step, loss in losses.items():
         writer.save({"state": state(step)}, step=step, gang=False, metrics={"loss": loss})
-    assert one.flush(20.0)
+    assert one.flush(300)
     writer.close()
     assert stored(root) == [10, 5, 3]
 
@@ -597,6 +597,6 @@ def test_a_damaged_snapshot_neither_ends_the_persister_nor_holds_training_up(per
     until(lambda: "damaged" in one.status.failure)
     for step in range(2, 8):
         writer.save({"state": state(step)}, step=step, gang=False, wanted=True)
-    assert one.flush(20.0)
+    assert one.flush(300)
     writer.close()
     assert stored(root)[0] == 7

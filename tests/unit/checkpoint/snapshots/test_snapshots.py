@@ -342,7 +342,7 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_snapshot_of_the_last_step
             [sys.executable, "-c", DIES + WRITER, str(folder), str(attempt), method, when],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert (writer.returncode, writer.stdout.split()) == (-signal.SIGKILL, ["1", "2", "3"]), writer.stderr

@@ -56,7 +56,7 @@ def test_readers_of_a_log_that_is_a_fifo_take_no_thread(tmp_path: Path, pool: Po
     os.mkfifo(log_path(tmp_path, 2, 0))
 
     async def run() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             found = await asyncio.gather(*(lines(tmp_path, pool) for _ in range(10)))
         assert found == [["[orch] rank-00000.log is left out: it is not a regular file"]] * 10
 

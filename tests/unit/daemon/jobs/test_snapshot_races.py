@@ -32,7 +32,7 @@ def test_many_may_take_the_same_directory_at_once(tmp_path: Path, size: int) -> 
     together = threading.Barrier(8)
 
     def take(_number: int) -> str:
-        together.wait(10)
+        together.wait(300)
         return snapshot.take(source, blobs(tmp_path), max_bytes=LIMIT).digest
 
     with ThreadPoolExecutor(8) as pool:

@@ -39,7 +39,7 @@ def test_a_submission_waits_for_nodes_and_not_for_ever() -> None:
         with pytest.raises(DaemonStoppingError):
             await nodes.wait(0.01)
         nodes.set({"a": node("a")})
-        await nodes.wait(10)
+        await nodes.wait(300)
         nodes.forget()
         assert rounds.loop.nodes == {}
         with pytest.raises(DaemonStoppingError):

@@ -79,7 +79,7 @@ def run(path: Path, case: Callable[[SqliteStore, Notifier], Awaitable[None]]) ->
     async def life() -> None:
         store = SqliteStore.open(path / "store.db", reserve=None)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await case(store, Notifier(store, path / "key", structlog.get_logger(), first_delay=0.05))
         finally:
             store.close()

@@ -117,7 +117,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 def on_a_desk(tmp_path: Path, story: Callable[[Desk], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with asyncio.timeout(60), desk(tmp_path) as made:
+        async with asyncio.timeout(300), desk(tmp_path) as made:
             await story(made)
 
     asyncio.run(run())

@@ -117,7 +117,7 @@ def test_one_reading_of_each_gpu_whatever_state_it_is_in(make_reader: MakeReader
     assert rows[1].problem == "gone"
     assert "not answered" in (rows[2].problem or "")
     hanging.release()
-    assert hanging.closed.wait(10)
+    assert hanging.closed.wait(300)
 
 
 def test_a_simulated_gpu_is_read_twice_for_its_rates() -> None:

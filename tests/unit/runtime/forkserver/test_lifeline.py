@@ -54,7 +54,7 @@ def tell(keeper: socket.socket, *messages: dict[str, object]) -> None:
 
 
 async def collect(lifeline: Lifeline) -> list[Event]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         return [event async for event in lifeline]
 
 
@@ -98,7 +98,7 @@ def test_cancelled_reader_loses_nothing(ends: tuple[Lifeline, socket.socket]) ->
             reader.cancel()
             got = (await asyncio.gather(reader, return_exceptions=True))[0]
             if isinstance(got, asyncio.CancelledError):
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(300):
                     got = await lifeline.next_event()
             assert got == Started(pid=7, cold=None, at=1.0)
 
@@ -113,7 +113,7 @@ def test_closing_wakes_the_reader(ends: tuple[Lifeline, socket.socket]) -> None:
         while lifeline._waiting is None:  # noqa: ASYNC110  (the task has to come to waiting)
             await asyncio.sleep(0)
         lifeline.close()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             assert await reader is None
             assert await lifeline.next_event() is None
 

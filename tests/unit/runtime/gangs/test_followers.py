@@ -96,7 +96,7 @@ class Scene:
 
     async def follow(self) -> None:
         self.relay.watch(JOB, self.gang, 1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(300):
             await asyncio.gather(*self.gang.watchers)
 
 

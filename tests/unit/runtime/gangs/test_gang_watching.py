@@ -78,7 +78,7 @@ class Watched:
         """Follow the rank to its end; the kinds of what was told."""
 
         async def follow() -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(300):
                 gang = Gang(number=1, actors=[self.actor])
                 await self.relay.follow(self.job, gang, self.job.attempt_number, 0)
 

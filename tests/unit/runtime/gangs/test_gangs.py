@@ -87,7 +87,7 @@ class World:
         self.did.append("close")
 
     async def until_done(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             await self.done.wait()
         self.done.clear()
 

@@ -29,12 +29,12 @@ def page(tmp_path: Path) -> Iterator[PageReader]:
 
 
 def take(
-    page: PageReader, *, seconds: float = 20.0, over: bool = False, meanwhile: Callable[[], None] | None = None
+    page: PageReader, *, seconds: float = 300.0, over: bool = False, meanwhile: Callable[[], None] | None = None
 ) -> bytes:
     async def within() -> bytes:
         asking = asyncio.create_task(take_trace(page, 0, 3, seconds, lambda: over))
         if meanwhile is not None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(300):
                 while not files.beside(page.path, files.REQUEST_SUFFIX).exists():  # noqa: ASYNC110  (a file is polled)
                     await asyncio.sleep(0.001)
             meanwhile()

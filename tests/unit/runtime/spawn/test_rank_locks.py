@@ -109,7 +109,7 @@ def test_what_a_killed_keeper_leaves_is_found_by_its_session_and_its_mark(path: 
         written(path, GONE, known(leader))
         assert remains(Holder(GONE, known(leader), None), mark_of(path)) == {leader.pid, marked.pid}
         assert end_remains(path, 20.0)
-        assert [leader.wait(20), marked.wait(20)] == [-9, -9]
+        assert [leader.wait(300), marked.wait(300)] == [-9, -9]
         assert stranger.poll() is None
         stranger.kill()
     assert lock_is_clear(path)
@@ -185,7 +185,7 @@ def test_lock_files_of_jobs_that_are_not_live_are_cleared(path: Path, tmp_path: 
         assert path.exists(), "live, then young"
         assert left.poll() is None
         clear_locks(node, set(), young_seconds=-1.0)
-        assert left.wait(20) == -9
+        assert left.wait(300) == -9
     assert not path.exists()
     with held(path) as handle:
         fcntl.flock(handle, fcntl.LOCK_SH)

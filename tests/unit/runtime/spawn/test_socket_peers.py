@@ -52,7 +52,7 @@ class Impostor:
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._thread.join(20)
+        self._thread.join(300)
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def test_a_daemon_of_another_user_in_a_place_open_to_all_is_sent_nothing(place: 
     with impostor(path) as server:
         said = as_user(
             VICTIM,
-            lambda: wire.call(Endpoint(socket_path=str(path)), "POST", "/v1/jobs", body={"a": 1}, deadline_seconds=60),
+            lambda: wire.call(Endpoint(socket_path=str(path)), "POST", "/v1/jobs", body={"a": 1}, deadline_seconds=300),
         )
     assert said.startswith("NotPermittedError: "), said
     assert f"belongs to user {OTHER}" in said

@@ -69,7 +69,7 @@ def test_the_rank_actor_brings_it_to_storage(make, tmp_path):
     persister = SnapshotPersister(
         tmp_path / "snapshots", rank=0, settings=StoreSettings(root=str(tmp_path / "checkpoints"))
     )
-    assert persister.flush(20.0)
+    assert persister.flush(300)
     persister.close()
     elsewhere = make(ORCH_ATTEMPT="2", ORCH_SNAPSHOT_DIR="").load()
     assert (elsewhere.state, elsewhere.step) == ({"w": 1}, 3)
@@ -186,7 +186,7 @@ def test_rank_and_rank_actor_never_store_at_the_same_time(make, tmp_path):
         holder.communicate("\n")
     saving.join()
     assert [info.step for info in CheckpointRepository(tmp_path / "checkpoints").list()] == [2]
-    assert persister.flush(30), "the lock is free again"
+    assert persister.flush(300), "the lock is free again"
     infos = {info.step: info.status for info in CheckpointRepository(tmp_path / "checkpoints").list()}
     assert infos[2] is CheckpointStatus.COMPLETE
     assert set(infos.values()) == {CheckpointStatus.COMPLETE}

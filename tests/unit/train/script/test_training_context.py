@@ -47,7 +47,7 @@ def run_script(tmp_path, body, *, environ=None, **options):
         env={**clean, "PYTHONPATH": os.getcwd(), **(environ or {})},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         **options,
     )

@@ -43,7 +43,7 @@ def test_the_fork_server_of_a_head_that_does_not_start_ends(tmp_path: Path) -> N
     head = Headless(site, num_cpus=None, simulate_gpus=0, on_died=lambda: None)
     try:
         with pytest.raises(ClusterError, match="did not start"):
-            asyncio.run(asyncio.wait_for(head.start(), 60))
+            asyncio.run(asyncio.wait_for(head.start(), 300))
         assert not site.fork_socket.exists()
         wait_until("the fork server ends", lambda: not servers(site.fork_socket))
     finally:

@@ -41,7 +41,7 @@ def test_a_real_memory_kill_is_seen() -> None:
             assert eater.stdin is not None
             eater.stdin.write(b"\n")
             eater.stdin.close()
-            assert eater.wait(20) == -signal.SIGKILL
+            assert eater.wait(300) == -signal.SIGKILL
         killed = watch.killed()
         assert killed is not None
         assert (killed.path, killed.before) == (f"{group}/memory.oom_control", 0)

@@ -13,7 +13,7 @@ BLANK = ProgressSnapshot(writer_pid=7, checkpoint=CheckpointFacts(saved_step=3))
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition():  # noqa: ASYNC110  (another process answers)
             await asyncio.sleep(0.01)
 

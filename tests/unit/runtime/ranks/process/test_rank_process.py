@@ -62,7 +62,7 @@ class Scene:
                 evidence=self.evidence,  # type: ignore[arg-type]
                 exits=self,  # type: ignore[arg-type]
             )
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await process.end()
 
         asyncio.run(follow())

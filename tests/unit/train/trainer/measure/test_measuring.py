@@ -206,7 +206,7 @@ def test_joules_are_those_of_ones_own_gpu() -> None:
 @pytest.mark.parametrize("reader", [Meter("a", counter=False), Meter("a", lost=True)])
 def test_no_counter_no_joules(reader: Any) -> None:
     meter = energy.EnergyMeter(reader, every_seconds=0.001)
-    meter._thread.join(5)
+    meter._thread.join(300)
     assert not meter._thread.is_alive()
     assert meter.joules is None
     meter.close()
@@ -219,7 +219,7 @@ def test_no_gpu_no_meter() -> None:
 def wait_until(condition: Any) -> None:
     import time
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
