@@ -21,6 +21,9 @@ EXIT_BAD_INPUT = 2
 EXIT_NOT_FOUND = 3
 EXIT_UNREACHABLE = 4
 EXIT_REFUSED = 5
+EXIT_PARTLY = 6
+"""Of several jobs, it was done to some and not to others."""
+
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 

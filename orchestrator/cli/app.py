@@ -21,7 +21,10 @@ Begin with `orch demo`, or `orch init train.py` and `orch submit job.yaml`. A JO
 name (its newest job).
 """
 COMPLETION_VARIABLE = "_ORCH_COMPLETE"
-EPILOG = "Exit codes: 0 done, 1 the job failed, 2 bad input, 3 no such thing, 4 the daemon is out of reach, 5 refused."
+EPILOG = (
+    "Exit codes: 0 done, 1 the job failed, 2 bad input, 3 no such thing, 4 the daemon is out of reach, 5 refused, "
+    "6 done for some of several jobs."
+)
 
 
 class OrchGroup(TyperGroup):

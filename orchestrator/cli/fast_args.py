@@ -37,7 +37,16 @@ SUBMIT_SWITCHES = {
 }
 SUBMIT_VALUES = {"--set": "overrides", "--resume-from": "resume_from", "--after": "after"}
 STATUS_SWITCHES = {"--watch": "watch", "-w": "watch", "--json": "json"}
-STATUS_VALUES = {"--user": "user", "-u": "user", "--state": "states", "-s": "states", "--since": "since"}
+STATUS_VALUES = {
+    "--user": "user",
+    "-u": "user",
+    "--state": "states",
+    "-s": "states",
+    "--since": "since",
+    "--label": "labels",
+    "-l": "labels",
+    "--name": "name",
+}
 
 
 def run(arguments: Sequence[str]) -> int | None:
@@ -84,6 +93,8 @@ def parse_status(words: Sequence[str]) -> StatusOptions | None:
         user=found.values.get("user", [None])[-1],
         states=tuple(found.values.get("states", ())),
         since=found.values.get("since", [None])[-1],
+        labels=tuple(found.values.get("labels", ())),
+        name=found.values.get("name", [None])[-1],
         json="json" in found.switches,
     )
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from orchestrator.cli.session import Session
 
 
-def wait_jobs(session: Session, refs: list[str], *, as_json: bool) -> int:
-    """Wait until every job has ended; 0 when all succeeded, else 1."""
+def wait_jobs(session: Session, refs: list[str], *, as_json: bool, as_array: bool | None = None) -> int:
+    """Wait until every job has ended; 0 when all succeeded, else 1. ``as_array``: also the JSON of one job is an array."""
     jobs = []
     for ref in refs:
         job = _wait_one(session, ref)
@@ -32,7 +32,11 @@ def wait_jobs(session: Session, refs: list[str], *, as_json: bool) -> int:
         if not as_json:
             report_end(session, job)
     if as_json:
-        print_json(session, jobs[0].to_json() if len(jobs) == 1 else [job.to_json() for job in jobs])
+        several = len(jobs) != 1 if as_array is None else as_array
+        print_json(session, [job.to_json() for job in jobs] if several else jobs[0].to_json())
+    elif len(jobs) > 1:
+        failed = [job for job in jobs if job.state != "SUCCEEDED"]
+        session.console.note(f"{len(jobs)} jobs ended: {len(jobs) - len(failed)} SUCCEEDED, {len(failed)} not")
     return exit_code_of(jobs)
 
 

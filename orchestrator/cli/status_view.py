@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
+from orchestrator.cli.choosing import user_name, wanted_states, with_labels
 from orchestrator.cli.render.job_table import job_lines
 from orchestrator.cli.session import print_json
 
@@ -31,15 +32,23 @@ class StatusOptions(NamedTuple):
     user: str | None = None
     states: tuple[str, ...] = ()
     since: str | None = None
+    labels: tuple[str, ...] = ()
+    name: str | None = None
     json: bool = False
+
+    @property
+    def chooses(self) -> bool:
+        """Whether anything was typed that chooses among jobs."""
+        return bool(self.user or self.states or self.since or self.labels or self.name)
 
 
 def show_status(session: Session, options: StatusOptions) -> int:
     """Show one job in full, or a table of jobs."""
     if options.job is not None:
-        if options.user or options.states or options.since:
+        if options.chooses:
             raise BadRequestError(
-                "--user, --state and --since choose among jobs", hint="leave them out, or leave out JOB"
+                "--user, --state, --since, --label and --name choose among jobs",
+                hint="leave them out, or leave out JOB",
             )
         return _show_job(session, options.job, options)
     return _show_jobs(session, options)
@@ -90,17 +99,22 @@ def _print(session: Session, lines: Sequence[str]) -> None:
 
 def _show_jobs(session: Session, options: StatusOptions) -> int:
     client = session.client()
+    user = user_name(session, options.user)
     states = wanted_states(options.states)
     since = None if options.since is None else _parse_since(options.since)
     recent = not options.states and since is None
+    none = "no job fits" if options.chooses else "no jobs; `orch submit job.yaml` makes one"
 
     def read() -> JobList:
-        if recent:
-            return _live_and_recent(client, options.user)
-        return client.jobs(user=options.user, states=states, since=since)
+        found = _live_and_recent(client, user) if recent else client.jobs(user=user, states=states, since=since)
+        if not (options.labels or options.name):
+            return found
+        from dataclasses import replace
+
+        return replace(found, jobs=with_labels(found.jobs, options.labels, options.name))
 
     def render(found: JobList) -> list[str]:
-        return job_lines(session.console, found.jobs, time.time()) or ["no jobs; `orch submit job.yaml` makes one"]
+        return job_lines(session.console, found.jobs, time.time()) or [none]
 
     if options.watch:
         from orchestrator.cli.live import watch_view
@@ -131,12 +145,6 @@ def _live_and_recent(client: Client, user: str | None) -> JobList:
     # A job that ended between the two answers is in both: the second one counts.
     by_id = {job.id: job for job in (*live.jobs, *recent)}
     return replace(live, jobs=tuple(sorted(by_id.values(), key=lambda job: -job.submitted_at)))
-
-
-def wanted_states(texts: Sequence[str]) -> list[str]:
-    """States from ``--state running,failed``; ``all`` is none, that is every one."""
-    names = [name.strip().upper() for text in texts for name in text.split(",") if name.strip()]
-    return [] if "ALL" in names else names
 
 
 def show_queue(session: Session, *, as_json: bool) -> int:

@@ -44,6 +44,3 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the 
 Job = Annotated[
     str, typer.Argument(metavar="JOB", help="An id, the beginning of one, or a name.", autocompletion=complete_job)
 ]
-Jobs = Annotated[
-    list[str], typer.Argument(metavar="JOB", help="Ids, beginnings of ids, or names.", autocompletion=complete_job)
-]

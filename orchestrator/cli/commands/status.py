@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.api.errors import EXIT_OK
+from orchestrator.cli.commands.jobs.selecting import WAIT, DryRun, Jobs, Labels, Name, States, User, meant, selection
 from orchestrator.cli.commands.shared import Json, Quiet
 from orchestrator.cli.session import Session
 from orchestrator.cli.status_view import StatusOptions, show_queue, show_status
@@ -15,7 +17,9 @@ def status(
     job: Annotated[str | None, typer.Argument(metavar="JOB", help="One job in full; none lists them.")] = None,
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and show every change.")] = False,
-    user: Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="Only this user's jobs.")] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", metavar="USER", help="Only this user's jobs; `me` for your own.")
+    ] = None,
     state: Annotated[
         list[str] | None,
         typer.Option(
@@ -25,28 +29,48 @@ def status(
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="Only jobs submitted since: 2h, or 2026-11-20T14:30.")
     ] = None,
+    label: Labels = None,
+    name: Name = None,
     json: Json = False,
 ) -> int:
     """Show where jobs stand: those that have not ended, and the newest of those that ended in the last day.
 
     With --json: an object with `jobs`, or the JOB's object; with --watch one of them a line for each change.
     """
-    options = StatusOptions(job=job, watch=watch, user=user, states=tuple(state or ()), since=since, json=json)
+    options = StatusOptions(
+        job=job,
+        watch=watch,
+        user=user,
+        states=tuple(state or ()),
+        since=since,
+        labels=tuple(label or ()),
+        name=name,
+        json=json,
+    )
     return show_status(Session(), options)
 
 
 def wait(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB", help="Jobs to wait for.")],
+    jobs: Jobs = None,
+    *,
+    user: User = None,
+    state: States = None,
+    label: Labels = None,
+    name: Name = None,
+    dry_run: DryRun = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Wait until jobs have ended; exit code 0 when all succeeded, else 1.
 
-    Waits for a daemon that restarts as well. With --json: the job's object, or an array for several.
+    Options choose among jobs that have not ended. Waits for a daemon that restarts as well. With --json: the job's object, or an array for several.
     """
     from orchestrator.cli.live import wait_jobs
 
-    return wait_jobs(Session(quiet=quiet), jobs, as_json=json)
+    session = Session(quiet=quiet)
+    found = selection(jobs, user, state, label, name, dry_run=dry_run, json=json)
+    refs = meant(session, found, WAIT, asks=False)
+    return EXIT_OK if refs is None else wait_jobs(session, refs, as_json=json, as_array=len(found.refs) != 1)
 
 
 def queue(json: Json = False) -> int:

@@ -26,6 +26,7 @@ WORDS = [
     "--user=ada",
     "--user",
     "-uada",
+    "--label=team=a",
     "-wu",
     "--state=a,b",
     "--json=1",

@@ -1,0 +1,76 @@
+"""Jobs chosen by what they are, for `status` and for commands that act on several: user, states, labels, name."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, NamedTuple
+
+from orchestrator.api.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.api.views import JobView
+    from orchestrator.cli.session import Session
+
+ME = "me"
+
+
+class Choice(NamedTuple):
+    """What was typed: all of it must hold. ``states`` may hold several in one text, as in ``running,failed``."""
+
+    user: str | None = None
+    states: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    name: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was typed."""
+        return not (self.user or self.states or self.labels or self.name)
+
+
+def wanted_states(texts: Sequence[str]) -> list[str]:
+    """States from ``--state running,failed``; ``all`` is none, that is every one."""
+    names = [name.strip().upper() for text in texts for name in text.split(",") if name.strip()]
+    return [] if "ALL" in names else names
+
+
+def user_name(session: Session, user: str | None) -> str | None:
+    """The user that is meant; ``me`` is the user as whom the daemon sees this command."""
+    if user != ME:
+        return user
+    if not session.endpoint.socket_path:
+        return session.client().health().owner
+    import os
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def with_labels(jobs: Sequence[JobView], labels: Sequence[str], name: str | None) -> tuple[JobView, ...]:
+    """The jobs that have every label (``key=value``, or ``key`` with any value) and whose name fits the pattern."""
+    wanted = [_label(text) for text in labels]
+    return tuple(
+        job
+        for job in jobs
+        if (name is None or fnmatchcase(job.name, name))
+        and all(key in job.labels and value in {None, job.labels[key]} for key, value in wanted)
+    )
+
+
+def _label(text: str) -> tuple[str, str | None]:
+    key, equals, value = text.partition("=")
+    if not key:
+        raise BadRequestError(f"--label {text!r} has no key", hint="--label team=a, or --label team for any value")
+    return key, value if equals else None
+
+
+def chosen_jobs(session: Session, choice: Choice, default_states: Sequence[str]) -> tuple[JobView, ...]:
+    """The jobs that fit, oldest first; in ``default_states`` where no state was typed."""
+    states = wanted_states(choice.states) if choice.states else list(default_states)
+    found = session.client().jobs(user=user_name(session, choice.user), states=states).jobs
+    return tuple(reversed(with_labels(found, choice.labels, choice.name)))

@@ -1,0 +1,210 @@
+"""Which jobs a command acts on, and the end of a command that acted on several.
+
+Jobs are named one by one, or chosen by user, state, label and name. What was chosen is shown and asked about before anything is done.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from orchestrator.api.errors import (
+    EXIT_OK,
+    EXIT_PARTLY,
+    BadRequestError,
+    DaemonUnreachableError,
+    DeadlineError,
+    OrchError,
+)
+from orchestrator.api.views import TERMINAL_STATES
+from orchestrator.cli.choosing import Choice, chosen_jobs
+from orchestrator.cli.commands.shared import ask, complete_job
+from orchestrator.cli.outcome import tell
+from orchestrator.cli.session import print_json
+from orchestrator.cli.status_view import LIVE_STATES, note_which
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.api.client import Client
+    from orchestrator.api.views import ActionReply, JobView
+    from orchestrator.cli.session import Session
+
+Jobs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="JOB", help="Ids, beginnings of ids, or names; or choose with the options.", autocompletion=complete_job
+    ),
+]
+User = Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="Jobs of this user; `me` for your own.")]
+States = Annotated[
+    list[str] | None,
+    typer.Option("--state", "-s", metavar="STATE", help="Jobs in this state; a,b for several."),
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", "-l", metavar="KEY[=VALUE]", help="Jobs with this label. Repeatable: all must be there."),
+]
+Name = Annotated[
+    str | None, typer.Option("--name", metavar="PATTERN", help="Jobs with such a name, as in --name 'sweep-*'.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the jobs that are meant, and do nothing.")]
+
+
+class Verb(NamedTuple):
+    """What is done to jobs: the word for it, and the states that are meant unless --state names others."""
+
+    name: str
+    states: tuple[str, ...]
+
+
+CANCEL = Verb("cancel", LIVE_STATES)
+PAUSE = Verb("pause", tuple(state for state in LIVE_STATES if state != "SUSPENDED"))
+RESUME = Verb("resume", ("SUSPENDED",))
+RERUN = Verb("rerun", tuple(sorted(TERMINAL_STATES)))
+UPDATE = Verb("update", LIVE_STATES)
+WAIT = Verb("wait", LIVE_STATES)
+
+
+class Selection(NamedTuple):
+    """What was typed to say which jobs are meant, and whether to ask about them."""
+
+    refs: tuple[str, ...]
+    choice: Choice
+    yes: bool = False
+    dry_run: bool = False
+    json: bool = False
+
+
+def selection(
+    jobs: Sequence[str] | None,
+    user: str | None,
+    state: Sequence[str] | None,
+    label: Sequence[str] | None,
+    name: str | None,
+    *,
+    yes: bool = False,
+    dry_run: bool = False,
+    json: bool = False,
+) -> Selection:
+    """The selection of one command line. Raises BadRequestError where it names jobs and chooses them, or neither."""
+    choice = Choice(user=user, states=tuple(state or ()), labels=tuple(label or ()), name=name)
+    if jobs and not choice.is_empty:
+        raise BadRequestError(
+            "both named jobs and options that choose jobs", hint="leave out JOB, or --user, --state, --label and --name"
+        )
+    if not jobs and choice.is_empty:
+        raise BadRequestError(
+            "no job was named",
+            hint="name some, or choose: --user me, --state PENDING, --label team=a, --name 'sweep-*'",
+        )
+    return Selection(tuple(jobs or ()), choice, yes, dry_run, json)
+
+
+def meant(session: Session, found: Selection, verb: Verb, *, asks: bool = True) -> list[str] | None:
+    """References of the jobs to act on, once that is agreed; None after a dry run. Raises RefusedError for a no."""
+    if found.refs:
+        if not found.dry_run:
+            return list(found.refs)
+        client = session.client()
+        chosen: Sequence[JobView] = [_named(session, client, ref) for ref in dict.fromkeys(found.refs)]
+    else:
+        chosen = chosen_jobs(session, found.choice, verb.states)
+    if found.dry_run:
+        _show(session, verb, chosen, as_json=found.json)
+        return None
+    if not chosen:
+        session.console.note("no job fits; nothing was done")
+    elif asks and not found.yes:
+        for line in _table(session, chosen):
+            session.console.complain(line)
+        ask(session, f"{verb.name} {counted(len(chosen))}: {_some([job.id for job in chosen])}")
+    return [job.id for job in chosen]
+
+
+def _named(session: Session, client: Client, ref: str) -> JobView:
+    job = client.job(ref)
+    note_which(session, ref, job)
+    return job
+
+
+def _show(session: Session, verb: Verb, chosen: Sequence[JobView], *, as_json: bool) -> None:
+    if as_json:
+        keys = ("job_id", "name", "user", "state")
+        print_json(session, {"would": verb.name, "jobs": [{key: getattr(job, key) for key in keys} for job in chosen]})
+        return
+    for line in _table(session, chosen):
+        session.console.print(line)
+    session.console.note(f"would {verb.name} {counted(len(chosen))}")
+
+
+def _table(session: Session, chosen: Sequence[JobView]) -> list[str]:
+    from orchestrator.cli.render.job_table import job_lines
+
+    return job_lines(session.console, chosen, time.time()) if chosen else []
+
+
+def counted(number: int) -> str:
+    """As in ``1 job``, ``2 jobs``."""
+    return f"{number} job" if number == 1 else f"{number} jobs"
+
+
+SHOWN_IDS = 3
+
+
+def _some(ids: Sequence[str]) -> str:
+    more = len(ids) - SHOWN_IDS
+    return ", ".join(ids[:SHOWN_IDS]) + (f" and {more} more" if more > 0 else "")
+
+
+def act_on_each(
+    session: Session, found: Selection, verb: Verb, act: Callable[[Client, str], ActionReply]
+) -> tuple[int, list[str]]:
+    """Act on every job that is meant, also when one is refused; the exit code, and the ids that were acted on.
+
+    Where it did not work for any, the exit code is the first error's; where it worked for some, EXIT_PARTLY.
+    """
+    refs = meant(session, found, verb)
+    if refs is None:
+        return EXIT_OK, []
+    if len(found.refs) == 1:
+        reply = act(session.client(), refs[0])
+        _tell_reply(session, reply, as_json=found.json)
+        if found.json:
+            print_json(session, reply.to_json())
+        return EXIT_OK, [reply.job_id]
+    replies, errors = _try_each(session, refs, act, as_json=found.json)
+    if found.json:
+        print_json(session, [reply.to_json() for reply in replies])
+    if errors:
+        session.console.note(f"{verb.name}: {counted(len(replies))} done, {len(refs) - len(replies)} not")
+    elif len(replies) > 1:
+        session.console.note(f"{verb.name}: {counted(len(replies))} done")
+    code = EXIT_OK if not errors else EXIT_PARTLY if replies else errors[0].exit_code
+    return code, [reply.job_id for reply in replies]
+
+
+def _try_each(
+    session: Session, refs: list[str], act: Callable[[Client, str], ActionReply], *, as_json: bool
+) -> tuple[list[Any], list[OrchError]]:
+    client = session.client()
+    replies: list[ActionReply] = []
+    errors: list[OrchError] = []
+    for ref in refs:
+        try:
+            replies.append(act(client, ref))
+            _tell_reply(session, replies[-1], as_json=as_json)
+        except OrchError as error:
+            tell(error, session.console, as_json=as_json)
+            errors.append(error)
+            if isinstance(error, DaemonUnreachableError | DeadlineError):
+                break  # every other job would wait as long, for the same answer
+    return replies, errors
+
+
+def _tell_reply(session: Session, reply: ActionReply, *, as_json: bool) -> None:
+    if not as_json:
+        session.console.print(reply.job_id)
+        session.console.note(f"{reply.job_id} {reply.message} ({reply.state})")
