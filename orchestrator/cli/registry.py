@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 
 class Entry(NamedTuple):
-    """A command: its name, the module under ``cli.commands``, and the section of the help it is listed in."""
+    """A command: its name, the module under ``cli.commands``, the section of the help, and the function if not named so."""
 
     name: str
     module: str
     section: str
+    function: str = ""
 
 
 JOBS, MACHINE, FILES = "Jobs", "Daemon and machine", "Files and shell"
@@ -52,6 +53,7 @@ ENTRIES = (
     Entry("dashboards", "dashboards", MACHINE),
     Entry("prune", "machine", MACHINE),
     Entry("init", "files", FILES),
+    Entry("import", "jobs.importing", FILES, "import_job"),
     Entry("schema", "files", FILES),
     Entry("completion", "files", FILES),
     Entry("help", "files", FILES),
@@ -88,7 +90,7 @@ class LazyCommands(MutableMapping[str, Any]):
         if name not in self._made:
             entry = self._entries[name]
             module = import_module(f"orchestrator.cli.commands.{entry.module}")
-            self._made[name] = _command(module, name)
+            self._made[name] = _command(module, name, entry.function or name)
         return self._made[name]
 
     def __setitem__(self, name: str, command: Any) -> None:
@@ -112,11 +114,11 @@ class LazyCommands(MutableMapping[str, Any]):
         return found
 
 
-def _command(module: Any, name: str) -> Any:
-    """The click command of ``module.name``, which is a function with typer's annotations or a whole Typer."""
+def _command(module: Any, name: str, function: str) -> Any:
+    """The click command of ``module.function``, which is a function with typer's annotations or a whole Typer."""
     import typer
 
-    found = getattr(module, name)
+    found = getattr(module, function)
     if not isinstance(found, typer.Typer):
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         settings = getattr(module, "CONTEXT_SETTINGS", {}).get(name)

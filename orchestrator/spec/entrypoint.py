@@ -94,7 +94,7 @@ def parse_entrypoint(text: str) -> Entrypoint:
     if not words or not words[0]:
         raise EntrypointError("the entry point is empty", "write the command of one rank: python train.py")
     _refuse_assignments(words)
-    entrypoint = _recognize(words)
+    entrypoint = recognize(words)
     _refuse_launcher(entrypoint)
     if _is_bare_script(words):
         suggestion = shlex.join(("python", *words))
@@ -137,7 +137,8 @@ def _is_bare_script(words: tuple[str, ...]) -> bool:
     return words[0].endswith(".py") and "/" not in words[0]
 
 
-def _recognize(words: tuple[str, ...]) -> Entrypoint:
+def recognize(words: tuple[str, ...]) -> Entrypoint:
+    """What the words start; raises EntrypointError where Python is given nothing to run."""
     program = words[0].rsplit("/", 1)[-1]
     if not _PYTHON.fullmatch(program):
         return Entrypoint(kind="command", python=None, python_options=(), target=words[0], args=words[1:], argv=words)
@@ -159,16 +160,18 @@ def _recognize(words: tuple[str, ...]) -> Entrypoint:
 
 
 def _refuse_launcher(entrypoint: Entrypoint) -> None:
-    translation = _without_launchers(entrypoint)
+    translation = without_launchers(entrypoint)
     if translation is None:
         return
     raise _instead(f"orch starts the ranks itself; within each, {translation.launcher} would start more", translation)
 
 
-def _without_launchers(entrypoint: Entrypoint) -> Translation | None:
+def without_launchers(entrypoint: Entrypoint) -> Translation | None:
     """Translate launchers until none is left (`ray job submit -- torchrun ...`); None when there was none."""
     found: Translation | None = None
     keys: dict[str, str] = {}
+    options: tuple[tuple[str, str, str], ...] = ()
+    counted = False
     while True:
         module = entrypoint.target if entrypoint.kind == "module" else None
         words = (entrypoint.target, *entrypoint.args)
@@ -181,9 +184,13 @@ def _without_launchers(entrypoint: Entrypoint) -> Translation | None:
         kind, length = launcher
         step = translate(kind, words[length:], python=entrypoint.python or "python")
         keys = {**keys, **dict(step.keys)}
-        found = Translation(launcher=kind.name, words=step.words, keys=tuple(keys.items()))
+        options += step.options
+        counted = counted or step.counted
+        found = Translation(
+            launcher=kind.name, words=step.words, keys=tuple(keys.items()), options=options, counted=counted
+        )
         try:
-            entrypoint = _recognize(step.words)
+            entrypoint = recognize(step.words)
         except EntrypointError:
             return found
 
@@ -201,7 +208,7 @@ def _refuse_assignments(words: tuple[str, ...]) -> None:
     keys = {f"env.{name}": _yaml_string(value) for name, value in env.items()}
     words = rest or ("python", "train.py")
     try:
-        launched = _without_launchers(_recognize(words))
+        launched = without_launchers(recognize(words))
     except EntrypointError:
         launched = None
     if launched is not None:
@@ -224,7 +231,7 @@ def _runnable(words: tuple[str, ...]) -> tuple[str, ...]:
     if _is_bare_script(words):
         return ("python", *words)
     try:
-        _recognize(words)
+        recognize(words)
     except EntrypointError:
         return ("python", "train.py")
     return ("python", "train.py") if not words[0] or _ASSIGNMENT.fullmatch(words[0]) else words

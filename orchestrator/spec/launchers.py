@@ -19,11 +19,16 @@ _ALL_GPUS = frozenset({"auto", "gpu"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """What to write instead of a launch command: the words of one rank's command, and job.yaml keys with values."""
+    """What to write instead of a launch command: the words of one rank's command, and job.yaml keys with values.
+
+    ``options`` are those that became neither: launcher, name, value. ``counted``: an option said how many ranks there are.
+    """
 
     launcher: str
     words: tuple[str, ...]
     keys: tuple[tuple[str, str], ...] = ()
+    options: tuple[tuple[str, str, str], ...] = ()
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +160,10 @@ def translate(launcher: Launcher, arguments: tuple[str, ...], *, python: str) ->
     for option, key in launcher.keys.items():
         if options.get(option):
             keys[key] = options[option]
-    return Translation(launcher=launcher.name, words=rest, keys=tuple(keys.items()))
+    counts = {name for group in (*launcher.workers, *(_SRUN_PER_NODE if launcher is _SRUN else ())) for name in group}
+    others = tuple((launcher.name, n, v) for n, v in options.items() if n not in counts and n not in launcher.keys)
+    counted = any(options.get(name) for name in counts)
+    return Translation(launcher=launcher.name, words=rest, keys=tuple(keys.items()), options=others, counted=counted)
 
 
 def _names(words: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from typing import Annotated
 
@@ -13,9 +12,9 @@ import typer
 from orchestrator.api.errors import BadRequestError
 from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import JobText, SubmitOptions, submit_files, submit_texts
+from orchestrator.spec.importing.command import name_for
 
 CONTEXT_SETTINGS = {"run": {"allow_interspersed_args": False}}
-NAME_LENGTH = 50
 
 DryRun = Annotated[
     bool,
@@ -112,7 +111,7 @@ def job_yaml(command: list[str], *, num_workers: int, gpu: float | None, cpu: fl
         resources["resources_per_worker"] = per_worker
     job = {
         "version": 1,
-        "name": name or default_name(command),
+        "name": name or name_for(command),
         "entrypoint": shlex.join(command),
         "resources": resources,
     }
@@ -121,14 +120,3 @@ def job_yaml(command: list[str], *, num_workers: int, gpu: float | None, cpu: fl
 
 def _whole(value: float) -> float:
     return int(value) if value == int(value) else value
-
-
-def default_name(command: list[str]) -> str:
-    """A name for a job that was given none: its script's or module's, else its program's."""
-    words = [word for word in command if not word.startswith("-")]
-    script = next((word for word in words if word.endswith((".py", ".sh"))), None)
-    if script is None and "-m" in command[:-1]:
-        script = command[command.index("-m") + 1].rpartition(".")[2]
-    stem = os.path.basename(script or command[0]).removesuffix(".py").removesuffix(".sh")
-    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:NAME_LENGTH].strip("-")
-    return name if name[:1].isalpha() else f"job-{name}".strip("-")

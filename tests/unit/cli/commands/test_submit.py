@@ -17,8 +17,9 @@ from orchestrator.api.errors import RefusedError
 from orchestrator.api.launch import ServeOptions, UpReply
 from orchestrator.api.server.testing import serve_fake
 from orchestrator.api.views import PlanReply
-from orchestrator.cli.commands.submit import default_name, job_yaml
+from orchestrator.cli.commands.submit import job_yaml
 from orchestrator.spec.entrypoint import parse_entrypoint
+from orchestrator.spec.importing.command import name_for
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.problems import SpecError
 from tests.unit.cli.conftest import JOB
@@ -264,7 +265,7 @@ def test_run_without_a_command(orch: Orch) -> None:
     ],
 )
 def test_default_names(command: list[str], name: str) -> None:
-    assert default_name(command) == name
+    assert name_for(command) == name
 
 
 @given(st.lists(st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc")), min_size=1), min_size=1, max_size=4))

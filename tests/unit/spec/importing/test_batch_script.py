@@ -1,0 +1,138 @@
+"""A batch script for Slurm becomes a job.yaml: its allocation shared out among the ranks, its lines read and never run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.spec.importing.batch_script import import_script, is_batch_script
+from orchestrator.spec.importing.command import job_text
+from orchestrator.spec.job import parse_job
+from orchestrator.spec.problems import BadValueError
+
+TWO_NODES = r"""#!/bin/bash
+#SBATCH --job-name=llama_ft
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:a100:4   # all of them
+#SBATCH --cpus-per-task=32
+#SBATCH --mem=256G
+#SBATCH -t 1-12:00:00
+#SBATCH --partition=gpu --requeue
+#SBATCH -o logs/%j.out
+set -euo pipefail
+module load cuda/12.1
+source /home/u/venv/bin/activate
+cd $SLURM_SUBMIT_DIR/code
+export HF_HOME=/scratch/hf
+export WANDB_PROJECT="my project"
+LR=1e-4
+head_node_ip=$(srun --nodes=1 --ntasks=1 hostname --ip-address)
+echo start
+srun torchrun \
+  --nnodes $SLURM_NNODES --nproc_per_node $SLURM_GPUS_ON_NODE \
+  --rdzv_id $RANDOM --rdzv_backend c10d --rdzv_endpoint $head_node_ip:29500 \
+  train.py --lr $LR
+"""
+
+
+def script(*lines: str) -> str:
+    return "\n".join(("#!/bin/bash", *lines, ""))
+
+
+def job_of(text: str) -> dict[str, Any]:
+    job = import_script(text).job
+    written = job_text(job)
+    parse_job(written)
+    assert yaml.safe_load(written) == job
+    return job
+
+
+def test_a_script_for_two_nodes() -> None:
+    assert is_batch_script(TWO_NODES)
+    assert job_of(TWO_NODES) == {
+        "version": 1,
+        "name": "llama-ft",
+        "entrypoint": "/home/u/venv/bin/python train.py --lr 1e-4",
+        "working_dir": "./code",
+        "env": {"HF_HOME": "/scratch/hf", "WANDB_PROJECT": "my project"},
+        "resources": {
+            "num_workers": 8,
+            "resources_per_worker": {"gpu": 1, "cpu": 8, "memory": "64GiB", "gpu_model": "a100"},
+        },
+        "max_duration": "1d12h",
+    }
+    said = "\n".join(import_script(TWO_NODES).remarks)
+    assert len(import_script(TWO_NODES).remarks) == 3
+    for part in ("--partition=gpu", "line 12", "module load cuda/12.1", "line 18"):
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("lines", "workers", "gpu"),
+    [
+        (["#SBATCH -n 4", "#SBATCH --gpus-per-task=1", "srun python t.py"], 4, 1),
+        (["#SBATCH -N 2", "#SBATCH --ntasks-per-node 4", "#SBATCH --gpus-per-node=4", "srun python t.py"], 8, 1),
+        (["#SBATCH -n2", "#SBATCH -G 4", "srun python t.py"], 2, 2),
+        (["#SBATCH --gpus=h100:2", "python t.py"], 1, 2),
+        (["python t.py"], 1, 0),
+        (["#SBATCH -n 2", "#SBATCH --gres=gpu:1", "srun python t.py"], 2, 0.5),
+        (["#SBATCH --gres=gpu:4", "accelerate launch t.py"], 4, 1),
+        (["#SBATCH --gres=shard:2,gpu:2", "torchrun --nproc_per_node 2 t.py"], 2, 1),
+        (["#SBATCH --gres=gpu:2", "OMP_NUM_THREADS=4 torchrun --nproc_per_node gpu t.py"], 2, 1),
+    ],
+)
+def test_the_allocation_is_shared_out(lines: list[str], workers: int, gpu: float) -> None:
+    resources = job_of(script(*lines))["resources"]
+    assert (resources["num_workers"], resources["resources_per_worker"]["gpu"]) == (workers, gpu)
+
+
+@pytest.mark.parametrize(
+    ("lines", "memory"),
+    [
+        (["#SBATCH --mem=16000"], "8000MiB"),
+        (["#SBATCH --mem-per-cpu=2G", "#SBATCH -c 3"], "6GiB"),
+        (["#SBATCH --mem-per-gpu=8G", "#SBATCH --gres=gpu:2"], "8GiB"),
+        (["#SBATCH --mem=0"], None),
+    ],
+)
+def test_memory_of_a_rank(lines: list[str], memory: str | None) -> None:
+    job = job_of(script("#SBATCH -n 2", *lines, "srun python t.py"))
+    assert job["resources"]["resources_per_worker"].get("memory") == memory
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("#SBATCH --array=0-9", "matrix"),
+        ("#SBATCH -d afterok:17", "depends_on"),
+        ("#SBATCH --signal=B:USR1@120", "stop_duration"),
+        ("#SBATCH --some-new=thing", "--some-new=thing"),
+        ("conda activate llm", "before `orch submit`"),
+        ("mkdir -p out", "line 2"),
+        ("export CUDA_VISIBLE_DEVICES=0", "orch picks the GPUs"),
+        ("python prepare.py", "depends_on"),
+    ],
+)
+def test_what_is_not_carried_over_is_named(line: str, said: str) -> None:
+    found = import_script(script(line, "srun python t.py"))
+    assert found.job["entrypoint"] == "python t.py"
+    (remark,) = found.remarks
+    assert said in remark
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["#SBATCH -n 2", "echo hello"], "no line of the script"),
+        (["srun python a.py", "srun python b.py"], "lines 2, 3"),
+        (["srun python a.py && echo done"], "joins several commands"),
+        ([], "no line of the script"),
+    ],
+)
+def test_scripts_without_one_training(lines: list[str], said: str) -> None:
+    with pytest.raises(BadValueError, match=said) as caught:
+        import_script(script(*lines))
+    assert caught.value.hint
