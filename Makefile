@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # What needs processors runs where the integration tests wait for something.
 PARTS := lint tools types+layers+unit+integration
 
-.PHONY: setup demo test check tools lint types layers unit integration faults campaign soak dashboards format instructions clean
+.PHONY: setup demo test check tools lint types layers unit integration faults reference campaign soak dashboards format instructions clean
 
 setup: $(STAMP)
 
@@ -56,6 +56,10 @@ integration: $(STAMP)
 # Real kills of everything, alone; part of integration too.
 faults: $(STAMP)
 	$(BIN)/python -m pytest -q tests/faults
+
+# Ten thousand random decisions of the scheduler against a naive one.
+reference: $(STAMP)
+	$(BIN)/python -m tests.unit.core.scheduler.reference 10000
 
 # The daemon through a million simulated faults: many hours. make campaign FAULTS=10000 is a part of it, FIRST=N other histories.
 FIRST ?= 0

@@ -100,8 +100,11 @@ def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
     return place(job, empty, nodes) is not None
 
 
-def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> None:
-    """Set aside what is free for a gang that does not fit yet, so that nothing behind it takes it away."""
+def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool:
+    """Set aside what is free for a gang that does not fit yet, so that nothing behind it takes it away.
+
+    Whether it claimed all that its ranks have room in.
+    """
     size = rank_size(job)
     left = job.size.least
     for node_id in sorted(free, key=lambda n: -_slots(job, free[n])):
@@ -114,6 +117,7 @@ def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> None
         for node_id, node_free in free.items():
             if _suits(job, nodes[node_id]) and size[1] > 0:
                 node_free.claim_gpus()
+    return left > 0
 
 
 def needs_home(job: Job) -> str:

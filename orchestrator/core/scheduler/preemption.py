@@ -36,6 +36,8 @@ class Room(NamedTuple):
 def make_room(job: Job, jobs: Collection[Job], nodes: Mapping[str, Node], now: float) -> Room:
     """Who has to stop for ``job``, which does not fit beside all of ``jobs``."""
     stopping = tuple(other for other in jobs if _stops(other))
+    if not stopping and not any(_gives_way(other, job) for other in jobs):
+        return Room()  # before what is free is counted anew: most often no job may be preempted
     staying = [other for other in jobs if other.gang_open and not _ends(other)]
     if place(job, free_on(nodes.values(), staying), nodes) is not None or any(map(share_unknown, staying)):
         return Room(stopping=stopping)

@@ -21,10 +21,11 @@ from orchestrator.core.scheduler import elastic
 from orchestrator.core.scheduler.placement import claim, could_ever_fit, free_on, rank_size, take
 from orchestrator.core.scheduler.preemption import make_room
 from orchestrator.core.scheduler.prerequisites import hindrance
+from orchestrator.core.scheduler.skips import Skips, shape_of
 from orchestrator.core.states import JobState, StopPurpose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from orchestrator.core.cluster import Free, Node
     from orchestrator.core.facts.fact import Fact
@@ -95,38 +96,63 @@ def _await_prerequisites(job: Job, state: State, now: float, commands: Commands)
         commands.waiting[job.id] = found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round of placing: the jobs that wait for a gang, in order, those that hold one, and what is free beside these.
+
+    ``free`` is what is left when the round is over. ``brief``: reasons are wanted only of the first jobs that wait, so
+    the round ends when no GPU is left.
+    """
+
+    queue: Iterable[Job]
+    holding: Collection[Job]
+    free: Mapping[str, Free]
+    nodes: Mapping[str, Node]
+    brief: bool = False
+
+
 def _schedule(state: State, now: float, commands: Commands) -> None:
     ready = (j for j in state.jobs.values() if wants_gang(j, now) and j.id not in commands.waiting)
+    holding = [job for job in state.jobs.values() if job.gang_open]
+    free = free_on(state.nodes.values(), holding)
     queue = sorted(ready, key=_scheduling_order)
-    free = free_on(state.nodes.values(), state.jobs.values())
+    schedule(Round(queue=queue, holding=holding, free=free, nodes=state.nodes), now, commands)
+    _grow(state, free, now, commands)
+
+
+def schedule(round_: Round, now: float, commands: Commands) -> None:
+    """Start what has room, in the queue's order, and have jobs stopped for the first that finds too little."""
+    free, nodes = round_.free, round_.nodes
+    skips = Skips(free, nodes)
     placed: list[tuple[Job, tuple[str, ...], tuple[str | None, ...]]] = []
-    for job in queue:
-        nodes = _try(job, state, free, now, commands)
-        if nodes is not None:
-            placed.append((job, nodes, take(job, nodes, free)))
-        elif job.state is not JobState.PENDING:
+    head: Job | None = None
+    for job in round_.queue:
+        found = _try(job, round_, skips, now, commands)
+        if found is not None:
+            placed.append((job, found, take(job, found, free)))
+            skips.changed()
+            continue
+        if job.state is not JobState.PENDING:
             reason = NoRoom(ranks=job.size.least, cause=job.reason)
             commands.events.append(ev.JobRequeued(job_id=job.id, at=now, reason=reason))
-    for job, nodes, shares in placed:
-        larger = elastic.extend(job, nodes, shares, free, state.nodes)
+        if head is None and isinstance(commands.waiting.get(job.id), NotEnoughFree):
+            head = job
+        if round_.brief and skips.sums(whole=False)[0] <= 0:
+            break
+    for job, found, shares in placed:
+        larger = elastic.extend(job, found, shares, free, nodes)
         commands.events.append(
             ev.AttemptStarted(job_id=job.id, at=now, attempt=job.attempt_number + 1, gang=job.gang + 1, nodes=larger)
         )
     if not commands.events:
-        _preempt(
-            next((job for job in queue if isinstance(commands.waiting.get(job.id), NotEnoughFree)), None),
-            state,
-            now,
-            commands,
-        )
-    _grow(state, free, now, commands)
+        _preempt(head, round_, now, commands)
 
 
-def _preempt(head: Job | None, state: State, now: float, commands: Commands) -> None:
+def _preempt(head: Job | None, round_: Round, now: float, commands: Commands) -> None:
     """Have jobs stopped for the first job of the queue that finds too little free, once nothing else changes."""
     if head is None:
         return
-    room = make_room(head, state.jobs.values(), state.nodes, now)
+    room = make_room(head, round_.holding, round_.nodes, now)
     commands.ask_again(room.ask_again_at)
     by = ByPreemption(job=head.id, priority=head.priority)
     for job in room.stop:
@@ -140,23 +166,31 @@ def _scheduling_order(job: Job) -> tuple[bool, tuple[int, int]]:
     return (not is_resizing(job), queue_order(job))
 
 
-def _try(job: Job, state: State, free: Mapping[str, Free], now: float, commands: Commands) -> tuple[str, ...] | None:
+def _try(job: Job, round_: Round, skips: Skips, now: float, commands: Commands) -> tuple[str, ...] | None:
     """Where the job goes; None, with the reason noted and what it waits for claimed, when it has to wait."""
-    if not state.nodes:
+    free, nodes = round_.free, round_.nodes
+    if not nodes:
         return None
     if job.not_before > now:
         commands.ask_again(job.not_before)
         commands.waiting[job.id] = BackingOff(seconds=job.not_before - now, cause=job.reason)
         return None
-    nodes = elastic.first_place(job, free, state.nodes)
-    if nodes is None and not could_ever_fit(job, state.nodes):
+    shape = shape_of(job)
+    full = skips.full(shape)
+    found = None if full else elastic.first_place(job, free, nodes)
+    if found is not None:
+        return found
+    if not skips.fits_ever(job, shape):
         # It claims nothing: what will never be enough for it would be kept from all jobs behind it.
         gpus, cpus = _demand(job)
         commands.waiting[job.id] = DoesNotFit(gpus=gpus, cpus=cpus)
-    elif nodes is None:
-        commands.waiting[job.id] = _why_waiting(job, free.values())
-        claim(job, free, state.nodes)
-    return nodes
+        return None
+    commands.waiting[job.id] = _why_waiting(job, skips)
+    if not full:
+        if claim(job, free, nodes):
+            skips.fill(shape)
+        skips.changed()
+    return None
 
 
 def _grow(state: State, free: Mapping[str, Free], now: float, commands: Commands) -> None:
@@ -180,16 +214,12 @@ def _grow(state: State, free: Mapping[str, Free], now: float, commands: Commands
             commands.events.extend(request_stop(job, StopPurpose.RESIZE, by, now))
 
 
-def _why_waiting(job: Job, free: Iterable[Free]) -> NotEnoughFree:
-    left = list(free)
+def _why_waiting(job: Job, skips: Skips) -> NotEnoughFree:
     gpus, cpus = _demand(job)
-    whole = rank_size(job)[1] >= 1  # what is left of shared GPUs is nothing to it
-    return NotEnoughFree(
-        gpus=gpus,
-        cpus=cpus,
-        free_gpus=sum(max(0.0, f.idle_gpus if whole else f.gpus) for f in left),
-        free_cpus=sum(max(0.0, f.cpus) for f in left),
-    )
+    free_gpus, free_cpus = skips.sums(
+        whole=rank_size(job)[1] >= 1
+    )  # what is left of shared GPUs is nothing to a whole one
+    return NotEnoughFree(gpus=gpus, cpus=cpus, free_gpus=free_gpus, free_cpus=free_cpus)
 
 
 def _demand(job: Job) -> tuple[float, float]:
@@ -198,4 +228,4 @@ def _demand(job: Job) -> tuple[float, float]:
     return gpus * job.size.least, cpus * job.size.least
 
 
-__all__ = ["Commands", "State", "decide", "queue_order"]
+__all__ = ["Commands", "Round", "State", "decide", "queue_order", "schedule"]

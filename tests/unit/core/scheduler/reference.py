@@ -1,0 +1,256 @@
+"""A scheduler that is slow and plainly right, and random cases to hold the production one against.
+
+It knows whole GPUs, CPUs and memory, models, nodes away from the daemon's home, back-offs, strategies and preemption; it counts
+everything anew for each job, and tries each set of jobs to stop in turn. ``python -m tests.unit.core.scheduler.reference N``
+compares N cases (`make reference`).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.core import events as ev
+from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, DoesNotFit, NotEnoughFree
+from orchestrator.core.facts.requesters import ByPreemption
+from orchestrator.core.scheduler.scheduler import State, decide
+from tests.unit.core.builders import T0, after, changed, checkpoint, make_spec, node, nodes, pending, running
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.job.record import Job
+
+NOW = T0 + 1000
+
+
+@dataclass
+class Left:
+    """What is left on one node."""
+
+    cpus: float
+    gpus: float
+    memory: int
+
+    def holds(self, job: Job) -> bool:
+        """Whether one more rank has room."""
+        cpus, gpus, memory = need(job)
+        return self.cpus >= cpus and self.gpus >= gpus and self.memory >= memory
+
+    def take(self, job: Job, ranks: int = 1) -> None:
+        cpus, gpus, memory = need(job)
+        self.cpus, self.gpus, self.memory = (
+            self.cpus - ranks * cpus,
+            self.gpus - ranks * gpus,
+            self.memory - ranks * memory,
+        )
+
+
+@dataclass
+class Answer:
+    """What is decided: gangs to start, jobs to stop, and why the others wait."""
+
+    starts: list[tuple[str, tuple[str, ...]]]
+    stops: list[str]
+    waiting: dict[str, Fact]
+
+
+def need(job: Job) -> tuple[float, float, int]:
+    worker = job.spec.resources.resources_per_worker
+    return worker.cpu, worker.gpu, worker.memory_bytes or 0
+
+
+def ranks_of(job: Job) -> int:
+    assert isinstance(job.spec.resources.num_workers, int)
+    return job.spec.resources.num_workers
+
+
+def all_left(known: Mapping[str, Node], holding: Sequence[Job], *, empty: bool = False) -> dict[str, Left]:
+    """What is left beside ``holding`` where something may start; of every living node when all are ``empty``."""
+    found = {}
+    for one in known.values():
+        if one.alive and (empty or not one.cordoned):
+            found[one.id] = Left(one.cpus, one.gpus, one.memory_bytes)
+            for job in holding:
+                found[one.id].take(job, job.nodes.count(one.id))
+    return found
+
+
+def suits(job: Job, one: Node) -> bool:
+    model = job.spec.resources.resources_per_worker.gpu_model
+    return one.shares_home and (model is None or any(model.lower() in known.lower() for known in one.gpu_models))
+
+
+def rooms(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> dict[str, int]:
+    """How many ranks each node has room for, by placing them one by one."""
+    found = {}
+    for node_id, there in left.items():
+        trial, count = Left(there.cpus, there.gpus, there.memory), 0
+        while suits(job, known[node_id]) and trial.holds(job):
+            trial.take(job)
+            count += 1
+        if count:
+            found[node_id] = count
+    return found
+
+
+def place(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> tuple[str, ...] | None:
+    room, ranks, strategy = rooms(job, left, known), ranks_of(job), job.spec.resources.placement_strategy
+    roomy = sorted(room, key=lambda n: (-room[n], n))
+    packs = strategy in ("PACK", "STRICT_PACK")
+    if packs and any(room[n] >= ranks for n in room):
+        return (min((n for n in room if room[n] >= ranks), key=lambda n: (room[n], n)),) * ranks
+    if strategy == "STRICT_PACK" or sum(room.values()) < ranks or (strategy == "STRICT_SPREAD" and len(room) < ranks):
+        return None
+    counts = dict.fromkeys(roomy, 0)
+    while sum(counts.values()) < ranks:
+        for n in roomy:  # in turn when they spread, else all that the node holds
+            most = room[n] if packs else counts[n] + 1
+            while counts[n] < min(most, room[n]) and sum(counts.values()) < ranks:
+                counts[n] += 1
+    return tuple(n for n in roomy for _ in range(counts[n]))
+
+
+def claim(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> None:
+    room, missing = rooms(job, left, known), ranks_of(job)
+    for node_id in sorted(left, key=lambda n: -_room(job, left[n])):
+        taken = min(missing, room.get(node_id, 0))
+        left[node_id].take(job, taken)
+        missing -= taken
+    for node_id, there in left.items():
+        if missing and need(job)[1] and suits(job, known[node_id]):
+            there.gpus = 0.0
+
+
+def _room(job: Job, there: Left) -> int:
+    trial, count = Left(there.cpus, there.gpus, there.memory), 0
+    while trial.holds(job):
+        trial.take(job)
+        count += 1
+    return count
+
+
+def answer(jobs: Sequence[Job], known: Mapping[str, Node]) -> Answer:
+    """What the rules say, counted anew for each job."""
+    holding = [job for job in jobs if job.nodes]
+    queue = sorted((job for job in jobs if not job.nodes), key=lambda j: (-j.priority, j.submission.sequence))
+    left = all_left(known, holding)
+    found = Answer([], [], {})
+    for job in queue:
+        cpus, gpus, _ = need(job)
+        ranks = ranks_of(job)
+        spot = place(job, left, known)
+        if job.not_before > NOW:
+            found.waiting[job.id] = BackingOff(seconds=job.not_before - NOW, cause=job.reason)
+        elif spot is not None:
+            found.starts.append((job.id, spot))
+            for node_id in spot:
+                left[node_id].take(job)
+        elif place(job, all_left(known, [], empty=True), known) is None:
+            found.waiting[job.id] = DoesNotFit(gpus=gpus * ranks, cpus=cpus * ranks)
+        else:
+            free = [sum(max(0.0, there.gpus) for there in left.values()), sum(max(0.0, x.cpus) for x in left.values())]
+            found.waiting[job.id] = NotEnoughFree(
+                gpus=gpus * ranks, cpus=cpus * ranks, free_gpus=free[0], free_cpus=free[1]
+            )
+            claim(job, left, known)
+    if not found.starts:
+        _preempt([job for job in queue if isinstance(found.waiting[job.id], NotEnoughFree)][:1], holding, known, found)
+    return found
+
+
+def _preempt(head: Sequence[Job], holding: Sequence[Job], known: Mapping[str, Node], found: Answer) -> None:
+    for job in head:
+        may = [one for one in holding if one.spec.preemptible and one.priority < job.priority]
+        may.sort(key=_loss)
+
+        def fits(gone: Sequence[Job], job: Job = job) -> bool:
+            return place(job, all_left(known, [one for one in holding if one not in gone]), known) is not None
+
+        chosen = next((may[:count] for count in range(1, len(may) + 1) if fits(may[:count])), [])
+        for one in chosen[-2::-1]:
+            fewer = [other for other in chosen if other is not one]
+            chosen = fewer if fits(fewer) else chosen
+        if chosen and not fits([]):
+            found.stops = [one.id for one in chosen]
+            found.waiting[job.id] = AwaitsRoom(jobs=tuple(one.id for one in chosen))
+
+
+def _loss(job: Job) -> tuple[float, float, int]:
+    assert job.attempt is not None
+    assert job.attempt.running_at is not None
+    seconds = NOW - max(job.attempt.running_at, job.checkpoints.durable_at or 0.0)
+    cpus, gpus, _ = need(job)
+    return ranks_of(job) * gpus * seconds, ranks_of(job) * cpus * seconds, -job.submission.sequence
+
+
+def random_case(seed: int) -> tuple[list[Job], dict[str, Node]]:
+    """Nodes, jobs that run on them, and a queue with many equal jobs in it."""
+    choose = random.Random(seed)
+    known = nodes(*(_random_node(choose, name) for name in "abcdef"[: choose.randint(1, 6)]))
+    kinds = [_random_spec(choose) for _ in range(choose.randint(1, 4))]
+    jobs: list[Job] = []
+    for number in range(choose.randint(1, 14)):
+        spec = choose.choice(kinds)
+        job = pending(spec, sequence=number + 1, job_id=f"job-{number}")
+        spot = place(job, all_left(known, [one for one in jobs if one.nodes]), known)
+        if spot is not None and choose.random() < 0.6:
+            job = running(job, nodes=spot, at=T0 + choose.randint(3, 900))
+            if choose.random() < 0.5:
+                job = after(job, checkpoint(job, 5, path="/c", at=NOW - choose.randint(1, 90)))
+        elif choose.random() < 0.1:
+            job = changed(job, not_before=NOW + 5)
+        jobs.append(job)
+    choose.shuffle(jobs)
+    return jobs, known
+
+
+def _random_node(choose: random.Random, name: str) -> Node:
+    return node(
+        name,
+        gpus=choose.choice([0, 2, 4, 8]),
+        cpus=choose.choice([2, 8, 64]),
+        cordoned=choose.random() < 0.1,
+        alive=choose.random() < 0.95,
+        shares_home=choose.random() < 0.9,
+        gpu_models=(choose.choice(["NVIDIA H100", "NVIDIA A100"]),),
+    )
+
+
+def _random_spec(choose: random.Random) -> object:
+    gpu = choose.choice([0, 1, 1, 1, 2])
+    return make_spec(
+        workers=choose.choice([1, 1, 2, 3, 4, 8]),
+        gpu=gpu,
+        cpu=choose.choice([1, 1, 2, 4]),
+        memory_bytes=choose.choice([None, None, 2**34, 2**37]),
+        gpu_model=choose.choice([None, None, "H100"]) if gpu else None,
+        strategy=choose.choice(["PACK", "PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]),
+        priority=choose.choice([50, 50, 60]),
+        preemptible=choose.random() < 0.8,
+    )
+
+
+def differences(first: int, count: int) -> list[int]:
+    """The cases that the production scheduler decides otherwise."""
+    return [seed for seed in range(first, first + count) if not same(seed)]
+
+
+def same(seed: int) -> bool:
+    jobs, known = random_case(seed)
+    commands = decide(State(jobs={job.id: job for job in jobs}, nodes=known), NOW)
+    wanted = answer(jobs, known)
+    starts = [(e.job_id, e.nodes) for e in commands.events if isinstance(e, ev.AttemptStarted)]
+    stops = [e.job_id for e in commands.events if isinstance(e, ev.StopRequested) and isinstance(e.by, ByPreemption)]
+    whole = len(starts) + len(stops) == len(commands.events)
+    return whole and (starts, stops, commands.waiting) == (wanted.starts, wanted.stops, wanted.waiting)
+
+
+if __name__ == "__main__":
+    different = differences(0, int(sys.argv[1]))
+    print(f"{sys.argv[1]} cases; decided otherwise: {different or 'none'}")
+    sys.exit(bool(different))
