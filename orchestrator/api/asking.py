@@ -10,6 +10,7 @@ from orchestrator.api.errors import BadRequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from orchestrator.api.page_links import PageLinkView
     from orchestrator.api.spec_views import SpecDiff, SpecView
 
 
@@ -33,6 +34,12 @@ class SpecQuestions(ABC):
         from orchestrator.api.spec_views import SpecView
 
         return SpecView.from_json(self._call("GET", job_path(ref, "/spec")))
+
+    def page_link(self) -> PageLinkView:
+        """A link that signs a browser in to the daemon's page, once, as this user."""
+        from orchestrator.api.page_links import PageLinkView
+
+        return PageLinkView.from_json(self._call("POST", "/page/link", body={}))
 
     def diff(self, before: str, after: str) -> SpecDiff:
         """In what the job ``after`` differs from the job ``before``."""

@@ -18,6 +18,8 @@ _HOW_TO_MAKE_ONE: Final = "head -c 32 /dev/urandom | base64 > FILE, with mode 06
 DEFAULT_READ_LISTEN = "127.0.0.1:9476"
 """Where metrics are read, unless the settings say otherwise (ORCH_METRICS_ADDRESS, ORCH_METRICS_PORT)."""
 
+DEFAULT_PAGE_LISTEN = "127.0.0.1:0"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
@@ -25,7 +27,8 @@ class ServeOptions:
 
     ``simulate_gpus`` 0 means real ones. ``group`` may use the control socket besides the owner. ``listen`` (host:port)
     opens control over TCP, with the token in ``token_file``. ``read_listen`` is where metrics are read; an empty text
-    turns that off, port 0 picks one.
+    turns that off, port 0 picks one. ``page_listen`` likewise for the page, on a loopback address; port 0 takes the one of
+    the last time where it is free.
     """
 
     simulate_gpus: int = 0
@@ -35,6 +38,7 @@ class ServeOptions:
     listen: str = ""
     read_listen: str = DEFAULT_READ_LISTEN
     token_file: str = ""
+    page_listen: str = DEFAULT_PAGE_LISTEN
 
     def read_token(self) -> str:
         """The token in ``token_file``; empty where there is none. Raises RefusedError for a file that cannot be read."""
@@ -71,6 +75,7 @@ _FLAGS = (
     ("--listen", "listen"),
     ("--read-listen", "read_listen"),
     ("--token-file", "token_file"),
+    ("--page-listen", "page_listen"),
 )
 
 
@@ -86,6 +91,7 @@ class UpReply:
     prometheus_url: str = ""
     alertmanager_url: str = ""
     log_file: str = ""
+    page_address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

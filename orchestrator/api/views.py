@@ -360,6 +360,7 @@ class HealthView(View):
     gpus_total: float = 0.0
     gpus_free: float = 0.0
     problems: tuple[str, ...] = ()
+    page_address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

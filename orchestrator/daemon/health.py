@@ -30,6 +30,7 @@ class Endpoints:
     read_address: str = ""
     prometheus_url: str = ""
     alertmanager_url: str = ""
+    page_address: str = ""
 
 
 class DaemonHealth:
@@ -92,6 +93,7 @@ class DaemonHealth:
             read_address=places.read_address,
             prometheus_url=places.prometheus_url,
             alertmanager_url=places.alertmanager_url,
+            page_address=places.page_address,
             counts={state.value: count for state, count in counts.items()},
             nodes=sum(n.alive for n in nodes),
             gpus_total=sum(n.gpus for n in nodes if n.alive),

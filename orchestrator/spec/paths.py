@@ -1,6 +1,7 @@
 """Every file name under `ORCH_HOME`, in one class; no other module joins paths below it.
 
     home/store.sqlite3          the record
+    home/page.key, page.port    the page's cookies are signed with it; the port that it had last
     home/reserve                space kept free for the record of running jobs when the disk is full
     home/blobs/sha256/ab/abcd…  snapshots of working directories, by digest
     home/run/                   orch.sock, daemon.lock, daemon.json, daemon.log, failure.json, token
@@ -26,6 +27,19 @@ _DIGEST = re.compile(r"[0-9a-f]{8,128}")
 def exit_record_name(rank: int) -> str:
     """The file name of a rank's exit record."""
     return f"rank-{rank}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageFiles:
+    """What the page keeps: `key` signs its cookies (without it, browsers sign in again); `port` is the one it had last."""
+
+    key: Path
+    port: Path
+
+    @classmethod
+    def of(cls, home: Path) -> PageFiles:
+        """The files of this home."""
+        return cls(key=home / "page.key", port=home / "page.port")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

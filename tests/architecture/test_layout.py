@@ -28,6 +28,7 @@ PACKAGES = {
     "store",
     "telemetry",
     "train",
+    "web",
 }
 MOST_LINES_IN_A_FILE = 540
 MOST_LINES_IN_A_FUNCTION = 60

@@ -24,7 +24,9 @@ from orchestrator.api.errors import (
     NotFoundError,
     NotPermittedError,
     OrchError,
+    RefusedError,
 )
+from orchestrator.api.page_links import PageLinkView
 from orchestrator.api.protocol import API_PREFIX, MAX_PAGE, MAX_SEQUENCE, MAX_WAIT_SECONDS, PAGE
 from orchestrator.api.server.bodies import (
     ActionBody,
@@ -65,6 +67,7 @@ from orchestrator.core.states import JobState
 if TYPE_CHECKING:
     import asyncio
 
+    from orchestrator.api.page_links import PageLinks
 
 REF_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
@@ -79,13 +82,18 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_control_app(service: JobService, policy: GatePolicy, closing: asyncio.Event) -> Gate:
+def create_control_app(
+    service: JobService, policy: GatePolicy, closing: asyncio.Event, links: PageLinks | None = None
+) -> Gate:
     """The control application behind its gate; the FastAPI object is ``control_routes``'s."""
-    return Gate(control_routes(service, closing), policy)
+    return Gate(control_routes(service, closing, links), policy)
 
 
-def control_routes(service: JobService, closing: asyncio.Event) -> FastAPI:
-    """The routes without the gate. Serve them only behind one: they trust ``request.state.caller``."""
+def control_routes(service: JobService, closing: asyncio.Event, links: PageLinks | None = None) -> FastAPI:
+    """The routes without the gate. Serve them only behind one: they trust ``request.state.caller``.
+
+    ``links`` is None where the daemon serves no page.
+    """
     app = FastAPI(
         title="orch",
         version=__version__,
@@ -103,6 +111,7 @@ def control_routes(service: JobService, closing: asyncio.Event) -> FastAPI:
     _add_looking_routes(app, service, closing)
     _add_job_routes(app, service)
     _add_daemon_routes(app, service)
+    _add_page_routes(app, links)
     _document_problems(app)
     return app
 
@@ -132,13 +141,18 @@ def _owner_of_daemon(request: Request, what: str) -> Caller:
 
 async def _own_job(service: JobService, ref: str, request: Request, verb: str) -> tuple[JobId, Caller]:
     caller = caller_of(request)
+    return await own_job(service, ref, caller, verb), caller
+
+
+async def own_job(service: JobService, ref: str, caller: Caller, verb: str) -> JobId:
+    """The job's id. Raises NotPermittedError where it is another user's, and ``caller`` not the daemon's owner."""
     job_id = await service.resolve(ref)
     job = await service.job(job_id)
     if not caller.is_owner and job.uid != caller.uid:
         raise NotPermittedError(
             f"job {job.id} belongs to {job.user}; {caller.user} may not {verb} it", hint=f"ask {job.user}"
         )
-    return job_id, caller
+    return job_id
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -355,3 +369,15 @@ def _add_daemon_routes(app: FastAPI, service: JobService) -> None:
         caller = _owner_of_daemon(request, "remove jobs")
         reply = await service.prune(older_than_seconds=body.older_than_seconds, dry_run=body.dry_run, caller=caller)
         return answer(reply)
+
+
+def _add_page_routes(app: FastAPI, links: PageLinks | None) -> None:
+    @app.post(f"{API_PREFIX}/page/link", response_model=PageLinkView)
+    async def page_link(_: EmptyBody, request: Request) -> Response:
+        """A link that signs a browser in to the page, once, as the caller."""
+        caller = caller_of(request)
+        if links is None:
+            raise RefusedError(
+                "this daemon serves no page", hint="`orch down`, then `orch up` without --page-listen '' (jobs run on)"
+            )
+        return answer(links.link(caller))

@@ -1,17 +1,20 @@
 # ruff: noqa: D102 - JobService documents the methods
-"""The part of the service in memory that tells what jobs run; see ``testing.py``."""
+"""The part of the service in memory that tells what jobs run, and makes links to a page; see ``testing.py``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.api.page_links import PageLinkView
 from orchestrator.api.spec_views import SpecDiff, SpecView, ValueChange
 
 if TYPE_CHECKING:
+    from orchestrator.api.service import Caller
     from orchestrator.api.views import JobView
     from orchestrator.core.ids import JobId
 
 PYTHON = "/usr/bin/python3"
+PAGE = "http://127.0.0.1:8270/"
 
 
 class FakeSpecs:
@@ -36,3 +39,6 @@ class FakeSpecs:
         names = (self._jobs[before].name, self._jobs[after].name)
         values = () if names[0] == names[1] else (ValueChange(key="name", before=names[0], after=names[1]),)
         return SpecDiff(before=before, after=after, values=values)
+
+    def link(self, caller: Caller) -> PageLinkView:
+        return PageLinkView(url=f"{PAGE}signin?link={caller.user}", address=PAGE, valid_seconds=600.0)

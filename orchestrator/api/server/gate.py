@@ -108,7 +108,7 @@ class Gate:
 
     def _admit(self, scope: Scope) -> Caller | None:
         policy = self._policy
-        headers = _Headers(scope)
+        headers = Headers(scope)
         if scope["method"] not in policy.methods:
             raise MethodNotAllowedError(f"{scope['method']} is not a method of this listener")
         self._check_origin(headers)
@@ -118,7 +118,7 @@ class Gate:
             raise ProtocolMismatchError(f"this daemon speaks protocol {PROTOCOL_VERSION}, the client {spoken}")
         return caller
 
-    def _check_origin(self, headers: _Headers) -> None:
+    def _check_origin(self, headers: Headers) -> None:
         host = headers.one("host") or ""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if self._policy.hosts is not None and name.lower() not in self._policy.hosts:
@@ -129,7 +129,7 @@ class Gate:
         if headers.one("sec-fetch-site") in {"cross-site", "same-site"}:
             raise ForeignOriginError("requests from pages of another site are refused")
 
-    def _caller(self, scope: Scope, headers: _Headers) -> Caller | None:
+    def _caller(self, scope: Scope, headers: Headers) -> Caller | None:
         policy = self._policy
         peer = scope.get("state", {}).get("peer")
         if isinstance(peer, Peer):
@@ -152,7 +152,7 @@ class Gate:
         """The body read here, whole, within the bounds of size and time; then what follows it (a disconnect)."""
         if scope["method"] in _NO_BODY:
             return receive
-        headers = _Headers(scope)
+        headers = Headers(scope)
         media_type = (headers.one("content-type") or "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             raise MediaTypeError(f"a body of type {media_type or 'unknown'} is refused")
@@ -162,13 +162,14 @@ class Gate:
             raise RequestTooLargeError(f"a request of {declared} bytes is over the bound of {limit}")
         try:
             async with asyncio.timeout(self._policy.body_seconds):
-                body = await _read_body(receive, limit)
+                body = await read_body(receive, limit)
         except TimeoutError as error:
             raise DeadlineError("the request's body did not arrive in time", hint="send it again") from error
-        return _replay(body, receive)
+        return replay_body(body, receive)
 
 
-async def _read_body(receive: Receive, limit: int) -> bytes:
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The whole body. Raises RequestTooLargeError, DeadlineError for a client that went away."""
     body = bytearray()
     while True:
         message = await receive()
@@ -181,7 +182,8 @@ async def _read_body(receive: Receive, limit: int) -> bytes:
             return bytes(body)
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay_body(body: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that gives ``body``, then what follows it."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -190,7 +192,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-class _Headers:
+class Headers:
     """Read access to a scope's headers; one that is given twice counts as neither value."""
 
     def __init__(self, scope: Scope) -> None:
@@ -199,6 +201,7 @@ class _Headers:
             self._values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
 
     def one(self, name: str) -> str | None:
+        """The header's value; None where there is none."""
         values = self._values.get(name)
         if values is None:
             return None

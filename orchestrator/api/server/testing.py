@@ -424,7 +424,7 @@ class ServedFake:
     async def _start(self) -> None:
         self._closing = asyncio.Event()
         self._control = bind_control_socket(self._directory / "orch.sock")
-        routes = control_routes(self.service, self._closing)
+        routes = control_routes(self.service, self._closing, self.service)
         await self._serve(Gate(routes, self._policy), self._control.sock)
         if self._token:
             tcp = bind_tcp("127.0.0.1", 0)

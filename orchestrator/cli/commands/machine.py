@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableError
-from orchestrator.api.launch import DemoOptions, Level, ServeOptions
+from orchestrator.api.launch import DEFAULT_PAGE_LISTEN, DemoOptions, Level, ServeOptions
 from orchestrator.cli import local
 from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask
 from orchestrator.cli.console import clean
@@ -50,6 +50,15 @@ ReadListen = Annotated[
 ]
 TokenFile = Annotated[str, typer.Option("--token-file", metavar="FILE", help="A file with the token for --listen.")]
 
+PageListen = Annotated[
+    str,
+    typer.Option(
+        "--page-listen",
+        metavar="HOST:PORT",
+        help="Where the page is served, on this machine alone; port 0 takes a free one, and keeps it. Empty turns it off.",
+    ),
+]
+
 
 def up(
     *,
@@ -60,6 +69,7 @@ def up(
     listen: Listen = "",
     read_listen: ReadListen = None,
     token_file: TokenFile = "",
+    page_listen: PageListen = DEFAULT_PAGE_LISTEN,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -73,6 +83,7 @@ def up(
         listen=listen,
         read_listen=local.read_listen(session, read_listen),
         token_file=token_file,
+        page_listen=page_listen,
     )
     reply = local.up(session, options)
     if json:
@@ -82,6 +93,8 @@ def up(
         session.console.print(f"the daemon is ready (process {reply.pid}, {span(reply.seconds)})")
     else:
         session.console.print(f"the daemon runs already (process {reply.pid})")
+    if reply.page_address:
+        session.console.note(f"page: {reply.page_address} (`orch ui` opens it)")
     if reply.read_address:
         session.console.note(f"metrics: http://{reply.read_address}/metrics")
     if reply.prometheus_url:
@@ -100,6 +113,7 @@ def serve(
     listen: Listen = "",
     read_listen: ReadListen = None,
     token_file: TokenFile = "",
+    page_listen: PageListen = DEFAULT_PAGE_LISTEN,
 ) -> int:
     """Run the daemon in the foreground, for systemd and containers; SIGTERM stops it and leaves jobs running."""
     session = Session()
@@ -111,6 +125,7 @@ def serve(
         listen=listen,
         read_listen=local.read_listen(session, read_listen),
         token_file=token_file,
+        page_listen=page_listen,
     )
     return local.serve(session, options)
 

@@ -35,12 +35,15 @@ from orchestrator.private_files import PRIVATE_UMASK
 from orchestrator.runtime.cluster.head.start import ClusterError
 from orchestrator.runtime.cluster.signal_handlers import disarm_abort
 from orchestrator.runtime.own_thread import WatchedExecutor, calls_under_way
+from orchestrator.spec.paths import PageFiles
 from orchestrator.store.errors import StoreError, StoreInUseError
 from orchestrator.telemetry.local_prometheus import LocalPrometheusError
 from orchestrator.telemetry.logging import configure_logging
+from orchestrator.web.serving import LazyPage, PageLinkMaker, bind_page, sign_in_of
 
 if TYPE_CHECKING:
     from orchestrator.api.launch import ServeOptions
+    from orchestrator.api.page_links import PageLinks
     from orchestrator.api.server.control_socket import ControlSocket
     from orchestrator.daemon.assembly import Parts
     from orchestrator.daemon.service import Service
@@ -124,11 +127,16 @@ async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, op
     closing = asyncio.Event()
     token = options.read_token()
     policy = GatePolicy(owner_uid=os.getuid(), token=token)
-    servers = [ApiServer(create_control_app(service, policy, closing), [control.sock])]
+    servers: list[ApiServer] = []
+    links: PageLinks | None = None
+    if options.page_listen:
+        server, links = _page_server(parts, options.page_listen, settings, closing)
+        servers.append(server)
+    servers.append(ApiServer(create_control_app(service, policy, closing, links), [control.sock]))
     if options.read_listen:
         servers.append(_reading_server(parts, options.read_listen, token))
     if options.listen:
-        servers.append(_tcp_server(service, options.listen, token, closing))
+        servers.append(_tcp_server(service, options.listen, token, closing, links))
     for server in servers:
         await server.start()
     state = settings.paths.daemon_state
@@ -158,14 +166,25 @@ def _reading_server(parts: Parts, listen: str, token: str) -> ApiServer:
     return ApiServer(app, [sock], cap=min(MAX_READERS, connection_cap()))
 
 
-def _tcp_server(service: Service, listen: str, token: str, closing: asyncio.Event) -> ApiServer:
+def _page_server(parts: Parts, listen: str, settings: Settings, closing: asyncio.Event) -> tuple[ApiServer, PageLinks]:
+    files = PageFiles.of(settings.home)
+    sock = bind_page(listen, files)
+    sign_in = sign_in_of(files)
+    parts.endpoints.page_address = f"http://{address_of(sock)}/"
+    server = ApiServer(LazyPage(parts.service, sign_in, closing), [sock], cap=min(MAX_READERS, connection_cap()))
+    return server, PageLinkMaker(sign_in, address_of(sock))
+
+
+def _tcp_server(
+    service: Service, listen: str, token: str, closing: asyncio.Event, links: PageLinks | None
+) -> ApiServer:
     if not token:
         raise RefusedError("control over TCP needs a token", hint="pass --token-file FILE, readable by you alone")
     host, _, port = listen.rpartition(":")
     from orchestrator.api.server.listeners import host_names
 
     policy = GatePolicy(owner_uid=os.getuid(), token=token, hosts=host_names(host))
-    return ApiServer(create_control_app(service, policy, closing), [bind_tcp(host, int(port))])
+    return ApiServer(create_control_app(service, policy, closing, links), [bind_tcp(host, int(port))])
 
 
 __all__ = ["OrchError", "serve"]

@@ -174,6 +174,7 @@ class _Start:
             read_address=health.read_address,
             prometheus_url=health.prometheus_url,
             alertmanager_url=health.alertmanager_url,
+            page_address=health.page_address,
             log_file=str(self._settings.paths.daemon_log),
         )
 

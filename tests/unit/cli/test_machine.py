@@ -37,6 +37,7 @@ EVERY_OPTION = ServeOptions(
     listen="127.0.0.1:8265",
     read_listen="127.0.0.1:0",
     token_file="/run/token",
+    page_listen="127.0.0.1:8266",
 )
 
 
@@ -48,7 +49,15 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def up(settings: object, options: ServeOptions) -> UpReply:
         seen["up"] = options
         started = options.simulate_gpus != 99
-        return UpReply(pid=42, started=started, seconds=1.5, address="/s", read_address="127.0.0.1:9476", log_file="/l")
+        return UpReply(
+            pid=42,
+            started=started,
+            seconds=1.5,
+            address="/s",
+            read_address="127.0.0.1:9476",
+            log_file="/l",
+            page_address="http://127.0.0.1:8270/",
+        )
 
     def serve(settings: object, options: ServeOptions) -> int:
         seen["serve"] = options
@@ -72,13 +81,14 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_up(orch: Orch, daemon: dict[str, Any], home: object) -> None:
     done = orch("up")
     assert (done.code, done.out) == (0, "the daemon is ready (process 42, 1.5s)\n")
-    assert done.err == "metrics: http://127.0.0.1:9476/metrics\n"
+    assert done.err == ("page: http://127.0.0.1:8270/ (`orch ui` opens it)\nmetrics: http://127.0.0.1:9476/metrics\n")
     assert daemon["up"] == ServeOptions()
     assert orch("up", "-q").err == ""
     assert orch("up", "--simulate-gpus", "99").out == "the daemon runs already (process 42)\n"
     assert orch("up", "--json").json == {
         "pid": 42, "started": True, "seconds": 1.5, "address": "/s", "read_address": "127.0.0.1:9476",
         "prometheus_url": "", "alertmanager_url": "", "log_file": "/l",
+        "page_address": "http://127.0.0.1:8270/",
     }  # fmt: skip
 
 
@@ -95,7 +105,7 @@ texts = st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc")), max_siz
 @given(
     st.builds(
         ServeOptions, simulate_gpus=st.integers(0, 64), ray_address=texts, with_prometheus=st.booleans(), group=texts,
-        listen=texts, read_listen=texts, token_file=texts,
+        listen=texts, read_listen=texts, token_file=texts, page_listen=texts,
     )
 )  # fmt: skip
 def test_a_detached_daemon_is_started_with_the_same_options(options: ServeOptions) -> None:

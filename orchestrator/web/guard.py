@@ -1,0 +1,155 @@
+"""The gate in front of the page: where a request comes from, who is signed in, and the headers of every answer.
+
+Pure ASGI, so that streams stay streams. It puts the caller into ``scope["state"]["caller"]``; a request without a good
+cookie reaches sign-in and the static files only. A request that acts must carry this page's own Origin: a cookie of
+another port of the same host, or a page there, is not enough.
+"""
+
+from __future__ import annotations
+
+from http.cookies import CookieError, SimpleCookie
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from orchestrator.api.errors import (
+    ForeignOriginError,
+    InternalError,
+    MediaTypeError,
+    MethodNotAllowedError,
+    OrchError,
+    UnauthenticatedError,
+)
+from orchestrator.api.server.gate import FAILED, LOOPBACK_NAMES, Headers, read_body, replay_body, user_name
+from orchestrator.api.service import Caller
+from orchestrator.web.sign_in import REMEDY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from orchestrator.web.sign_in import SignIn
+
+log = structlog.get_logger("orch.web")
+
+MAX_FORM_BYTES: Final = 2 * 1024 * 1024
+READING: Final = frozenset({"GET", "HEAD"})
+OPEN_PATHS: Final = ("/signin", "/static/")
+
+SECURITY_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class Guard:
+    """ASGI middleware. ``refusal`` renders an error for people: status, headers and body."""
+
+    def __init__(
+        self, app: ASGIApp, sign_in: SignIn, *, owner_uid: int, refusal: Callable[[OrchError, Caller | None], bytes]
+    ) -> None:
+        self._app = app
+        self._sign_in = sign_in
+        self._owner_uid = owner_uid
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; answers refusals itself."""
+        if scope["type"] != "http":
+            return
+        started = finished = False
+
+        async def with_headers(message: Message) -> None:
+            nonlocal started, finished
+            if message["type"] == "http.response.body":
+                finished = not message.get("more_body", False)
+            if message["type"] == "http.response.start":
+                started = True
+                message = {**message, "headers": _secured(message.get("headers", ()))}
+            await send(message)
+
+        caller: Caller | None = None
+        try:
+            headers = Headers(scope)
+            self._check_origin(scope, headers)
+            caller = self._caller(headers)
+            _check_signed_in(caller, scope["path"])
+            scope.setdefault("state", {})["caller"] = caller
+            await self._app(scope, await _bounded(scope, headers, receive), with_headers)
+        except OrchError as error:
+            if started:
+                raise
+            await self._refuse(error, caller, with_headers)
+        except Exception:
+            log.exception("web.request_failed", method=scope["method"], path=scope["path"])
+            if started and not finished:
+                raise  # the server then cuts the connection: half an answer must not look whole
+            if not started:
+                await self._refuse(InternalError(FAILED), caller, with_headers)
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        if scope["method"] not in READING | {"POST"}:
+            raise MethodNotAllowedError(f"{scope['method']} is not a method of the page")
+        host = (headers.one("host") or "").lower()
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        if name not in LOOPBACK_NAMES:
+            raise ForeignOriginError(f"the page is not called {host!r}")
+        origin = headers.one("origin")
+        if origin is None and scope["method"] == "POST":
+            raise ForeignOriginError("a request that acts does not say which page it comes from")
+        if origin is not None and origin.lower() != f"http://{host}":
+            raise ForeignOriginError(f"requests from pages of {origin!r} are refused")
+        foreign = headers.one("sec-fetch-site") in {"cross-site", "same-site"}
+        link = scope["method"] == "GET" and headers.one("sec-fetch-mode") == "navigate"
+        if foreign and (not link or scope["path"].startswith("/signin")):
+            raise ForeignOriginError(
+                "requests from pages of another site are refused", hint="paste the address into the browser instead"
+            )
+
+    def _caller(self, headers: Headers) -> Caller | None:
+        try:
+            found = SimpleCookie(headers.one("cookie") or "").get(self._sign_in.cookie_name)
+        except CookieError:
+            return None
+        uid = None if found is None else self._sign_in.user_of(found.value)
+        if uid is None:
+            return None
+        return Caller(uid=uid, gid=-1, user=user_name(uid), is_owner=uid == self._owner_uid, channel="page")
+
+    async def _refuse(self, error: OrchError, caller: Caller | None, send: Send) -> None:
+        body = self._refusal(error, caller)
+        headers = [(b"content-type", b"text/html; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+        if not isinstance(error, UnauthenticatedError):
+            headers.append((b"connection", b"close"))  # the rest of a refused body is not read
+        await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _check_signed_in(caller: Caller | None, path: str) -> None:
+    if caller is None and not path.startswith(OPEN_PATHS):
+        raise UnauthenticatedError("this browser is not signed in, or was signed in too long ago", hint=REMEDY)
+
+
+def _secured(headers: object) -> list[tuple[bytes, bytes]]:
+    found = [(bytes(name), bytes(value)) for name, value in headers]  # type: ignore[attr-defined]  # ASGI's iterable
+    if not any(name == b"cache-control" for name, _ in found):
+        found.append((b"cache-control", b"no-store"))
+    return [*found, *((name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items())]
+
+
+async def _bounded(scope: Scope, headers: Headers, receive: Receive) -> Receive:
+    if scope["method"] in READING:
+        return receive
+    kind = (headers.one("content-type") or "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise MediaTypeError(f"a body of type {kind or 'unknown'} is refused", hint="send the form of the page")
+    return replay_body(await read_body(receive, MAX_FORM_BYTES), receive)

@@ -1,0 +1,108 @@
+"""One job: what is wrong, how far it is, its attempts on a time line, ranks, what happened, checkpoints, and its log."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from markupsafe import Markup
+
+from orchestrator.api.errors import OrchError
+from orchestrator.api.service import JobService, LogQuery, Verb
+from orchestrator.web import words
+from orchestrator.web.rendering import render_parts
+from orchestrator.web.timeline import timeline
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from orchestrator.api.views import JobView, LogLine
+    from orchestrator.core.ids import JobId
+
+PARTS: Final = ("head", "findings", "totals", "attempts", "ranks", "events", "checkpoints")
+EVENTS: Final = 60
+LOG_LINES: Final = 300
+SEARCHED_LINES: Final = 100_000
+"""A search looks at so many of the newest lines."""
+
+EFFECTS: Final = {
+    Verb.CANCEL: "It is asked to stop, has its stop_duration to save, and ends as CANCELLED. It does not start again.",
+    Verb.PAUSE: "It saves, stops, and gives its GPUs back until it is resumed.",
+    Verb.RESUME: "It goes back to its place in the queue, and continues at its newest checkpoint.",
+    Verb.RERUN: "The same job is submitted again, with the changes below if there are any: KEY=VALUE, separated by spaces.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogQuestion:
+    """Which lines of the log: of one rank or all, of one attempt or the newest, with a text in them or any."""
+
+    rank: int | None = None
+    attempt: int | None = None
+    text: str = ""
+
+    def wants(self, line: LogLine) -> bool:
+        """The text is in the line, whatever its case."""
+        return self.text.casefold() in line.text.casefold()
+
+
+def verbs_for(job: JobView, *, may_act: bool) -> list[Verb]:
+    """What can be done to the job in its state, by a user who may act on it."""
+    if not may_act:
+        return []
+    if job.is_terminal:
+        return [Verb.RERUN]
+    if job.state == "SUSPENDED":
+        return [Verb.RESUME, Verb.CANCEL, Verb.RERUN]
+    return [Verb.PAUSE, Verb.CANCEL, Verb.RERUN]
+
+
+async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: bool) -> Mapping[str, str]:
+    """The parts of the page as HTML."""
+    job = await service.job(job_id)
+    events = await service.events(job_id, 0, tail=EVENTS)
+    try:
+        checkpoints = await service.checkpoints(job_id, verify=False)
+    except OrchError:  # a storage that does not answer keeps nothing else from being shown
+        checkpoints = ()
+    return render_parts(
+        "job.html",
+        PARTS,
+        job=job,
+        pairs=[(None, one) for one in job.findings],
+        verbs=verbs_for(job, may_act=may_act),
+        timeline=Markup(timeline(job, now)),  # noqa: S704 - a template's output, escaped there
+        events=events,
+        checkpoints=checkpoints,
+        now=now,
+    )
+
+
+async def log_lines(service: JobService, job_id: JobId, question: LogQuestion) -> list[dict[str, Any]]:
+    """The newest lines of the log that the question asks for."""
+    tail = SEARCHED_LINES if question.text else LOG_LINES
+    query = LogQuery(rank=question.rank, attempt=question.attempt, tail=tail)
+    found: deque[LogLine] = deque(maxlen=LOG_LINES)
+    async with aclosing(service.logs(job_id, query)) as batches:
+        async for batch in batches:
+            found.extend(line for line in batch if question.wants(line))
+    return [shown(line) for line in found]
+
+
+async def follow_log(
+    service: JobService, job_id: JobId, question: LogQuestion
+) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
+    """The same lines, and what follows them until the job has ended."""
+    tail = SEARCHED_LINES if question.text else LOG_LINES
+    query = LogQuery(rank=question.rank, attempt=question.attempt, tail=tail, follow=True)
+    async with aclosing(service.logs(job_id, query)) as batches:
+        async for batch in batches:
+            if lines := [shown(line) for line in batch if question.wants(line)]:
+                yield lines
+
+
+def shown(line: LogLine) -> dict[str, Any]:
+    """A line as the page shows it."""
+    return {"at": words.moment(line.at), "rank": line.rank, "stream": line.stream, "text": words.clean(line.text)}

@@ -1,0 +1,116 @@
+"""The overview: what is wrong, what runs, what waits and why, and every GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.api.service import JobFilter
+from orchestrator.web import words
+from orchestrator.web.rendering import render_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.api.service import JobService
+    from orchestrator.api.views import JobView, NodeView
+
+PARTS: Final = ("findings", "totals", "running", "queue", "gpus", "ended")
+WAITING: Final = frozenset({"PENDING", "SUSPENDED"})
+RUNNING: Final = frozenset({"STARTING", "RUNNING", "RECOVERING", "DRAINING"})
+ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+MOST_ROWS: Final = 100
+"""Of each table; the counts are of all, and a link leads to the rest."""
+
+MOST_JOBS: Final = 5000
+ENDED_ROWS: Final = 10
+CONDITIONS: Final = {"quarantined": "held", "failing": "fails"}
+SHOWN: Final = ("load", "memory", "job")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCell:
+    """One GPU of the heat map: ``level`` is its colour, ``text`` and ``below`` say the same in words."""
+
+    level: int | None
+    text: str
+    below: str
+    title: str
+    job: str | None
+    trouble: bool
+
+
+async def overview_parts(service: JobService, now: float, shown: str) -> Mapping[str, str]:
+    """The parts of the overview as HTML; ``shown`` is what colours the GPUs: load, memory or job."""
+    health = await service.health()
+    live = await service.jobs(JobFilter(states=RUNNING | WAITING, limit=MOST_JOBS))
+    ended = await service.jobs(JobFilter(states=ENDED, limit=ENDED_ROWS))
+    nodes = await service.nodes()
+    rows = await service.gpus()
+    running = [job for job in live if job.state in RUNNING]
+    waiting = sorted((job for job in live if job.state in WAITING), key=_place)
+    return render_parts(
+        "overview.html",
+        PARTS,
+        health=health,
+        findings=_findings(live),
+        running=running[:MOST_ROWS],
+        running_count=len(running),
+        waiting=waiting[:MOST_ROWS],
+        waiting_count=len(waiting),
+        ended=ended,
+        several=len({job.user for job in (*live, *ended)}) > 1,
+        nodes=gpus_by_node(nodes, rows, shown),
+        gpu_count=len(rows),
+        shown=shown,
+        now=now,
+    )
+
+
+def _place(job: JobView) -> tuple[bool, int, float]:
+    """The order of the queue: paused jobs last, then by priority and arrival."""
+    return job.state == "SUSPENDED", -job.priority, job.submitted_at
+
+
+def _findings(jobs: Sequence[JobView]) -> list[tuple[JobView, Any]]:
+    pairs = [(job, one) for job in jobs for one in job.findings]
+    return sorted(pairs, key=lambda pair: (pair[1].severity != "critical", -pair[1].since))
+
+
+def gpus_by_node(
+    nodes: Sequence[NodeView], rows: Sequence[Mapping[str, Any]], shown: str
+) -> list[tuple[NodeView, list[GpuCell]]]:
+    """The GPUs of each node, by index."""
+    jobs = sorted({str(row["job"]) for row in rows if row.get("job")})
+    cells: dict[str, list[GpuCell]] = {}
+    for row in rows:
+        cells.setdefault(str(row.get("node")), []).append(_cell(row, shown, jobs))
+    return [(node, cells.get(node.name, [])) for node in nodes]
+
+
+def _cell(row: Mapping[str, Any], shown: str, jobs: Sequence[str]) -> GpuCell:
+    load, used, total = row.get("utilization_ratio"), row.get("memory_used_bytes"), row.get("memory_total_bytes")
+    memory = used / total if used is not None and total else None
+    job, condition = row.get("job"), str(row.get("condition") or "ok")
+    trouble = condition != "ok"
+    text = {"load": words.percent(load), "memory": words.percent(memory)}.get(shown, words.percent(load)) or "–"
+    ratio: float | None = {"load": load, "memory": memory}.get(shown)
+    level = words.level(ratio)
+    if shown == "job":
+        level = 2 + 2 * (jobs.index(job) % 4) if job in jobs else 0
+    told = [
+        f"GPU {row.get('index')} {row.get('model') or ''}",
+        f"load {words.percent(load) or 'unknown'}",
+        f"memory {words.size(used) or 'unknown'} of {words.size(total) or 'unknown'}",
+        f"power {words.number(row.get('power_watts')) or 'unknown'} W",
+        f"rank {row.get('rank')} of {job}" if job else "free",
+        *([str(row.get("problem") or condition)] if trouble else []),
+    ]
+    return GpuCell(
+        level=level,
+        text=text if not trouble else CONDITIONS.get(condition, condition),
+        below=(job if shown == "job" else f"rank {row.get('rank')}") if job else "free",
+        title=words.clean("; ".join(told)),
+        job=None if job is None else str(job),
+        trouble=trouble,
+    )

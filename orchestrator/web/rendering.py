@@ -1,0 +1,89 @@
+"""Templates and static files, read once. Everything that a template puts out is escaped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from orchestrator.web import words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MEDIA_TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+STATIC: Final = ("page.css", "page.js", "icon.svg")
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """One file of the page: its bytes, its media type, and the address that changes with its content."""
+
+    body: bytes
+    media_type: str
+    path: str
+
+
+@lru_cache(maxsize=1)
+def static_files() -> dict[str, StaticFile]:
+    """The static files by name."""
+    found = {}
+    for name in STATIC:
+        body = files("orchestrator.web").joinpath("static", name).read_bytes()
+        path = f"/static/{sha256(body).hexdigest()[:12]}/{name}"
+        found[name] = StaticFile(body, MEDIA_TYPES[name.rpartition(".")[2]], path)
+    return found
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """The templates' environment."""
+    made = Environment(
+        loader=PackageLoader("orchestrator.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    for name in (
+        "clean",
+        "span",
+        "age",
+        "size",
+        "number",
+        "percent",
+        "moment",
+        "milliseconds",
+        "stamp",
+        "symbol",
+        "level",
+    ):
+        made.filters[name] = getattr(words, name)
+    made.filters["balance"] = words.balance_text
+    made.filters["static"] = lambda name: static_files()[name].path
+    made.finalize = _finalized
+    made.globals["ui"] = made.get_template("macros.html").module
+    return made
+
+
+def _finalized(value: Any) -> Any:
+    """Plain text loses what steers a terminal or turns text around; None is shown as nothing."""
+    if value is None:
+        return ""
+    return words.clean(value) if type(value) is str else value
+
+
+def render(template: str, **values: Any) -> str:
+    """The template with these values."""
+    return environment().get_template(template).render(**values)
+
+
+def render_parts(template: str, names: Iterable[str], **values: Any) -> dict[str, str]:
+    """The named blocks of a template, each as HTML of its own: what a live page replaces."""
+    found = environment().get_template(template)
+    return {name: "".join(found.blocks[name](found.new_context(values))).strip() for name in names}

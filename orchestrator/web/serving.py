@@ -1,0 +1,117 @@
+"""What the daemon asks of the page: an application that is made when the first browser comes, and links to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.api.errors import BadRequestError, RefusedError
+from orchestrator.api.page_links import PageLinkView
+from orchestrator.api.server.listeners import address_of, bind_tcp, is_loopback
+from orchestrator.private_files import open_private
+from orchestrator.web.sign_in import LINK_SECONDS, SignIn
+
+if TYPE_CHECKING:
+    import asyncio
+    import socket
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from orchestrator.api.service import Caller, JobService
+    from orchestrator.spec.paths import PageFiles
+
+KEY_BYTES: Final = 32
+
+
+class PageLinkMaker:
+    """Makes links to the page at ``address`` (host:port)."""
+
+    def __init__(self, sign_in: SignIn, address: str) -> None:
+        self._sign_in = sign_in
+        self._address = f"http://{address}/"
+
+    def link(self, caller: Caller) -> PageLinkView:
+        """A new link for ``caller``."""
+        secret = self._sign_in.new_link(caller.uid)
+        return PageLinkView(
+            url=f"{self._address}signin?link={secret}", address=self._address, valid_seconds=LINK_SECONDS
+        )
+
+
+class LazyPage:
+    """The page as an ASGI application; templates are not even imported before a browser asks for it."""
+
+    def __init__(self, service: JobService, sign_in: SignIn, closing: asyncio.Event) -> None:
+        self._service = service
+        self._sign_in = sign_in
+        self._closing = closing
+        self._app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if self._app is None:
+            from orchestrator.web.app import create_page_app
+
+            self._app = create_page_app(self._service, self._sign_in, self._closing, owner_uid=os.getuid())
+        await self._app(scope, receive, send)
+
+
+def sign_in_of(files: PageFiles) -> SignIn:
+    """Sign-in with the key of this home, which is made the first time. Raises NotPrivateError, OSError."""
+    handle = open_private(files.key, os.O_RDWR | os.O_CREAT)
+    try:
+        key = os.read(handle, KEY_BYTES)
+        if len(key) < KEY_BYTES:
+            key = os.urandom(KEY_BYTES)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, key, 0)
+    finally:
+        os.close(handle)
+    return SignIn(key, time.time)
+
+
+def bind_page(listen: str, files: PageFiles) -> socket.socket:
+    """A socket for the page. Port 0 is the port of the last time where it is free, else any: addresses last.
+
+    Raises BadRequestError for an address that other machines reach, RefusedError for a port that is taken.
+    """
+    host, _, text = listen.rpartition(":")
+    if not (host and text.isascii() and text.isdecimal() and int(text) < 2**16):
+        raise BadRequestError(f"{listen!r} is not an address for the page", hint="write one like 127.0.0.1:8265")
+    if not is_loopback(host):
+        raise BadRequestError(
+            f"the page on {host} would be sent over the network in plain text",
+            hint="leave it on 127.0.0.1, and reach it from elsewhere with `ssh -L PORT:127.0.0.1:PORT HOST`",
+        )
+    if int(text):
+        return bind_tcp(host, int(text))
+    sock = _bind_again(host, files)
+    _remember(sock, files)
+    return sock
+
+
+def _bind_again(host: str, files: PageFiles) -> socket.socket:
+    try:
+        handle = open_private(files.port, os.O_RDONLY)
+    except OSError:
+        return bind_tcp(host, 0)
+    try:
+        last = os.read(handle, 16).decode("ascii", "replace").strip()
+    finally:
+        os.close(handle)
+    if last.isascii() and last.isdecimal() and 1024 <= int(last) < 2**16:
+        try:
+            return bind_tcp(host, int(last))
+        except RefusedError:
+            return bind_tcp(host, 0)
+    return bind_tcp(host, 0)
+
+
+def _remember(sock: socket.socket, files: PageFiles) -> None:
+    port = address_of(sock).rpartition(":")[2]
+    handle = open_private(files.port, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.write(handle, f"{port}\n".encode())
+    finally:
+        os.close(handle)

@@ -1,0 +1,47 @@
+"""A job's attempts on a time line, as SVG without styles or scripts of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.web import words
+from orchestrator.web.rendering import render
+
+if TYPE_CHECKING:
+    from orchestrator.api.views import JobView
+
+WIDTH: Final = 1000.0
+LEAST: Final = 2.0
+"""An attempt that failed at once is still seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """An attempt's place on the line."""
+
+    x: float
+    width: float
+    state: str
+    label: str
+
+
+def timeline(job: JobView, now: float) -> str:
+    """The time line of the attempts that the view lists; the same is in a table beside it. A job without one has none."""
+    if not job.attempts:
+        return ""
+    began = min(job.submitted_at, job.attempts[0].started_at) if len(job.attempts) == job.attempt else 0.0
+    began = began or job.attempts[0].started_at
+    ended = max(job.ended_at or now, job.attempts[-1].ended_at or 0.0, began + 1.0)
+    scale = WIDTH / (ended - began)
+    bars = [
+        Bar(
+            x=(one.started_at - began) * scale,
+            width=max(LEAST, ((one.ended_at or ended) - one.started_at) * scale),
+            state=one.state,
+            label=f"attempt {one.number}: {one.state}, {words.span((one.ended_at or ended) - one.started_at)}",
+        )
+        for one in job.attempts
+    ]
+    told = "; ".join(bar.label for bar in bars)
+    return render("timeline.svg", bars=bars, told=told, began=began, ended=ended, width=WIDTH, job=job)

@@ -1,0 +1,129 @@
+"""Numbers, times and foreign text as the page shows them. Pure; what comes in may be anything that a job wrote."""
+
+from __future__ import annotations
+
+import time
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STATE_SYMBOLS: Final = {
+    "PENDING": "◷",
+    "STARTING": "◔",
+    "RUNNING": "▶",
+    "DRAINING": "◕",
+    "RECOVERING": "↻",
+    "SUSPENDED": "⏸",
+    "SUCCEEDED": "✓",
+    "FAILED": "✕",
+    "CANCELLED": "⊘",
+    "LOST": "✕",
+    "PREEMPTED": "⏸",
+    "ABORTED": "⊘",
+}
+"""Beside the word, never instead of it: a state is told by shape and text as well as by colour."""
+
+LOAD_LEVELS: Final = 8
+
+
+def clean(value: object) -> str:
+    """One line without control characters, and without those that turn the direction of text."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c in "\n\t\r" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def span(seconds: float | None) -> str:
+    """A duration in at most two units, as in ``2h08m``; empty for None."""
+    if seconds is None or not isfinite(seconds):
+        return ""
+    seconds = max(0.0, seconds)
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 172800:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def age(seconds: float) -> str:
+    """A rough span in one unit, as in ``5m``: it changes seldom, and with it what is sent to browsers."""
+    seconds = max(0.0, seconds)
+    for limit, unit, name in ((60, 1, "s"), (3600, 60, "m"), (172800, 3600, "h")):
+        if seconds < limit:
+            whole = int(seconds // unit)
+            return f"{whole // 5 * 5}{name}" if name == "s" else f"{whole}{name}"
+    return f"{int(seconds // 86400)}d"
+
+
+def size(count: float | None) -> str:
+    """A size in powers of 1024; empty for None."""
+    if count is None:
+        return ""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def number(value: float | None) -> str:
+    """Up to four significant digits; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio in per cent; empty for None."""
+    return "" if ratio is None else f"{100 * ratio:.0f}%"
+
+
+def moment(at: float | None) -> str:
+    """A time of day of the daemon's machine, with the date unless it is today; empty for None."""
+    if at is None or not isfinite(at):
+        return ""
+    then = time.localtime(at)
+    day = "" if then[:3] == time.localtime()[:3] else time.strftime("%Y-%m-%d ", then)
+    return day + time.strftime("%H:%M:%S", then)
+
+
+def stamp(at: float) -> str:
+    """The time for machines, as ``<time>`` wants it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def symbol(state: str) -> str:
+    """The shape beside a state's name."""
+    return STATE_SYMBOLS.get(state, "·")
+
+
+def level(ratio: float | None) -> int | None:
+    """The step, from 0 to ``LOAD_LEVELS``, of a ratio on the scale of colours; None for None."""
+    return None if ratio is None else round(min(max(ratio, 0.0), 1.0) * LOAD_LEVELS)
+
+
+def balance_text(balance: Mapping[str, Any] | None) -> str:
+    """How evenly the GPUs of a job work: the band, and the worse of utilization and power; empty where it has none."""
+    if not balance:
+        return ""
+    known = balance.get("quantities") or {}
+    spreads = {name: known[name]["cv"] for name in ("utilization", "power") if name in known}
+    if not spreads:
+        return ""
+    worst = max(spreads, key=lambda name: float(spreads[name]))
+    silent = len(balance.get("silent") or ())
+    text = f"{balance.get('band') or ''} ({worst} CV {100 * spreads[worst]:.0f}%)".strip()
+    return f"{text}, {silent} silent" if silent else text
+
+
+def milliseconds(seconds: float | None) -> str:
+    """A short duration in milliseconds; empty for None."""
+    return "" if seconds is None else f"{1000 * seconds:.1f} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"

@@ -1,0 +1,88 @@
+"""Where the page listens, and what of it outlives a daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.api.errors import BadRequestError, RefusedError
+from orchestrator.api.server.listeners import address_of
+from orchestrator.api.server.testing import FakeService
+from orchestrator.api.service import Caller
+from orchestrator.spec.paths import PageFiles
+from orchestrator.web.serving import LazyPage, PageLinkMaker, bind_page, sign_in_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.types import Message
+
+
+def test_the_port_is_that_of_the_last_time_while_it_is_free(tmp_path: Path) -> None:
+    files = PageFiles.of(tmp_path)
+    with bind_page("127.0.0.1:0", files) as first:
+        address = address_of(first)
+    with bind_page("127.0.0.1:0", files) as again:
+        assert address_of(again) == address
+        with bind_page("127.0.0.1:0", files) as other:
+            assert address_of(other) != address
+    files.port.write_text("no port\n")
+    bind_page("127.0.0.1:0", files).close()
+    assert files.port.stat().st_mode & 0o077 == 0
+
+
+def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(RefusedError, match="cannot listen"):
+            bind_page(f"127.0.0.1:{taken.getsockname()[1]}", PageFiles.of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "listen", ["0.0.0.0:0", "[::]:8265", "192.0.2.1:8265", "127.0.0.1", "127.0.0.1:x", ":1", "127.0.0.1:99999"]
+)
+def test_other_addresses_are_refused(tmp_path: Path, listen: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        bind_page(listen, PageFiles.of(tmp_path))
+    assert caught.value.hint
+
+
+def test_the_key_is_made_once_and_private(tmp_path: Path) -> None:
+    files = PageFiles.of(tmp_path)
+    first = sign_in_of(files)
+    cookie = first.redeem(first.new_link(7))
+    assert sign_in_of(files).user_of(cookie) == 7
+    assert files.key.stat().st_mode & 0o077 == 0
+    files.key.write_bytes(b"short")
+    assert sign_in_of(files).user_of(cookie) is None
+
+
+def test_a_link_signs_in_the_user_that_asked_for_it(tmp_path: Path) -> None:
+    sign_in = sign_in_of(PageFiles.of(tmp_path))
+    caller = Caller(uid=7, gid=7, user="grace", is_owner=False)
+    reply = PageLinkMaker(sign_in, "127.0.0.1:8270").link(caller)
+    assert reply.url.startswith("http://127.0.0.1:8270/signin?link=")
+    assert reply.address == "http://127.0.0.1:8270/"
+    assert sign_in.user_of(sign_in.redeem(reply.url.partition("=")[2])) == 7
+
+
+def test_the_page_is_made_when_the_first_browser_comes(tmp_path: Path) -> None:
+    page = LazyPage(FakeService(), sign_in_of(PageFiles.of(tmp_path)), asyncio.Event())
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [(b"host", b"localhost")]}
+    for _ in range(2):
+        asyncio.run(page(scope, receive, send))
+    assert [message["status"] for message in messages[::2]] == [401, 401]
+    assert os.path.exists(tmp_path / "page.key")
