@@ -44,7 +44,7 @@ ENTRIES = (
     Entry("serve", "machine", MACHINE),
     Entry("doctor", "machine", MACHINE),
     Entry("demo", "machine", MACHINE),
-    Entry("ui", "ui", MACHINE),
+    Entry("ui", "machine", MACHINE),
     Entry("nodes", "nodes", MACHINE),
     Entry("gpus", "gpu", MACHINE),
     Entry("top", "gpu", MACHINE),

@@ -1,4 +1,4 @@
-"""`orch up`, `down`, `serve`, `doctor`, `demo` and `prune`: the daemon and its machine."""
+"""`orch up`, `down`, `serve`, `ui`, `doctor`, `demo` and `prune`: the daemon and its machine."""
 
 from __future__ import annotations
 
@@ -205,6 +205,33 @@ def doctor(json: Json = False) -> int:
 def demo(json: Json = False) -> int:
     """Train a small model on two ranks, kill one half-way, and watch it recover; takes about a minute."""
     return local.run_demo(DemoOptions(json=json))
+
+
+def ui(
+    print_link: Annotated[bool, typer.Option("--print", help="Print the link instead of opening a browser.")] = False,
+    json: Json = False,
+) -> int:
+    """Open the page of jobs, GPUs and nodes in a browser, signed in as you by a link that works once."""
+    session = Session()
+    reply = session.client().page_link()
+    if json:
+        print_json(session, reply.to_json())
+        return EXIT_OK
+    if not print_link and _opened(reply.url):
+        session.console.print(f"opened {reply.address}")
+        return EXIT_OK
+    session.console.print(reply.url)
+    session.console.note(f"it signs in once, within {span(reply.valid_seconds)}; then {reply.address} is enough")
+    return EXIT_OK
+
+
+def _opened(url: str) -> bool:
+    import webbrowser
+
+    try:
+        return webbrowser.open(url)
+    except webbrowser.Error:
+        return False
 
 
 def prune(
