@@ -105,6 +105,15 @@ def test_the_overview_has_findings_first_and_the_queue_with_reasons(browser: Bro
     assert 'data-live="/live/overview?gpus=load"' in text
 
 
+@pytest.mark.parametrize("state", ["PENDING", "STARTING", "RUNNING", "SUSPENDED", "SUCCEEDED", "CANCELLED"])
+def test_a_job_that_has_reported_nothing_is_shown(browser: Browser, state: str) -> None:
+    job = browser.service.add(state=state)
+    for address in ("/", "/jobs", f"/jobs/{job.id}"):
+        answer = browser.get(address)
+        assert answer.status == 200
+        assert job.id in answer.text
+
+
 def row(**values: Any) -> dict[str, Any]:
     return {"node": "a", "index": 0, "model": "H100", "utilization_ratio": 0.5, "condition": "ok", **values}
 
