@@ -38,6 +38,8 @@ LEAST_SHARE: Final = 0.7
 """A GPU with less than this share of its job's median load is a straggler, however many GPUs there are."""
 IDLE_MEAN: Final = 0.05
 """Below this mean utilization a job has no balance to speak of: noise of 0 and 2 % would be a CV of 100 %."""
+STARVED_SECONDS: Final = 4 * 3600
+"""A job that waits for so long is stuck, also where others of its queue start."""
 SLOW_RANK: Final = 1.5
 """A rank is slow from this multiple of the other ranks' mean time for a step."""
 
@@ -422,13 +424,14 @@ def _service_alerts() -> tuple[Alert, ...]:
         ),
         Alert(
             name="OrchQueueStuck",
-            expr=f"({waits} > 3600 unless on (queue) {starts})\nand on () {room}",
+            expr=f"({waits} > 3600 unless on (queue) ({starts} unless on (queue) {waits} > {STARVED_SECONDS}))\nand on () {room}",
             wait="10m",
             severity="warning",
             component="queue",
             labels=("queue",),
             summary="Queue {{ $labels.queue }}: a job has waited for {{ $value | humanizeDuration }} while GPUs are idle",
-            description="No job of this queue started in the last hour. Who waits, and for what: orch queue",
+            description="No job of this queue started in the last hour, or shorter ones did and this one has waited for over "
+            "four hours. Who waits, and for what: orch queue",
         ),
         Alert(
             name="OrchDiskFilling",

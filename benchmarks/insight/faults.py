@@ -16,7 +16,7 @@ from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 from orchestrator.core.facts.rank_ends import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from orchestrator.core.diagnosis.observation import JobSeen
 
@@ -27,7 +27,10 @@ BUSY_NOISE = 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One fault in one form. ``rank`` None: the whole job. ``slowest`` is the time of a step, which a finding may wait for."""
+    """One fault in one form. ``rank`` None: the whole job. ``slowest`` is the time of a step, which a finding may wait for.
+
+    ``patience`` is what a slow fault takes to show itself: a leak is judged over minutes.
+    """
 
     fault: str
     form: str
@@ -36,6 +39,8 @@ class Case:
     rank: int | None
     change: Callable[[JobModel], None] | None = None
     slowest: float = 0.0
+    node: str = ""
+    patience: float = 0.0
 
 
 FORMS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -56,12 +61,23 @@ def cases() -> Iterator[Case]:
         yield from _of_ranks(form, values, rank, number)
         yield from _of_gpus(form, values | silent, rank, number)
         yield from _of_jobs(form, values, rank, number)
+        yield from _of_nodes(form, values, number)
 
 
 def _case(fault: str, form: str, values: dict[str, Any], kind: str, rank: int | None, **more: Any) -> Case:
-    change = more.pop("change", None)
+    change, node, patience = more.pop("change", None), more.pop("node", ""), more.pop("patience", 0.0)
     job = JobModel(**{"seed": len(fault) * 7 + len(form), **values, **more})
-    return Case(fault=fault, form=form, job=job, kind=kind, rank=rank, change=change, slowest=job.step_seconds)
+    return Case(
+        fault=fault,
+        form=form,
+        job=job,
+        kind=kind,
+        rank=rank,
+        change=change,
+        slowest=job.step_seconds,
+        node=node,
+        patience=patience,
+    )
 
 
 def _set(rank: int | None, **values: Any) -> Callable[[JobModel], None]:
@@ -157,6 +173,55 @@ def _of_jobs(form: str, values: dict[str, Any], rank: int, number: int) -> Itera
     )
     nothing = _idle(idle)
     yield _case("RUNNING and doing nothing", form, values | SILENT, "job_idle", None, hook=nothing)
+
+
+def _of_nodes(form: str, values: dict[str, Any], number: int) -> Iterator[Case]:
+    each = values | {"nodes": 2, "ranks": max(4, values["ranks"])}
+    slow, half = (1.25, 2.0, 1.4, 1.6, 1.3)[number], each["ranks"] // 2
+    second = [_set(rank, slower=slow) for rank in range(half, each["ranks"])]
+    yield _case("slow node", form, each, "node_slow", None, node="n2", change=_each(second))
+    offset = (30.0, -60.0, 15.0, -14.0, 3600.0)[number]
+    skewed = _node_is("n2", clock_offset_seconds=offset)
+    yield _case("clock skew between nodes", form, each, "clock_skewed", None, node="n2", hook=skewed)
+    pace = (2e9, 3e8, 8e8, 2e8, 4e8)[number] / 60.0
+    leak = values | {"memory": lambda at, rnd: 20e9 + pace * max(0.0, at - FAULT_AT) + rnd.uniform(0.0, 0.05) * pace}
+    leaky = {**leak, "ranks": 1, "nodes": 1}
+    yield _case("GPU memory that grows", form, leaky, "gpu_memory_growing", 0, patience=660.0)
+    unused = _all_gpus(utilization=(0.0, 0.01, 0.0, 0.005, 0.0)[number], power_watts=70.0)
+    yield _case("steps, and every GPU idle", form, values, "gpus_unused", None, hook=unused)
+    interval = (10.0, 60.0, 30.0, 120.0, 5.0)[number]
+    stall = values | {
+        "saves": lambda at: SavesSeen(
+            ever=True,
+            unsaved_seconds=at % interval,
+            interval_seconds=interval,
+            stall_seconds=interval * (0.35 if at >= FAULT_AT else 0.02),
+        )
+    }
+    yield _case("saves too slow or too frequent", form, stall, "saves_slow", None)
+
+
+def _each(changes: Sequence[Callable[[JobModel], None]]) -> Callable[[JobModel], None]:
+    def change(job: JobModel) -> None:
+        for one in changes:
+            one(job)
+
+    return change
+
+
+def _node_is(node: str, **values: Any) -> Callable[[JobModel, float, JobSeen], JobSeen]:
+    def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+        if at < FAULT_AT:
+            return seen
+        return replace(seen, gpus=tuple(replace(gpu, **values) if gpu.node == node else gpu for gpu in seen.gpus))
+
+    return hook
+
+
+def _all_gpus(**values: Any) -> Callable[[JobModel, float, JobSeen], JobSeen]:
+    return lambda _job, at, seen: (
+        replace(seen, gpus=tuple(replace(gpu, **values) for gpu in seen.gpus)) if at >= FAULT_AT else seen
+    )
 
 
 def _with(**values: Any) -> Callable[[JobModel, float, JobSeen], JobSeen]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,18 @@ def _glitches(every: float, **values: Any) -> Any:
         return replace(seen, gpus=(replace(seen.gpus[0], **values), *seen.gpus[1:]))
 
     return hook
+
+
+def _late_reports(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+    """The exporters of one node answer late for a while."""
+    late = 20.0 if 100.0 < at < 118.0 else 0.0
+    return replace(
+        seen,
+        gpus=tuple(
+            replace(gpu, clock_offset_seconds=(gpu.clock_offset_seconds or 0.0) - late) if gpu.node == "n2" else gpu
+            for gpu in seen.gpus
+        ),
+    )
 
 
 def _changing(step: int, rnd: random.Random) -> float:
@@ -116,6 +129,15 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "regular saves": {"saves": lambda at: SavesSeen(ever=True, unsaved_seconds=at % 300.0, interval_seconds=300.0)},
     "no saves, a short job": {"saves": lambda at: SavesSeen(unsaved_seconds=at)},
     "one failed save": {"saves": lambda at: SavesSeen(failures=int(100.0 < at < 130.0), said="timeout")},
+    "two nodes": {"nodes": 2},
+    "two nodes, busy machine": {"nodes": 2, "ranks": 8, "noise": 0.2, "parts": False, "gpus": False},
+    "two nodes, reports that come late": {"nodes": 2, "hook": _late_reports},
+    "memory that fills a cache": {"memory": lambda at, _: 60e9 * (1.0 - math.exp(-at / 200.0))},
+    "memory of varied lengths": {"memory": lambda _, rnd: 40e9 + 20e9 * rnd.random()},
+    "memory that grows for five minutes": {"memory": lambda at, _: 20e9 + 1e8 * min(at, 300.0)},
+    "saves of 5 %": {
+        "saves": lambda at: SavesSeen(ever=True, unsaved_seconds=at % 300.0, interval_seconds=300.0, stall_seconds=15.0)
+    },
     "slow warm-up": {"first_step_at": 30.0, "noise": 0.2},
     "small job of 30 s": {"ranks": 2, "step_seconds": 0.05},
 }

@@ -34,10 +34,11 @@ SEEDS = 5
 def judge(case: Case) -> dict[str, Any]:
     """What the first finding after the fault is, and whether it is the right one, in time."""
     events = [(FAULT_AT, case.change)] if case.change is not None else []
-    opened = diagnose(case.job, FAULT_AT + 240.0 + 20.0 * case.slowest, events=events)
+    opened = diagnose(case.job, FAULT_AT + 240.0 + 20.0 * case.slowest + case.patience, events=events)
     early = [one for one in opened if one.at < FAULT_AT]
     first = next((one for one in opened if one.at >= FAULT_AT), None)
     right = first is not None and (first.finding.kind, first.finding.rank) == (case.kind, case.rank)
+    right = right and first is not None and (not case.node or first.finding.node == case.node)
     seconds = None if first is None else first.at - FAULT_AT
     return {
         "fault": case.fault,
@@ -47,7 +48,10 @@ def judge(case: Case) -> dict[str, Any]:
         "others": [one.finding.kind for one in opened if one is not first],
         "seconds": seconds,
         "right": right and not early,
-        "in_time": right and not early and seconds is not None and seconds <= LIMIT_SECONDS + case.slowest,
+        "in_time": right
+        and not early
+        and seconds is not None
+        and seconds <= LIMIT_SECONDS + case.slowest + case.patience,
     }
 
 

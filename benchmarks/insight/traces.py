@@ -56,6 +56,8 @@ class JobModel:
     noise: float = 0.03
     seed: int = 1
     models: tuple[str, ...] = ("H100",)
+    nodes: int = 1
+    memory: Callable[[float, random.Random], float] | None = None
     hook: Callable[[JobModel, float, JobSeen], JobSeen] | None = None
     loss: Callable[[int, random.Random], float] | None = None
     first_step_at: float = 4.0
@@ -84,8 +86,14 @@ class JobModel:
             num_ranks=self.ranks,
             saves=self.saves(at),
         )
-        job = replace(job, gpus=tuple(replace(gpu, sampled_at=at) for gpu in job.gpus))
+        job = replace(job, gpus=tuple(self._with_memory(replace(gpu, sampled_at=at), at) for gpu in job.gpus))
         return self.hook(self, at, job) if self.hook is not None else job
+
+    def _node(self, rank: int) -> str:
+        return f"n{1 + rank * self.nodes // self.ranks}"
+
+    def _with_memory(self, gpu: GpuSeen, at: float) -> GpuSeen:
+        return gpu if self.memory is None else replace(gpu, memory_bytes=self.memory(at, self.random))
 
     def _parts(self) -> tuple[list[float], list[float]]:
         def noisy(value: float) -> float:
@@ -111,6 +119,7 @@ class JobModel:
         losses = {} if self.loss is None else {"loss": self.loss(int(rank.steps), self.random)}
         seen = RankSeen(
             rank=number,
+            node=self._node(number),
             steps=int(rank.steps),
             step_seconds=tuple(rank.recent),
             parts=parts,
@@ -132,10 +141,12 @@ class JobModel:
         return GpuSeen(
             gpu_uuid=uuid,
             rank=number,
-            node="n1",
+            node=self._node(number),
             model=self.models[number % len(self.models)],
             utilization=busy,
             memory_bytes=30e9,
+            memory_total_bytes=80e9,
+            clock_offset_seconds=-0.7 * (number % 4),
             power_watts=power * self.random.gauss(1.0, 0.02),
             power_limit_watts=LIMIT_WATTS,
             clock_hertz=CLOCK * rank.clock * self.random.gauss(1.0, 0.004) if busy > 0.05 else 3.45e8,

@@ -118,6 +118,15 @@ def alertmanager_config(*, receivers: list[Document], receiver: str) -> Document
     }
 
 
+SAID_BY_FINDINGS: Final = (
+    ("gpu_throttled", "OrchGpuThrottled", ("gpu_uuid",)),
+    ("rank_slow", "OrchRankStraggler", ("job_id", "rank")),
+    ("saves_rare", "OrchCheckpointTooOld", ("job_id",)),
+    ("restart_loop", "OrchJobRestartLoop", ("job_id",)),
+)
+"""Findings that say the same as an older alert, and more: which, and what both must be about."""
+
+
 def _urgent() -> Document:
     """Below each group: what cannot wait is told at once and again every hour; grouping is the parent's."""
     return {"matchers": ['severity="critical"'], "group_wait": "10s", "repeat_interval": "1h"}
@@ -134,6 +143,14 @@ def inhibit_rules() -> list[Document]:
         rule('alertname="OrchGpuLost"', 'alertname=~"OrchGpuSilent|OrchExporterStale"', "gpu_uuid"),
         rule('alertname="OrchDaemonDown"', 'alertname=~"OrchQueueStuck|OrchNodeUnreachable|OrchDaemonSlow"'),
         rule('alertname="OrchJobHangSuspected"', 'alertname=~"OrchRankStraggler|OrchCheckpointTooOld"', "job_id"),
+        *(
+            {
+                "source_matchers": ['alertname="OrchFinding"', f'kind="{kind}"'],
+                "target_matchers": [f'alertname="{target}"'],
+                "equal": list(equal),
+            }
+            for kind, target, equal in SAID_BY_FINDINGS
+        ),
         rule('alertname="OrchDiskAlmostFull"', 'alertname="OrchDiskFilling"', "node", "path"),
     ]
 

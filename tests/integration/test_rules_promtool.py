@@ -480,6 +480,14 @@ SCENARIOS = [
         at="80m",
     ),
     Scenario(
+        "a job that waits for hours while short ones start is stuck",
+        daemon("orch_queue_oldest_pending_seconds", "0+15x1100", queue="starved")
+        | daemon("orch_queue_wait_seconds_count", "0+1x1100", queue="starved"),
+        {"OrchQueueStuck": [{"queue": "starved"}]},
+        at="255m",
+        also_at={"230m": {}},
+    ),
+    Scenario(
         "a queue behind a full cluster waits and is not stuck",
         daemon("orch_queue_oldest_pending_seconds", "0+15x400", queue="default")
         | daemon("orch_gpus", flat(0, 400), node="n0", state="idle")

@@ -46,6 +46,17 @@ NEVER_CHANGED_SECONDS: Final = 600.0
 UNSAVED_SECONDS: Final = 1800.0
 """A job that saves is told of after three of its intervals, and not before this."""
 NEVER_SAVED_SECONDS: Final = 7200.0
+LEAST_STALL_SECONDS: Final = 1.0
+"""A save that stalls training for less is no burden, however often it comes."""
+GROWTH_SLOTS: Final = 10
+"""Memory grows steadily when it has grown through so many minutes."""
+GROWTH_SLOT_SECONDS: Final = 60.0
+GROWING_SLOTS: Final = 8
+"""So many of them at least, and it shrank in none."""
+STEADY_GROWTH: Final = 0.7
+"""The later half of the growth is at least this share of the earlier half: a cache that fills grows ever more slowly."""
+GROWTH_HORIZON_SECONDS: Final = 6 * 3600.0
+"""Memory that lasts for longer is not told of."""
 AGAIN_FACTOR: Final = 2.0
 """Each time that a finding has closed, it takes so many times as long to open again, at most ``LONGEST_AGAIN_SECONDS``."""
 LONGEST_AGAIN_SECONDS: Final = 1800.0
@@ -107,11 +118,26 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     f.GpuThrottled: _over("share of the window in which clocks are held down", 0.5, 0.2, (10.0, 30.0)),
     f.GpuSlow: _over("how far its clock is below its neighbours', as a share", 0.08, 0.05, (10.0, 30.0)),
     f.InputStarved: _over("share of a step spent waiting for the next batch", 0.3, 0.2, (12.0, 30.0)),
+    f.NodeSlow: _over("own part of a step of the node's ranks, over that of the other nodes'", 1.15, 1.1, (14.0, 30.0)),
     f.RankSlow: _over("own part of a step, over that of the other ranks", 1.15, 1.1, (14.0, 30.0)),
     f.RankAwaited: _over("power, over that of the other GPUs", 1.25, 1.15, (20.0, 30.0)),
     f.GpuIdle: _over("how far its utilization is below its neighbours', as a share", 0.75, 0.5, (14.0, 30.0)),
     f.JobIdle: Definition(
         figure="GPUs without work", opens_at=1.0, closes_at=1.0, open_seconds=24.0, close_seconds=10.0
+    ),
+    f.GpusUnused: Definition(
+        figure="GPUs without work while steps are made",
+        opens_at=1.0,
+        closes_at=1.0,
+        open_seconds=24.0,
+        close_seconds=10.0,
+    ),
+    f.GpuMemoryGrowing: Definition(
+        figure="minutes in a row of steady growth, over ten",
+        opens_at=1.0,
+        closes_at=1.0,
+        open_seconds=0.0,
+        close_seconds=60.0,
     ),
     f.LoadUneven: _over("coefficient of variation of utilization or power", 0.2, 0.15, (60.0, 60.0)),
     f.LossNotFinite: Definition(
@@ -132,6 +158,8 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         severity=Severity.CRITICAL,
     ),
     f.SavesRare: _over("time since the newest checkpoint, over the time that is meant", 1.0, 1.0, (30.0, 0.0)),
+    f.SavesSlow: _over("time that a save stalls training, over the interval of saves", 0.2, 0.1, (10.0, 0.0)),
+    f.ClockSkewed: _over("seconds between the clocks of the node and the daemon", 10.0, 5.0, (10.0, 30.0)),
     f.RestartLoop: _at_once("restarts in an hour, over three", 0.0, outlives=True),
 }
 """The most grave and the most telling ones first: of two that speak of the same rank or GPU, the first explains the other."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.diagnosis.definitions import (
     BUSY_UTILIZATION,
+    GROWTH_HORIZON_SECONDS,
     IDLE_UTILIZATION,
     LOWER_LIMIT,
     SPINNING_UTILIZATION,
@@ -39,10 +40,12 @@ def gpu_suspicions(job: JobFigures) -> Iterator[Suspicion]:
         yield from _throttled(gpu, _alike(gpu, others))
         yield from _slow(gpu, _alike(gpu, others))
         yield from _idle(gpu, others)
+        yield from _growing(gpu)
     if len(alone) > 1 and len({gpu.newest.model for gpu in alone}) == 1:
         yield from _awaited(job, alone)
         yield from _uneven(alone)
     yield from _all_idle(job, alone)
+    yield from _skewed(alone)
 
 
 def _reported(gpu: GpuSeen) -> Iterator[Suspicion]:
@@ -156,8 +159,43 @@ def _uneven(gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
 
 
 def _all_idle(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
-    stall = job.newest.stall
-    if not gpus or job.reports or stall is None or stall.seen.sign in WORKING:
+    if not gpus or any(gpu.utilization is None or gpu.utilization >= IDLE_UTILIZATION for gpu in gpus):
         return
-    if all(gpu.utilization is not None and gpu.utilization < IDLE_UTILIZATION for gpu in gpus):
+    stall = job.newest.stall
+    if job.reports:
+        if stall is None and job.ranks and not job.newest.certain_work:  # a simulated GPU is never used
+            yield Suspicion(finding=f.GpusUnused(gpus=len(gpus), confidence=f.Confidence.CERTAIN), figure=1.0)
+    elif stall is not None and stall.seen.sign not in WORKING:
         yield Suspicion(finding=f.JobIdle(gpus=len(gpus), confidence=f.Confidence.CERTAIN), figure=1.0)
+
+
+def _growing(gpu: GpuFigures) -> Iterator[Suspicion]:
+    growth, total = gpu.growth, gpu.newest.memory_total_bytes
+    if growth is None or not total or growth.per_second <= 0.0:
+        return
+    left = max(0.0, total - growth.used) / growth.per_second
+    if left > GROWTH_HORIZON_SECONDS:
+        return
+    finding = f.GpuMemoryGrowing(
+        rank=gpu.newest.rank,
+        gpu_uuid=gpu.newest.gpu_uuid,
+        node=gpu.newest.node,
+        used_bytes=growth.used,
+        total_bytes=total,
+        bytes_per_second=growth.per_second,
+        seconds_left=left,
+    )
+    yield Suspicion(finding=finding, figure=1.0)
+
+
+def _skewed(gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
+    """One for each node: its GPUs read the same clock, and the report that came soonest tells it best."""
+    offsets: dict[str, float] = {}
+    for gpu in gpus:
+        offset, node = gpu.clock_offset_seconds, gpu.newest.node
+        if offset is not None and (node not in offsets or abs(offset) < abs(offsets[node])):
+            offsets[node] = offset
+    for node, offset in offsets.items():
+        yield Suspicion(
+            finding=f.ClockSkewed(node=node, seconds=offset, confidence=f.Confidence.CERTAIN), figure=abs(offset)
+        )

@@ -25,6 +25,7 @@ class RankSeen:
     """
 
     rank: int
+    node: str = ""
     steps: int = 0
     step_seconds: tuple[float, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class GpuSeen:
 
     ``work`` is the share of time in which a simulated GPU's rank worked and did not wait. ``fault`` is what the GPU or its
     driver reports, ``foreign_pids`` are processes that belong to no job on the GPU. ``sampled_at`` tells samples apart.
+    ``clock_offset_seconds`` is how far its node's clock seems ahead of the daemon's, less the age of the sample.
     """
 
     gpu_uuid: str
@@ -49,6 +51,8 @@ class GpuSeen:
     silent: bool = False
     utilization: float | None = None
     memory_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    clock_offset_seconds: float | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
     clock_hertz: float | None = None
@@ -76,7 +80,7 @@ class StallSeen:
 class SavesSeen:
     """The job's checkpoints. ``failures`` are the attempt's saves that failed, 0 where the newest one succeeded.
 
-    ``unsaved_seconds`` is the time since the newest checkpoint, or since the first step where there is none.
+    ``stall_seconds`` is for how long the newest save stalled training, None before the second one. ``unsaved_seconds`` is the time since the newest checkpoint, or since the first step where there is none.
     """
 
     failures: int = 0
@@ -84,6 +88,7 @@ class SavesSeen:
     ever: bool = False
     unsaved_seconds: float | None = None
     interval_seconds: float | None = None
+    stall_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,12 @@ def _groups(job: JobFigures) -> list[list[RankFigures]]:
 def _slow(job: JobFigures, ranks: Sequence[RankFigures]) -> Iterator[Suspicion]:
     steps = [rank.step_seconds for rank in job.ranks]
     lockstep = max(steps) <= LOCKSTEP * min(steps)
+    nodes = {finding.node: finding for finding in _slow_nodes(ranks, lockstep=lockstep)}
+    for node in nodes.values():
+        yield Suspicion(finding=node, figure=node.factor)
     for rank in ranks:
+        if rank.node in nodes:
+            continue  # its node is what is slow
         others = [other for other in ranks if other is not rank]
         figure = _own(rank, others) if lockstep else _step(rank, others)
         if figure is None:
@@ -87,6 +92,23 @@ def _slow(job: JobFigures, ranks: Sequence[RankFigures]) -> Iterator[Suspicion]:
             awaited=lockstep,
         )
         yield Suspicion(finding=finding, figure=finding.factor)
+
+
+def _slow_nodes(ranks: Sequence[RankFigures], *, lockstep: bool) -> Iterator[f.NodeSlow]:
+    """Nodes whose every rank, two at least, is slower than every rank of the others."""
+    times = {rank.rank: rank.own_seconds if lockstep else rank.step_seconds for rank in ranks}
+    nodes: dict[str, list[float]] = {}
+    for rank in ranks:
+        nodes.setdefault(rank.node, []).append(times[rank.rank] or 0.0)
+    if "" in nodes or len(nodes) < 2 or min(map(min, nodes.values())) <= 0.0:
+        return
+    slowest = max(nodes, key=lambda node: median(nodes[node]))
+    own, others = nodes[slowest], [each for node, known in nodes.items() if node != slowest for each in known]
+    factor = median(own) / median(others)
+    if len(own) < 2 or min(own) <= APART * max(others) or factor < d.DEFINITIONS[f.NodeSlow].closes_at:
+        return
+    if median(own) - median(others) >= max(LEAST_SECONDS, d.LEAST_STEP_SHARE * max(r.step_seconds for r in ranks)):
+        yield f.NodeSlow(node=slowest, factor=factor, ranks=len(own))
 
 
 def _own(rank: RankFigures, others: Sequence[RankFigures]) -> tuple[float, float] | None:
@@ -165,6 +187,10 @@ def _saves(saves: SavesSeen) -> Iterator[Suspicion]:
     if saves.failures:
         finding = f.SavesFailing(failures=saves.failures, said=saves.said, confidence=f.Confidence.CERTAIN)
         yield Suspicion(finding=finding, figure=float(saves.failures))
+    stall, interval = saves.stall_seconds, saves.interval_seconds
+    if stall is not None and interval and stall >= d.LEAST_STALL_SECONDS:
+        slow = f.SavesSlow(seconds=stall, interval_seconds=interval, confidence=f.Confidence.CERTAIN)
+        yield Suspicion(finding=slow, figure=stall / interval)
     if saves.unsaved_seconds is None:
         return
     meant = 3.0 * (saves.interval_seconds or 0.0)

@@ -12,11 +12,13 @@ from statistics import fmean, median, quantiles
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.diagnosis.definitions import LEAST_SAMPLES, LEAST_STEPS, STILL_PAUSES, WINDOW_SECONDS
+from orchestrator.core.diagnosis.growth import GrowthWindow
 from orchestrator.core.diagnosis.straggler import paces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from orchestrator.core.diagnosis.growth import Growth
     from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen
 
 PAUSE_SECONDS: Final = 6.0
@@ -32,6 +34,7 @@ class RankFigures:
     """A rank over the window: medians in seconds. ``low`` and ``high`` are the quartiles of its step times, ``own_low`` the lower of its own part's."""
 
     rank: int
+    node: str
     step_seconds: float
     low: float
     high: float
@@ -42,13 +45,18 @@ class RankFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFigures:
-    """A GPU over the window: means of ratios, medians of the rest. ``throttle`` are the shares of samples by reason."""
+    """A GPU over the window: means of ratios, medians of the rest. ``throttle`` are the shares of samples by reason.
+
+    ``growth`` is that of its memory. ``clock_offset_seconds`` is the smallest one: what a late report adds to it is left out.
+    """
 
     newest: GpuSeen
     utilization: float | None
     power_watts: float | None
     clock_hertz: float | None
     throttle: Mapping[str, float]
+    growth: Growth | None = None
+    clock_offset_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +98,7 @@ class _Loss:
 class _Rows:
     ranks: dict[int, deque[tuple[float, RankSeen]]] = field(default_factory=dict)
     gpus: dict[str, deque[tuple[float, GpuSeen]]] = field(default_factory=dict)
+    memory: dict[str, GrowthWindow] = field(default_factory=dict)
 
 
 class JobWindows:
@@ -112,6 +121,7 @@ class JobWindows:
         if self._comparable(clock, seen, reports=reports):
             self._take(clock, seen)
         self._expire(clock)
+        self._note_memory(clock, seen)
         return JobFigures(
             newest=seen,
             ranks=self._rank_figures(seen) if reports else (),
@@ -175,6 +185,7 @@ class JobWindows:
             figures.append(
                 RankFigures(
                     rank=rank,
+                    node=windows[rank][-1].node,
                     step_seconds=usual[rank],
                     low=low,
                     high=high,
@@ -208,7 +219,14 @@ class JobWindows:
             power_watts=_median(row.power_watts for row in rows) if whole else None,
             clock_hertz=_median(row.clock_hertz for row in rows if (row.utilization or 0.0) >= BUSY) if whole else None,
             throttle={reason: fmean(reason in row.throttle for row in rows) for reason in reasons} if whole else {},
+            growth=self._rows.memory[gpu.gpu_uuid].growth() if gpu.gpu_uuid in self._rows.memory else None,
+            clock_offset_seconds=_nearest(row.clock_offset_seconds for row in rows) if whole else None,
         )
+
+    def _note_memory(self, clock: float, seen: JobSeen) -> None:
+        for gpu in seen.gpus:
+            if seen.running and not gpu.silent and gpu.memory_bytes is not None:
+                self._rows.memory.setdefault(gpu.gpu_uuid, GrowthWindow()).add(clock, gpu.memory_bytes)
 
     # -- losses
 
@@ -249,6 +267,10 @@ def _low(rows: list[RankSeen], *, parts: bool) -> float | None:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def _nearest(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), key=abs, default=None)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

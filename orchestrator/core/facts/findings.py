@@ -1,6 +1,6 @@
 """What diagnosis finds wrong with a job that runs: one class for each kind, with the figures that show it.
 
-A finding is about a rank, a GPU, both, or (with neither) the whole job. ``core/diagnosis`` makes findings, events open and
+A finding is about a rank, a GPU, both, a node, or (with none of them) the whole job. ``core/diagnosis`` makes findings, events open and
 close them, and ``docs/diagnosis.md`` has a section for each ``kind``.
 """
 
@@ -37,8 +37,9 @@ FindingKey = tuple[str, int | None, str]
 
 
 def key_of(finding: Finding) -> FindingKey:
-    """What makes two findings the same one: kind and subject."""
-    return finding.kind, finding.rank, finding.gpu_uuid
+    """What makes two findings the same one: kind and subject, which is a GPU, a rank, a node or the job."""
+    node = finding.node if finding.rank is None else ""
+    return finding.kind, finding.rank, finding.gpu_uuid or node
 
 
 # -- GPUs
@@ -92,6 +93,17 @@ class ExporterSilent(Finding):
     """The exporter of the GPU does not answer: nothing is known of the GPU."""
 
     kind: ClassVar[str] = "exporter_silent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemoryGrowing(Finding):
+    """The memory used on the GPU grows steadily, and reaches ``total_bytes`` in ``seconds_left``."""
+
+    kind: ClassVar[str] = "gpu_memory_growing"
+    used_bytes: float
+    total_bytes: float
+    bytes_per_second: float
+    seconds_left: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +207,15 @@ class SavesRare(Finding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavesSlow(Finding):
+    """The newest save stalled training for ``seconds``, and one is meant every ``interval_seconds``."""
+
+    kind: ClassVar[str] = "saves_slow"
+    seconds: float
+    interval_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLoop(Finding):
     """The job has been restarted so often within ``seconds``, the last time for ``cause``."""
 
@@ -210,3 +231,31 @@ class JobIdle(Finding):
 
     kind: ClassVar[str] = "job_idle"
     gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpusUnused(Finding):
+    """The job makes steps, and none of its GPUs does anything."""
+
+    kind: ClassVar[str] = "gpus_unused"
+    gpus: int
+
+
+# -- nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSlow(Finding):
+    """Every rank on the node is slower than those on the job's other nodes: ``factor`` times in the median."""
+
+    kind: ClassVar[str] = "node_slow"
+    factor: float
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSkewed(Finding):
+    """The clock of the node is ahead of the daemon's by so many seconds; negative: behind it."""
+
+    kind: ClassVar[str] = "clock_skewed"
+    seconds: float

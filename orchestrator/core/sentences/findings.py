@@ -9,6 +9,7 @@ from orchestrator.core.diagnosis.definitions import severity_of
 from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.sentences.base import advice, plural, quoted, sentence
+from orchestrator.core.sentences.machines import size
 from orchestrator.spec.units import format_duration
 
 _THROTTLE_ADVICE: Final = {
@@ -136,6 +137,23 @@ def _(fact: f.ExporterSilent, job_id: str = "JOB") -> str:
 
 
 @sentence.register
+def _(fact: f.GpuMemoryGrowing) -> str:
+    return (
+        f"the memory used on {_gpu(fact)} grows by {size(round(fact.bytes_per_second * 60.0))} a minute: of"
+        f" {size(round(fact.total_bytes))} it uses {size(round(fact.used_bytes))}, and is full in"
+        f" about {_span(fact.seconds_left)}"
+    )
+
+
+@advice.register
+def _(fact: f.GpuMemoryGrowing, job_id: str = "JOB") -> str:
+    return (
+        "look for tensors that are kept from step to step (a sum of losses without `.item()`, lists of outputs);"
+        " `torch.cuda.memory_summary()` shows whether they or the allocator's cache grow"
+    )
+
+
+@sentence.register
 def _(fact: f.LoadUneven) -> str:
     return f"the load differs between the job's GPUs (CV {fact.cv:.0%}), and nothing that is measured says why"
 
@@ -260,6 +278,23 @@ def _(fact: f.SavesRare, job_id: str = "JOB") -> str:
 
 
 @sentence.register
+def _(fact: f.SavesSlow) -> str:
+    share = fact.seconds / fact.interval_seconds if fact.interval_seconds else 1.0
+    return (
+        f"the newest save stalled training for {fact.seconds:.3g} s, and one is meant every"
+        f" {_span(fact.interval_seconds)}: {min(share, 1.0):.0%} of the time"
+    )
+
+
+@advice.register
+def _(fact: f.SavesSlow, job_id: str = "JOB") -> str:
+    return (
+        "save less often (checkpoint.interval: auto weighs a save against the work that a failure loses), or put"
+        " checkpoint.storage_path on a faster disk"
+    )
+
+
+@sentence.register
 def _(fact: f.RestartLoop) -> str:
     return f"{plural(fact.restarts, 'restart')} in {_span(fact.seconds)}, the last because {sentence(fact.cause)}"
 
@@ -278,3 +313,46 @@ def _(fact: f.JobIdle) -> str:
 @advice.register
 def _(fact: f.JobIdle, job_id: str = "JOB") -> str:
     return f"`orch stacks {job_id}` shows what it waits for; `orch cancel {job_id}` frees its GPUs"
+
+
+@sentence.register
+def _(fact: f.GpusUnused) -> str:
+    return f"it makes steps, and {'its GPU does' if fact.gpus == 1 else f'its {fact.gpus} GPUs do'} nothing"
+
+
+@advice.register
+def _(fact: f.GpusUnused, job_id: str = "JOB") -> str:
+    return (
+        "check that the script moves its model and its data to the GPU (`cuda:{LOCAL_RANK}`) and that"
+        " `torch.cuda.is_available()` is true; a job for processors asks for `gpu: 0`"
+    )
+
+
+# -- nodes
+
+
+@sentence.register
+def _(fact: f.NodeSlow) -> str:
+    return (
+        f"all {fact.ranks} ranks on node {fact.node} take {fact.factor:.1f} times as long for their part of a step as"
+        " those on the other nodes"
+    )
+
+
+@advice.register
+def _(fact: f.NodeSlow, job_id: str = "JOB") -> str:
+    return (
+        f"compare the load, the processor clocks and the storage of {fact.node} with another node's;"
+        f" `orch nodes cordon {fact.node}` keeps new jobs away from it"
+    )
+
+
+@sentence.register
+def _(fact: f.ClockSkewed) -> str:
+    where = "ahead of" if fact.seconds > 0 else "behind"
+    return f"the clock of node {fact.node} is {abs(fact.seconds):.0f} s {where} the daemon's"
+
+
+@advice.register
+def _(fact: f.ClockSkewed, job_id: str = "JOB") -> str:
+    return f"synchronize the clocks (`chronyc tracking` or `timedatectl` on {fact.node} and on the daemon's node)"

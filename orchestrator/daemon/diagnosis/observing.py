@@ -53,12 +53,13 @@ def job_seen(
         return JobSeen(running=False, restarts=_restarts(job, now), num_ranks=job.num_workers)
     told = progress.ranks if progress is not None and progress.attempt == job.attempt_number else {}
     uuids = [uuid for seat in job.seats for uuid in seat.gpu_uuids]
+    nodes = {seat.rank: seat.node_name for seat in job.seats}
     attempt = job.attempt
     began = attempt.running_at if attempt is not None and attempt.running_at is not None else now
     return JobSeen(
-        ranks=tuple(rank_seen(rank, snapshot) for rank, snapshot in sorted(told.items())),
+        ranks=tuple(rank_seen(rank, snapshot, nodes.get(rank, "")) for rank, snapshot in sorted(told.items())),
         gpus=tuple(
-            _gpu_seen(uuid, seat, reports.get(uuid), _foreign(uuid, reports.get(uuid), holding), missing, began)
+            _gpu_seen(uuid, seat, reports.get(uuid), _foreign(uuid, reports.get(uuid), holding), missing, (began, now))
             for seat in job.seats
             for uuid in seat.gpu_uuids
         ),
@@ -70,12 +71,13 @@ def job_seen(
     )
 
 
-def rank_seen(rank: int, told: ProgressSnapshot) -> RankSeen:
-    """What a rank has reported."""
+def rank_seen(rank: int, told: ProgressSnapshot, node: str = "") -> RankSeen:
+    """What a rank has reported, on its node."""
     losses = sorted(name for name in told.metrics if "loss" in name.lower())[:MOST_LOSSES]
     parts = {name: value for name in APART if (value := told.metrics.get(name)) is not None and math.isfinite(value)}
     return RankSeen(
         rank=rank,
+        node=node,
         steps=told.steps_reported,
         step_seconds=told.recent_step_seconds,
         parts=parts,
@@ -91,8 +93,10 @@ def _gpu_seen(
     report: ExporterReport | None,
     foreign: tuple[int, ...],
     missing: Collection[str],
-    began: float,
+    times: tuple[float, float],
 ) -> GpuSeen:
+    """``times`` are the begin of the attempt and now, by the daemon's clock."""
+    began, now = times
     lost = GpuLost(gpu_uuid=uuid) if uuid in missing else None
     if report is None:
         return GpuSeen(gpu_uuid=uuid, rank=seat.rank, node=seat.node_name, silent=lost is None, fault=lost)
@@ -112,6 +116,8 @@ def _gpu_seen(
         sampled_at=sample.timestamp,
         utilization=load.utilization,
         memory_bytes=load.memory,
+        memory_total_bytes=sample.memory_total_bytes,
+        clock_offset_seconds=sample.timestamp - now,
         power_watts=load.power,
         power_limit_watts=sample.power_limit_watts,
         clock_hertz=clocks.get("sm", clocks.get("graphics")),
@@ -165,6 +171,9 @@ def _saves(job: Job, told: Mapping[int, ProgressSnapshot], interval_seconds: flo
         ever=job.checkpoints.at is not None,
         unsaved_seconds=None if since is None else max(0.0, now - since),
         interval_seconds=interval_seconds,
+        stall_seconds=max(
+            (told_by.save_seconds or 0.0 for told_by in told.values() if told_by.saves > 1), default=None
+        ),
     )
 
 

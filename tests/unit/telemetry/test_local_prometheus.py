@@ -11,6 +11,7 @@ import yaml
 
 from dashboards import rules
 from orchestrator.api.protocol import API_PREFIX
+from orchestrator.core.diagnosis.definitions import PRECEDENCE
 from orchestrator.telemetry import local_prometheus as lp
 
 BOTH = lp.Binaries(prometheus="/usr/bin/prometheus", alertmanager="/usr/bin/prometheus-alertmanager")
@@ -110,9 +111,11 @@ def test_amtool_takes_the_configuration_and_routes_to_the_receiver(
 def test_inhibitions_speak_of_alerts_and_labels_that_exist() -> None:
     by_name = {alert.name: alert for alert in rules.ALERTS}
     for rule in lp.inhibit_rules():
-        (source,) = rule["source_matchers"]
+        source, *kinds = rule["source_matchers"]
         source_alert = by_name[source.split('"')[1]]
         assert set(rule["equal"]) <= set(source_alert.labels)
+        assert source_alert.name == "OrchFinding" or not kinds
+        assert {kind.split('"')[1] for kind in kinds} <= PRECEDENCE.keys()
         (target,) = rule["target_matchers"]
         label, names = target.split("=", 1)[0], target.split('"')[1].split("|")
         targets = [a for a in rules.ALERTS if (a.name if label == "alertname" else a.component) in names]

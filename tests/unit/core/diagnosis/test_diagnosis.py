@@ -276,3 +276,64 @@ def test_the_number_of_findings_is_bounded_and_the_gravest_come_first() -> None:
     first = worst([one.finding for one in reversed(found)])
     assert first is not None
     assert first.rank == 40
+
+
+def test_a_slow_node_is_named_and_its_ranks_are_not() -> None:
+    job = JobModel(ranks=4, nodes=2)
+
+    def slow(model: JobModel) -> None:
+        for rank in (2, 3):
+            model.each[rank].slower = 1.5
+
+    (found,) = diagnose(job, 180.0, events=[(FAULT_AT, slow)])
+    node = found.finding
+    assert isinstance(node, f.NodeSlow)
+    assert (node.node, node.rank, node.ranks) == ("n2", None, 2)
+    assert node.factor == pytest.approx(1.5, rel=0.1)
+
+
+def test_a_slow_rank_of_a_node_is_no_slow_node() -> None:
+    job = JobModel(ranks=4, nodes=2)
+    assert names(diagnose(job, 180.0, events=[(FAULT_AT, slower(3, 1.5))])) == [("rank_slow", 3)]
+
+
+def test_skewed_clocks_of_two_nodes_are_two_findings() -> None:
+    offsets = {"n1": 40.0, "n2": -90.0}
+
+    def skew(_job: JobModel, _at: float, seen: JobSeen) -> JobSeen:
+        return replace(
+            seen, gpus=tuple(replace(gpu, clock_offset_seconds=offsets.get(gpu.node, 0.0)) for gpu in seen.gpus)
+        )
+
+    found = diagnose(JobModel(ranks=6, nodes=3, hook=skew), 90.0)
+    assert {one.finding.node: getattr(one.finding, "seconds", None) for one in found} == offsets
+    assert len({f.key_of(one.finding) for one in found}) == 2
+
+
+def test_steps_without_any_use_of_the_gpus_are_told_and_simulated_gpus_are_not() -> None:
+    def unused(_job: JobModel, _at: float, seen: JobSeen) -> JobSeen:
+        return replace(seen, gpus=tuple(replace(gpu, utilization=0.0) for gpu in seen.gpus))
+
+    assert names(diagnose(JobModel(hook=unused), 120.0)) == [("gpus_unused", None)]
+    assert names(diagnose(JobModel(hook=unused, simulated=True, parts=False), 120.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("stall", "kinds"), [(20.0, ["saves_slow"]), (5.0, []), (None, [])], ids=["a third", "a twelfth", "not known"]
+)
+def test_saves_that_take_a_large_share_of_their_interval(stall: float | None, kinds: list[str]) -> None:
+    saves = SavesSeen(ever=True, unsaved_seconds=1.0, interval_seconds=60.0, stall_seconds=stall)
+    assert [kind for kind, _ in names(diagnose(JobModel(saves=lambda _: saves), 60.0))] == kinds
+    brief = replace(saves, interval_seconds=1.0, stall_seconds=0.5)
+    assert names(diagnose(JobModel(saves=lambda _: brief), 60.0)) == []
+
+
+def test_gpu_memory_that_grows_says_when_it_is_full() -> None:
+    job = JobModel(ranks=1, memory=lambda at, _: 20e9 + 1e7 * at)
+    (found,) = diagnose(job, 800.0)
+    growing = found.finding
+    assert isinstance(growing, f.GpuMemoryGrowing)
+    assert growing.gpu_uuid == "GPU-0"
+    assert growing.seconds_left == pytest.approx((80e9 - growing.used_bytes) / 1e7, rel=0.01)
+    slow = JobModel(ranks=1, memory=lambda at, _: 20e9 + 1e5 * at)
+    assert names(diagnose(slow, 800.0)) == [], "it lasts for longer than is told of"

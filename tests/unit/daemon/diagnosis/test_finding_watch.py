@@ -173,7 +173,7 @@ def test_saves_and_drivers_become_an_observation() -> None:
     failing = CheckpointFacts(failed_saves=1, failed_at=world.wall, failure="no space left")
     world.progress.ranks[0] = ProgressSnapshot(checkpoint=failing)
     world.reports["GPU-a"] = report("GPU-a", health=Health.LOST)
-    world.reports["GPU-b"] = report("GPU-b", throttle=((Throttle.THERMAL, True),))
+    world.reports["GPU-b"] = report("GPU-b", throttle=((Throttle.THERMAL, True),), memory_total_bytes=80 << 30)
 
     def look(later: float) -> Any:
         return job_seen(
@@ -194,3 +194,9 @@ def test_saves_and_drivers_become_an_observation() -> None:
     assert seen.gpus[1].throttle == ("thermal",)
     assert seen.gpus[1].node == "node1"
     assert not seen.certain_work
+    assert seen.gpus[1].memory_total_bytes == 80 << 30
+    stamped = world.reports["GPU-b"].status.sample.timestamp
+    assert seen.gpus[1].clock_offset_seconds == stamped - (world.wall + 10.0)
+    assert seen.saves.stall_seconds is None
+    world.progress.ranks[0] = ProgressSnapshot(saves=2, save_seconds=3.0)
+    assert look(10.0).saves.stall_seconds == 3.0

@@ -1,0 +1,54 @@
+"""Memory that grows steadily, judged over minutes: a leak, and not a cache that fills or batches of varied length. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from orchestrator.core.diagnosis import definitions as d
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Steady growth: what is used at the end of it, and how fast it grows."""
+
+    used: float
+    per_second: float
+
+
+class GrowthWindow:
+    """The most that was used in each of the newest minutes. A pause of the observer begins a new series."""
+
+    def __init__(self) -> None:
+        self._slots: deque[tuple[int, float]] = deque(maxlen=d.GROWTH_SLOTS + 2)
+
+    def add(self, clock: float, used: float) -> None:
+        """Take in a value; ``clock`` counts witnessed seconds."""
+        slot = int(clock // d.GROWTH_SLOT_SECONDS)
+        if self._slots and self._slots[-1][0] == slot:
+            self._slots[-1] = (slot, max(used, self._slots[-1][1]))
+            return
+        if self._slots and self._slots[-1][0] != slot - 1:
+            self._slots.clear()
+        self._slots.append((slot, used))
+
+    def growth(self) -> Growth | None:
+        """The growth over the minutes that are over, where it is steady."""
+        over = [used for _, used in self._slots][:-1]
+        if len(over) <= d.GROWTH_SLOTS or not _is_steady(over):
+            return None
+        seconds = d.GROWTH_SLOT_SECONDS * (len(over) - 1)
+        return Growth(used=over[-1], per_second=(over[-1] - over[0]) / seconds)
+
+
+def _is_steady(values: Sequence[float]) -> bool:
+    changes = [later - earlier for earlier, later in pairwise(values)]
+    half = len(changes) // 2
+    earlier, later = sum(changes[:half]), sum(changes[-half:])
+    grew = sum(change > 0.0 for change in changes)
+    return min(changes) >= 0.0 and grew >= d.GROWING_SLOTS and later >= d.STEADY_GROWTH * earlier
