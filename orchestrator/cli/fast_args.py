@@ -31,6 +31,7 @@ SUBMIT_SWITCHES = {
     "--dry-run": "dry_run",
     "--wait": "wait",
     "--follow": "follow",
+    "--watch": "watch",
     "--json": "json",
     "--quiet": "quiet",
     "-q": "quiet",
@@ -75,6 +76,7 @@ def parse_submit(words: Sequence[str]) -> SubmitOptions | None:
         dry_run="dry_run" in found.switches,
         wait="wait" in found.switches,
         follow="follow" in found.switches,
+        watch="watch" in found.switches,
         json="json" in found.switches,
         quiet="quiet" in found.switches,
     )

@@ -33,6 +33,7 @@ class SubmitOptions(NamedTuple):
     dry_run: bool = False
     wait: bool = False
     follow: bool = False
+    watch: bool = False
     json: bool = False
     quiet: bool = False
 
@@ -62,15 +63,19 @@ def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions)
     """Submit each text, or plan it, and then wait or follow as asked."""
     if options.follow and (options.json or len(texts) > 1):
         raise BadRequestError("--follow shows the log of one job", hint="leave out --json, and submit one file")
+    if options.watch and (options.json or options.follow or len(texts) > 1):
+        raise BadRequestError("--watch shows one job", hint="leave out --json and --follow, and submit one file")
     if options.dry_run:
         return _plan(session, texts, options)
     replies = []
     for item in texts:
         reply = _deliver(session, _body(session, item, options))
         replies.append(reply)
-        if not (options.json or options.follow):
+        if not (options.json or options.follow or options.watch):
             session.console.print(str(reply["job_id"]))
         _remark(session, reply, options)
+    if options.watch:
+        return _watch(session, str(replies[0]["job_id"]))
     if options.wait or options.follow:
         from orchestrator.cli import live
 
@@ -81,6 +86,15 @@ def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions)
     if options.json:
         print_json(session, replies[0] if len(replies) == 1 else replies)
     return EXIT_OK
+
+
+def _watch(session: Session, job_id: str) -> int:
+    """Show the job until it has ended; the exit code mirrors its result."""
+    from orchestrator.cli.live import exit_code_of
+    from orchestrator.cli.status_view import StatusOptions, show_status
+
+    show_status(session, StatusOptions(job=job_id, watch=True))
+    return exit_code_of([session.client().job(job_id)])
 
 
 def _body(session: Session, item: JobText, options: SubmitOptions) -> dict[str, Any]:
@@ -97,8 +111,8 @@ def _body(session: Session, item: JobText, options: SubmitOptions) -> dict[str, 
 
 def _remark(session: Session, reply: dict[str, Any], options: SubmitOptions) -> None:
     console = session.console
-    if options.follow:
-        console.note(f"submitted {reply['job_id']}; Ctrl-C stops looking, not the job")
+    if options.follow or options.watch:
+        console.note(f"submitted {reply['job_id']}; Ctrl-C stops following; the job keeps running")
     elif not options.json and not options.wait and console.is_terminal:
         console.note(f"submitted; `orch logs -f {reply['job_id']}` follows it")
     for note in reply.get("notes") or ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from orchestrator.api.errors import BadRequestError
 from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import JobText, SubmitOptions, submit_files, submit_texts
 from orchestrator.spec.importing.command import name_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 CONTEXT_SETTINGS = {"run": {"allow_interspersed_args": False}}
 
@@ -25,6 +28,7 @@ DryRun = Annotated[
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when the job has ended; exit code 1 unless it succeeded.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Show its log until it ends; exit code as with --wait.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Show where it stands, until it ends; exit code as with --wait.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the answer and errors.")]
 
@@ -39,6 +43,7 @@ def submit(
     dry_run: DryRun = False,
     wait: Wait = False,
     follow: Follow = False,
+    watch: Watch = False,
     resume_from: Annotated[
         str | None, typer.Option("--resume-from", metavar="JOB[@STEP]", help="Begin at another job's checkpoint.")
     ] = None,
@@ -65,6 +70,7 @@ def submit(
         dry_run=dry_run,
         wait=wait,
         follow=follow,
+        watch=watch,
         json=json,
         quiet=quiet,
     )
@@ -81,8 +87,25 @@ def run(
         float | None, typer.Option("--gpu", metavar="G", min=0, help="GPUs for each rank; 0 runs on the CPU.")
     ] = None,
     cpu: Annotated[float | None, typer.Option("--cpu", metavar="C", min=0, help="CPUs for each rank.")] = None,
+    gpu_model: Annotated[
+        str | None, typer.Option("--gpu-model", metavar="MODEL", help="Only such GPUs, as `orch nodes` shows them.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="The job's name; default: the script's.")
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME[=VALUE]", help="A variable; NAME alone takes your value. Repeatable."),
+    ] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="The queue it waits in.")] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", metavar="P", min=0, max=100, help="0 to 100, higher first.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option("--time", metavar="SPAN", help="Stop it after so long: 2h, 90m; max_duration.")
+    ] = None,
+    labels: Annotated[
+        list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="A label. Repeatable.")
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any other key of job.yaml.")
@@ -90,30 +113,86 @@ def run(
     dry_run: DryRun = False,
     wait: Wait = False,
     follow: Follow = False,
+    watch: Watch = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Run a command as a job, without a file: orch run -n 2 --gpu 1 -- python train.py --epochs 5."""
-    text = job_yaml(command, num_workers=num_workers, gpu=gpu, cpu=cpu, name=name)
-    options = SubmitOptions(
-        files=(), overrides=tuple(overrides or ()), dry_run=dry_run, wait=wait, follow=follow, json=json, quiet=quiet
+    session = Session(quiet=quiet)
+    text = job_yaml(
+        command,
+        num_workers=num_workers,
+        gpu=gpu,
+        cpu=cpu,
+        gpu_model=gpu_model,
+        name=name,
+        keys={
+            "env": _variables(env or (), session.environ),
+            "queue": queue,
+            "priority": priority,
+            "max_duration": time,
+            "labels": _pairs("--label", labels or ()),
+        },
     )
-    return submit_texts(Session(quiet=quiet), [JobText(text, "<orch run>", os.getcwd())], options)
+    options = SubmitOptions(
+        files=(),
+        overrides=tuple(overrides or ()),
+        dry_run=dry_run,
+        wait=wait,
+        follow=follow,
+        watch=watch,
+        json=json,
+        quiet=quiet,
+    )
+    return submit_texts(session, [JobText(text, "<orch run>", os.getcwd())], options)
 
 
-def job_yaml(command: list[str], *, num_workers: int, gpu: float | None, cpu: float | None, name: str | None) -> str:
-    """The job.yaml that means this command: JSON, which is YAML without its surprises."""
+def _variables(texts: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables for the job; a name alone takes the value of this environment."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals and name not in environ:
+            raise BadRequestError(f"--env {text}: there is no such variable here", hint=f"write --env {text}=VALUE")
+        found[name] = value if equals else environ[name]
+    return found
+
+
+def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise BadRequestError(f"{option} {text}: no value", hint=f"write {option} {text}=VALUE")
+    return {key: value for key, _, value in (text.partition("=") for text in texts)}
+
+
+def job_yaml(
+    command: list[str],
+    *,
+    num_workers: int,
+    gpu: float | None,
+    cpu: float | None,
+    name: str | None,
+    gpu_model: str | None = None,
+    keys: Mapping[str, object] | None = None,
+) -> str:
+    """The job.yaml that means this command: JSON, which is YAML without its surprises. ``keys`` are further ones, where they have a value."""
     if not command or not command[0]:
         raise BadRequestError("there is no command to run", hint="orch run -- python train.py")
-    per_worker = {key: _whole(value) for key, value in (("gpu", gpu), ("cpu", cpu)) if value is not None}
+    per_worker: dict[str, object] = {
+        key: _whole(value) for key, value in (("gpu", gpu), ("cpu", cpu)) if value is not None
+    }
+    if gpu_model is not None:
+        per_worker["gpu_model"] = gpu_model
     resources: dict[str, object] = {"num_workers": num_workers}
     if per_worker:
         resources["resources_per_worker"] = per_worker
+    given = {key: value for key, value in (keys or {}).items() if value not in (None, {})}
     job = {
         "version": 1,
         "name": name or name_for(command),
         "entrypoint": shlex.join(command),
         "resources": resources,
+        **given,
     }
     return json.dumps(job, ensure_ascii=False, indent=1) + "\n"
 

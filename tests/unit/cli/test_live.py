@@ -156,6 +156,18 @@ def test_watching_a_job_ends_with_it(orch: Orch, served: ServedFake, job_id: str
     assert [json.loads(line)["state"] for line in done.out.splitlines()] == ["PENDING", "RUNNING", "SUCCEEDED"]
 
 
+@pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1)])
+def test_a_submission_can_be_watched_to_its_end(
+    orch: Orch, served: ServedFake, job_file: Path, state: str, code: int
+) -> None:
+    with Play(served, (change(served, state="RUNNING"), change(served, state=state))):
+        done = orch("submit", str(job_file), "--watch")
+    assert done.code == code
+    assert "RUNNING" in done.out
+    assert state in done.out
+    assert "the job keeps running" in done.err
+
+
 def test_watching_without_a_terminal_prints_each_change(orch: Orch, served: ServedFake, job_id: str) -> None:
     with Play(served, (change(served, state="SUCCEEDED", reason="done"),)):
         done = orch("status", job_id, "--watch")

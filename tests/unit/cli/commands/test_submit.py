@@ -282,3 +282,35 @@ def test_any_command_makes_a_name_that_is_allowed_and_says_the_same_words(comman
         return
     assert spec.entrypoint == json.loads(text)["entrypoint"]
     parse_entrypoint(spec.entrypoint)
+
+
+def test_run_with_everything(orch: Orch, served: ServedFake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZERS", "mine")
+    options = ["--env", "A=b=c", "--env", "TOKENIZERS", "--queue", "big", "--priority", "70", "--gpu-model", "H100"]
+    more = ["--time", "2h", "-l", "team=a", "--label", "note=x=y", "--gpu", "2", "-q"]
+    assert orch("run", *options, *more, "--", "python", "train.py", "--env", "own").code == 0
+    (request,) = served.do(lambda service: service.requests)
+    job = parse_job(request.yaml)
+    assert dict(job.env) == {"A": "b=c", "TOKENIZERS": "mine"}
+    assert (job.queue, job.priority) == ("big", 70)
+    assert job.max_duration is not None
+    assert job.max_duration.total_seconds() == 7200
+    assert dict(job.labels) == {"team": "a", "note": "x=y"}
+    assert job.resources.resources_per_worker.gpu_model == "H100"
+    assert job.entrypoint.endswith("--env own")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--env", "NOT_THERE_AT_ALL"), "--env NOT_THERE_AT_ALL=VALUE"),
+        (("--label", "team"), "--label team=VALUE"),
+        (("--watch", "--follow"), "--watch shows one job"),
+        (("--watch", "--json"), "--watch shows one job"),
+        (("--priority", "101"), "100"),
+    ],
+)
+def test_run_refuses_what_it_cannot_mean(orch: Orch, served: ServedFake, options: tuple[str, ...], said: str) -> None:
+    done = orch("run", *options, "--", "python", "train.py")
+    assert done.code == 2
+    assert said in done.err
