@@ -7,7 +7,6 @@ import getpass
 import os
 import secrets as random
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from orchestrator.core.lifecycle.fold import submitted
 from orchestrator.core.scheduler.placement import could_ever_fit, needs_home, rank_size
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.git_state import git_state
+from orchestrator.daemon.jobs.interpreter import interpreter_of
 from orchestrator.daemon.jobs.prerequisites import with_after
 from orchestrator.daemon.jobs.secrets import write_secrets
 from orchestrator.private_files import make_private
@@ -73,7 +73,7 @@ def check(request: SubmitRequest) -> Checked:
     if python is not None:
         if (trouble := _file_trouble(Path(python))) is not None:
             raise _one(request, "entrypoint", f"{python} {trouble}", "name an interpreter of this machine")
-        python = _interpreter(python)
+        python = interpreter_of(python)
     directory = None if spec.working_dir is None else Path(request.cwd, spec.working_dir)
     if directory is not None and not _is_directory(request, directory):
         raise _one(request, "working_dir", f"{directory} is not a directory", "make it, or set working_dir: null")
@@ -142,30 +142,6 @@ def _check_pip(request: SubmitRequest, spec: JobSpec, python: str) -> None:
     if Path(python).parent.resolve() != Path(sys.executable).parent.resolve():
         hint = "install the packages into that interpreter instead, or write python without a path"
         raise _one(request, "runtime_env.pip", f"packages are added to {sys.executable}, not to {python}", hint)
-
-
-_INTERPRETERS: dict[tuple[str, float], str] = {}
-_INTERPRETER_SECONDS = 10.0
-
-
-def _interpreter(python: str) -> str:
-    """The interpreter itself behind ``python``, which may be a version manager's script. Asked once per file."""
-    key = (python, Path(python).stat().st_mtime)
-    if key not in _INTERPRETERS:
-        with open(python, "rb") as file:  # noqa: PTH123 - a user's path, as it was given
-            is_script = file.read(2) == b"#!"
-        _INTERPRETERS[key] = _ask_interpreter(python) if is_script else python
-    return _INTERPRETERS[key]
-
-
-def _ask_interpreter(python: str) -> str:
-    command = [python, "-c", "import sys; print(sys.executable)"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_INTERPRETER_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return python  # the job will say what is wrong with it
-    found = done.stdout.strip()
-    return found if os.access(found, os.X_OK) else python
 
 
 def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from orchestrator.api import views as v
@@ -11,6 +12,7 @@ from orchestrator.core.scheduler.scheduler import State
 from orchestrator.daemon.jobs import submission
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
+from orchestrator.daemon.jobs.interpreter import torch_notes
 from orchestrator.daemon.jobs.prerequisites import prerequisite_states, resolve
 from orchestrator.daemon.requests.placement import placement
 from orchestrator.store import errors as store_errors
@@ -108,8 +110,11 @@ class Submissions:
                 raise
             return _reply(known, left_out_view(None), created=False)
         reply = await self.accept(event)
+        notes = await self.files_of(caller).run(
+            torch_notes, checked.spec, checked.python, checked.directory, request.source
+        )
         self._counter.submitted(time.perf_counter() - began)
-        return reply
+        return replace(reply, notes=(*reply.notes, *notes))
 
     async def _prepare(self, checked: submission.Checked, request: SubmitRequest, caller: Caller) -> ev.JobSubmitted:
         """Lay out the files of a new job. Raises what keeps it from being accepted now."""
@@ -163,6 +168,10 @@ class Submissions:
             (0, 0, None) if checked.directory is None else await look.run(snapshot.measure, checked.directory)
         )
         told = left_out_view(left_out)
+        notes = (
+            *left_out_notes(told),
+            *await look.run(torch_notes, checked.spec, checked.python, checked.directory, request.source),
+        )
         reply: dict[str, Any] = {
             "name": checked.spec.name,
             "queue": checked.spec.queue,
@@ -177,9 +186,9 @@ class Submissions:
             submission.check_fits(checked, self._loop.nodes)
         except RefusedError as error:
             reason = f"{error.message}; {error.hint}"
-            return v.PlanReply(**reply, starts="never", reason=reason, notes=left_out_notes(told))
+            return v.PlanReply(**reply, starts="never", reason=reason, notes=notes)
         placed = await self._placement(checked, request.source)
-        return v.PlanReply(**reply, **placed, notes=left_out_notes(told))
+        return v.PlanReply(**reply, **placed, notes=notes)
 
     async def _placement(self, checked: submission.Checked, source: str) -> dict[str, Any]:
         asked = submission.probe(checked, await self.prerequisites(checked.spec, source))
