@@ -18,7 +18,7 @@ def write_plots(results: Sequence[CellResult], model: str, directory: Path) -> t
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise BenchError("graphs need matplotlib", hint="pip install 'orch[plots]'") from error
+        raise BenchError("graphs need matplotlib", hint="pip install matplotlib") from error
     done = [one for one in results if one.runs]
     if not done:
         raise BenchError("no run ended: there is nothing to draw", hint="the log of each rank says why")

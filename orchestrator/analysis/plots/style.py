@@ -35,7 +35,7 @@ def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlotError("pictures need matplotlib: pip install 'orch[plots]'") from error
+        raise PlotError("pictures need matplotlib: pip install matplotlib") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -88,7 +88,7 @@ def top(
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("textual"):
             raise
-        raise BadRequestError("`orch top` needs Textual", hint="pip install 'orch[top]'") from error
+        raise BadRequestError("`orch top` needs Textual", hint="pip install textual") from error
     from orchestrator.cli.top.source import TopSource
 
     session = Session()

@@ -138,7 +138,7 @@ def _check_pip(request: SubmitRequest, spec: JobSpec, python: str) -> None:
     if not spec.runtime_env.pip:
         return
     if find_spec("virtualenv") is None:
-        raise _one(request, "runtime_env.pip", "virtualenv is not installed here", "pip install 'orch[runtime-env]'")
+        raise _one(request, "runtime_env.pip", "virtualenv is not installed here", "pip install virtualenv")
     if Path(python).parent.resolve() != Path(sys.executable).parent.resolve():
         hint = "install the packages into that interpreter instead, or write python without a path"
         raise _one(request, "runtime_env.pip", f"packages are added to {sys.executable}, not to {python}", hint)

@@ -185,7 +185,7 @@ def _stacks(_: Settings) -> list[Finding]:
         what = (
             "py-spy is not installed: deadlocked ranks are not told from slow ones, and `orch stacks` shows no stacks"
         )
-        return [Finding(level=Level.WARNING, what=what, remedy="pip install 'orch[stacks]'")]
+        return [Finding(level=Level.WARNING, what=what, remedy="pip install py-spy")]
     return [_ok(f"py-spy: {tool}")]
 
 

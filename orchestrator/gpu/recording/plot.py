@@ -37,7 +37,7 @@ def write_plot(recording: Recording, target: Path) -> Path:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlotError("graphs need matplotlib: pip install 'orch[plots]'") from error
+        raise PlotError("graphs need matplotlib: pip install matplotlib") from error
     panels = [(label, lines) for label, value in _PANELS if (lines := _lines(recording, value))]
     if not panels:
         raise PlotError(f"{recording.source} holds no values to draw")

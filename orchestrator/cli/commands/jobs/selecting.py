@@ -54,10 +54,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the jobs that are 
 
 
 class Verb(NamedTuple):
-    """What is done to jobs: the word for it, and the states that are meant unless --state names others."""
+    """What is done to jobs: the word for it, the states that are meant unless --state names others, and what follows the word."""
 
     name: str
     states: tuple[str, ...]
+    preposition: str = ""
 
 
 CANCEL = Verb("cancel", LIVE_STATES)
@@ -65,7 +66,7 @@ PAUSE = Verb("pause", tuple(state for state in LIVE_STATES if state != "SUSPENDE
 RESUME = Verb("resume", ("SUSPENDED",))
 RERUN = Verb("rerun", tuple(sorted(TERMINAL_STATES)))
 UPDATE = Verb("update", LIVE_STATES)
-WAIT = Verb("wait", LIVE_STATES)
+WAIT = Verb("wait", LIVE_STATES, " for")
 
 
 class Selection(NamedTuple):
@@ -137,7 +138,7 @@ def _show(session: Session, verb: Verb, chosen: Sequence[JobView], *, as_json: b
         return
     for line in _table(session, chosen):
         session.console.print(line)
-    session.console.note(f"would {verb.name} {counted(len(chosen))}")
+    session.console.note(f"would {verb.name}{verb.preposition} {counted(len(chosen))}")
 
 
 def _table(session: Session, chosen: Sequence[JobView]) -> list[str]:

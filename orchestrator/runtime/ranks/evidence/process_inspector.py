@@ -25,7 +25,7 @@ STACK_SECONDS: Final = 10.0
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 # The number of the system call in which a lock waits. Everything else that sleeps waits for the world outside.
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
-_NO_PY_SPY: Final = "py-spy is not installed on its node (pip install 'orch[stacks]'), so there are no stacks"
+_NO_PY_SPY: Final = "py-spy is not installed on its node (pip install py-spy), so there are no stacks"
 _REFUSED: Final = "the kernel does not permit reading its stacks (sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE for the daemon)"
 
 

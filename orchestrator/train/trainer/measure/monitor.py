@@ -111,7 +111,7 @@ class PerformanceMonitor:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise RuntimeError("plots need matplotlib: pip install 'orch[plots]'") from error
+            raise RuntimeError("plots need matplotlib: pip install matplotlib") from error
         figure = Figure(figsize=(10, 6), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True)
         steps = range(1, len(self._seconds) + 1)

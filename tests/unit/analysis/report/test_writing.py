@@ -104,7 +104,7 @@ def test_without_matplotlib_there_are_text_and_page_and_the_remedy(
 
     monkeypatch.setattr(builtins, "__import__", without)
     report = write_report([run(gpu(0, 20, memory=5.0))], tmp_path)
-    assert report.missing == ["pictures need matplotlib: pip install 'orch[plots]'"]
+    assert report.missing == ["pictures need matplotlib: pip install matplotlib"]
     assert {path.name for path in report.files} == {"run_summary.txt", "report.html", "report.json"}
 
 

@@ -20,4 +20,4 @@ def test_whether_stacks_can_be_read_is_told_with_the_remedy(tmp_path: Path, monk
     assert about_py_spy(tmp_path).level is Level.OK
     monkeypatch.setattr(doctor, "find_py_spy", lambda: None)
     missing = about_py_spy(tmp_path)
-    assert (missing.level, missing.remedy) == (Level.WARNING, "pip install 'orch[stacks]'")
+    assert (missing.level, missing.remedy) == (Level.WARNING, "pip install py-spy")
