@@ -51,6 +51,7 @@ ENTRIES = (
     Entry("record", "gpu", MACHINE),
     Entry("bench", "bench", MACHINE),
     Entry("advise", "bench", MACHINE),
+    Entry("simulate", "runs.simulate", MACHINE),
     Entry("dashboards", "dashboards", MACHINE),
     Entry("prune", "machine", MACHINE),
     Entry("init", "files", FILES),

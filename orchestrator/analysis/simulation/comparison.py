@@ -1,0 +1,76 @@
+"""Policies side by side on one trace."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.cluster import Node
+from orchestrator.core.simulation.bound import shortest_remaining
+from orchestrator.core.simulation.engine import CHECKPOINT_SECONDS, Simulation
+from orchestrator.core.simulation.measures import Figures, figures_of
+from orchestrator.core.simulation.policies import BOUND, POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from orchestrator.core.simulation.trace import Outcome, TraceJob
+
+MOST_NODES: Final = 100_000
+_PLENTY: Final = 1e9
+"""CPUs and memory of a simulated node: a trace says nothing of what its jobs need of these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one policy did."""
+
+    policy: str
+    outcome: Outcome
+    figures: Figures
+
+
+def parse_nodes(text: str) -> dict[str, Node]:
+    """Nodes for ``64x8`` (64 of 8 GPUs), or several kinds as ``64x8,4x16``. Raises ValueError."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,6})x(\d{1,3})\s*", part)
+        if found is None or int(found[1]) < 1 or int(found[2]) < 1:
+            raise ValueError(f"{part!r} is no number of nodes: write 64x8 for 64 nodes of 8 GPUs, or 64x8,4x16")
+        sizes += [int(found[2])] * int(found[1])
+    if len(sizes) > MOST_NODES:
+        raise ValueError(f"{len(sizes)} nodes are too many: at most {MOST_NODES}")
+    names = [f"node-{number:06}" for number in range(1, len(sizes) + 1)]
+    return {
+        name: Node(id=name, name=name, gpus=gpus, cpus=_PLENTY, memory_bytes=2**62)
+        for name, gpus in zip(names, sizes, strict=True)
+    }
+
+
+def parse_policies(text: str) -> list[str]:
+    """Names of policies, each once. Raises ValueError."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    known = [*POLICIES, BOUND]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown policy {name!r}; one of: {', '.join(known)}")
+    return names
+
+
+def compare(
+    trace: Sequence[TraceJob],
+    nodes: dict[str, Node],
+    policies: Iterable[str],
+    *,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> list[Result]:
+    """Play the trace under each policy."""
+    results = []
+    for name in policies:
+        if name == BOUND:
+            outcome = shortest_remaining(trace, sum(node.gpus for node in nodes.values()))
+        else:
+            outcome = Simulation(trace, nodes, POLICIES[name], checkpoint_seconds=checkpoint_seconds).run()
+        results.append(Result(policy=name, outcome=outcome, figures=figures_of(outcome)))
+    return results

@@ -1,0 +1,50 @@
+"""In which order a simulation offers waiting jobs to the scheduler. ``orch`` is the daemon's own; the others are to compare it with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.scheduler.scheduler import queue_order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.core.job.record import Job
+
+Order = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A name, the order of the queue from a job's record and its seconds left, and whether only the first job is offered."""
+
+    name: str
+    summary: str
+    order: Callable[[Job, float], Order]
+    first_only: bool = False
+
+
+def _arrival(job: Job, _left: float) -> Order:
+    return (0.0, float(job.submission.sequence))
+
+
+def _shortest(job: Job, left: float) -> Order:
+    return (left, float(job.submission.sequence))
+
+
+def _smallest(job: Job, left: float) -> Order:
+    return (left * job.num_workers, float(job.submission.sequence))
+
+
+POLICIES: Final = {
+    policy.name: policy
+    for policy in (
+        Policy(name="orch", summary="as the daemon decides", order=lambda job, _left: queue_order(job)),
+        Policy(name="fifo", summary="by arrival; nothing overtakes", order=_arrival, first_only=True),
+        Policy(name="shortest", summary="the shortest first, durations known", order=_shortest),
+        Policy(name="smallest", summary="the least GPU time first, durations known", order=_smallest),
+    )
+}
+BOUND: Final = "srtf"
+"""Shortest remaining time first with free preemption, on GPUs without nodes (``bound.py``): no schedule, but a bound."""
