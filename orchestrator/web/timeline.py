@@ -44,4 +44,4 @@ def timeline(job: JobView, now: float) -> str:
         for one in job.attempts
     ]
     told = "; ".join(bar.label for bar in bars)
-    return render("timeline.svg", bars=bars, told=told, began=began, ended=ended, width=WIDTH, job=job)
+    return render("timeline.html", bars=bars, told=told, began=began, ended=ended, width=WIDTH, job=job)

@@ -15,12 +15,12 @@ STATE_SYMBOLS: Final = {
     "RUNNING": "▶",
     "DRAINING": "◕",
     "RECOVERING": "↻",
-    "SUSPENDED": "⏸",
+    "SUSPENDED": "‖",
     "SUCCEEDED": "✓",
     "FAILED": "✕",
     "CANCELLED": "⊘",
     "LOST": "✕",
-    "PREEMPTED": "⏸",
+    "PREEMPTED": "‖",
     "ABORTED": "⊘",
 }
 """Beside the word, never instead of it: a state is told by shape and text as well as by colour."""
