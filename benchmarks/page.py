@@ -1,0 +1,121 @@
+"""The page under load: what the daemon pays to keep browsers current that watch many jobs and GPUs.
+
+A service in memory with ``--jobs`` jobs (a quarter runs) and ``--gpus`` GPUs is served over HTTP from this process, and changes
+all the time. ``--viewers`` processes of one kind read the overview's stream. ``ours`` is the share of one core that serving
+takes beyond what it takes without viewers, in percent; ``assets_kb`` and ``page_kb`` are compressed sizes. The jobs' own
+records are not read: this is the cost of rendering and sending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.measure import parser, report, result
+from orchestrator.api.server.listeners import ApiServer, address_of, bind_tcp
+from orchestrator.api.server.testing import FakeService
+from orchestrator.api.views import NodeView, ProgressView
+from orchestrator.web.rendering import static_files
+from orchestrator.web.serving import LazyPage
+from orchestrator.web.sign_in import SignIn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+WINDOW_SECONDS = 5.0
+READER = """
+import http.client, sys
+connection = http.client.HTTPConnection(sys.argv[1])
+connection.request("GET", "/live/overview", headers={"Cookie": sys.argv[2]})
+answer = connection.getresponse()
+while answer.read1(65536):
+    pass
+"""
+
+
+class BusyService(FakeService):
+    """Many jobs, and GPUs whose load is never the same twice."""
+
+    def __init__(self, jobs: int, gpus: int) -> None:
+        super().__init__("ada")
+        self.count = gpus
+        self.turn = 0
+        nodes = [f"node-{number:03d}" for number in range(-(-gpus // 8))]
+        self._nodes = {name: NodeView(id=name, name=name, state="READY") for name in nodes}
+        self.ids = [
+            self.add(f"job-{number}", state="PENDING" if number % 4 else "RUNNING").id for number in range(jobs)
+        ]
+
+    async def gpus(self) -> Sequence[Mapping[str, Any]]:
+        """A row for each GPU, with what the heat map shows."""
+        return [
+            {"node": f"node-{n // 8:03d}", "index": n % 8, "utilization_ratio": (n * 7 + self.turn) % 100 / 100}
+            for n in range(self.count)
+        ]
+
+    def step(self) -> None:
+        """Every running job goes on by a step."""
+        self.turn += 1
+        for job_id in self.ids[::4]:
+            self.set(job_id, progress=ProgressView(step=self.turn, fraction=self.turn % 1000 / 1000))
+
+
+def main() -> None:
+    """Measure and report."""
+    options = parser(__doc__ or "", pairs=6)
+    options.add_argument("--jobs", type=int, default=1000)
+    options.add_argument("--gpus", type=int, default=256)
+    options.add_argument("--viewers", type=int, default=10)
+    arguments = options.parse_args()
+    shares, sizes = asyncio.run(_measure(arguments))
+    more = {"jobs": arguments.jobs, "gpus": arguments.gpus, "viewers": arguments.viewers, **sizes}
+    report(result("page", "% of a core", "lower", shares, {}, **more), arguments.json)
+
+
+async def _measure(arguments: Any) -> tuple[list[float], dict[str, float]]:
+    service, closing = BusyService(arguments.jobs, arguments.gpus), asyncio.Event()
+    sign_in = SignIn(os.urandom(32), time.time)
+    sock = bind_tcp("127.0.0.1", 0)
+    server = ApiServer(LazyPage(service, sign_in, closing), [sock])
+    await server.start()
+    cookie = f"{sign_in.cookie_name}={sign_in.redeem(sign_in.new_link(os.getuid()))}"
+    alone = [await _share(service) for _ in range(arguments.pairs)]
+    command = [sys.executable, "-c", READER, address_of(sock), cookie]
+    viewers = [subprocess.Popen(command) for _ in range(arguments.viewers)]  # noqa: ASYNC220 - some milliseconds each
+    try:
+        watched = [await _share(service) for _ in range(arguments.pairs)]
+    finally:
+        for viewer in viewers:
+            viewer.kill()
+            viewer.wait()
+        closing.set()
+        await server.stop()
+    return [with_them - without for with_them, without in zip(watched, alone, strict=True)], await _sizes(service)
+
+
+async def _share(service: BusyService) -> float:
+    before, until = time.process_time(), time.monotonic() + WINDOW_SECONDS
+    while time.monotonic() < until:
+        service.step()
+        await asyncio.sleep(1.0)
+    return 100.0 * (time.process_time() - before) / WINDOW_SECONDS
+
+
+async def _sizes(service: BusyService) -> dict[str, float]:
+    from orchestrator.web.overview import overview_parts
+
+    parts = await overview_parts(service, time.time(), "load")
+    assets = sum(len(gzip.compress(file.body)) for file in static_files().values())
+    return {
+        "assets_kb": round(assets / 1000, 1),
+        "page_kb": round(len(gzip.compress("".join(parts.values()).encode())) / 1000, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()
