@@ -32,6 +32,11 @@ def test_no_gpu_is_given_away_twice_where_ranks_share_some(seed: int) -> None:
     assert campaign.run_history(campaign.history_of(seed)).failure == ""
 
 
+def test_a_rank_that_has_ended_is_not_run_again_in_the_same_attempt() -> None:
+    """Its gang was lost with the head before the record said that it was placed, and made anew."""
+    assert campaign.run_history(campaign.history_of(1385)).failure == ""
+
+
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_seed_gives_the_same_history_each_time(durable: bool) -> None:
     history = History(5, durable, campaign.history_of(5, length=60).steps)

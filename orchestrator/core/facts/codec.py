@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, get_type_hints
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
 from orchestrator.core.codec import use_form
 from orchestrator.core.conformance import misfits
@@ -93,7 +94,7 @@ def _read(cls: type[Fact], name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return fact_from(value)
     kind = _kinds(cls).get(name)
-    if kind is None:
+    if kind is None or value is None:
         return value
     return fact_from(value) if kind is Fact and isinstance(value, str) else kind(value)
 
@@ -103,10 +104,21 @@ def _kinds(cls: type[Fact]) -> Mapping[str, type[Any]]:
     found = _KINDS.get(cls.kind)
     if found is None:
         hints = get_type_hints(cls)
-        classes = {name: hint for name, hint in hints.items() if inspect.isclass(hint)}
-        found = {name: hint for name, hint in classes.items() if hint is Fact or issubclass(hint, Enum)}
+        classes = {name: _without_none(hint) for name, hint in hints.items()}
+        found = {
+            name: hint
+            for name, hint in classes.items()
+            if inspect.isclass(hint) and (hint is Fact or issubclass(hint, Enum))
+        }
         _KINDS[cls.kind] = found
     return found
+
+
+def _without_none(hint: Any) -> Any:
+    """The class of an annotation ``X | None``; any other annotation as it is."""
+    parts = get_args(hint)
+    inner = [part for part in parts if part is not NoneType]
+    return inner[0] if len(inner) == 1 < len(parts) else hint
 
 
 _KINDS: dict[str, Mapping[str, type[Any]]] = {}

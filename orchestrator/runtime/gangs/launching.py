@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import NodeLost, StorageUnseen
+from orchestrator.core.facts.gangs import ActorLost, NodeLost, StorageUnseen
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.gangs.errors import GangLostError, NodeGoneError
 from orchestrator.runtime.gangs.event_mapping import resumed, seats_of
@@ -17,7 +17,7 @@ from orchestrator.runtime.gangs.orders import ask
 from orchestrator.runtime.gangs.resume_source import newest_checkpoint, watch_settings
 from orchestrator.runtime.ranks.actor import rendezvous_of
 from orchestrator.runtime.turns import in_turns
-from orchestrator.spec.paths import Paths
+from orchestrator.spec.paths import Paths, exit_record_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -88,9 +88,22 @@ class Launcher:
         attempt = job.attempt_number
         if gang.watching == attempt:
             return
-        if any(g.launched < attempt for g in gang.greetings):
+        waiting = [rank for rank, greeting in enumerate(gang.greetings) if greeting.launched < attempt]
+        if waiting:
+            self._refuse_to_repeat(job, waiting)
             await self._launch(job, gang, seats)
         self._relay.watch(job, gang, attempt)
+
+    def _refuse_to_repeat(self, job: Job, ranks: Sequence[int]) -> None:
+        """Raise GangLostError when a rank has run already, in an actor that is gone: the end that it left is told instead."""
+        try:
+            exits = self._settings.paths.attempt_exits(job.id, job.attempt_number)
+            ended = {path.name for path in exits.iterdir()}
+        except FileNotFoundError:
+            return
+        for rank in ranks:
+            if exit_record_name(rank) in ended:
+                raise GangLostError(ActorLost(rank=rank))
 
     async def _launch(self, job: Job, gang: Gang, seats: tuple[ev.Seat, ...]) -> None:
         await self._bring_files(job)

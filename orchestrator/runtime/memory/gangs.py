@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import HeadLost
+from orchestrator.core.facts.gangs import ActorLost, HeadLost
 from orchestrator.core.facts.notes import CheckpointQuarantined, NodeUnreachable, Reachable
 from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.gangs.errors import GangLostError
@@ -23,7 +23,7 @@ from orchestrator.runtime.memory.ranks import StaleAttemptError
 from orchestrator.runtime.ranks.actor import FENCE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.memory.cluster import MemoryCluster
     from orchestrator.runtime.memory.effect_task import Steps
     from orchestrator.runtime.memory.ranks import Greeting, MemoryActor, News
+    from orchestrator.runtime.ranks.rank_events import RankEvent
 
 _RETRY_SECONDS: Final = 0.5
 
@@ -167,7 +168,11 @@ class MemoryGangs:
         seats = _seats(gang)
         if seats != job.seats:
             self._post([ev.GangPlaced(job_id=job.id, at=self._cluster.now(), gang=job.gang, seats=seats)])
-        if any(greeting.launched < attempt for greeting in gang.greetings):
+        waiting = [
+            actor for actor, greeting in zip(gang.actors, gang.greetings, strict=True) if greeting.launched < attempt
+        ]
+        if waiting:
+            _refuse_to_repeat(job.attempt_number, waiting, self._cluster.processes.records.get(job.id, {}))
             yield [Order(a.node, partial(a.prepare, attempt)) for a in gang.actors]
             self._tell_torn(job)
             yield [Order(a.node, partial(a.launch, attempt)) for a in gang.actors]
@@ -285,6 +290,15 @@ class MemoryGangs:
         """The snapshot that dead ranks leave in the memory of their gang: where the next attempt begins."""
         saved = self._cluster.checkpoints.snapshots.get(job_id)
         return [_checkpoint(job_id, saved)] if saved is not None and saved.gang == gang.number else []
+
+
+def _refuse_to_repeat(
+    attempt: int, actors: Sequence[MemoryActor], records: Mapping[tuple[int, int], RankEvent]
+) -> None:
+    """Raise GangLostError when a rank has run already, in an actor that is gone: the end that it left is told instead."""
+    for actor in actors:
+        if (attempt, actor.rank) in records:
+            raise GangLostError(ActorLost(rank=actor.rank))
 
 
 def _checkpoint(job_id: JobId, saved: Saved) -> ev.CheckpointSaved:

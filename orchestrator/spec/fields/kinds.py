@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{0,17})?")
 SCIENTIFIC = re.compile(r"[-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][-+]?[0-9]{1,3})?")
+_LARGEST_INTEGER = 10**17
+"""Above it a number has more digits than an integer may have, and is written as `1e+18`."""
 YES = frozenset({"true", "yes", "on"})
 _MAX_TEXT = 4096
 _NOWHERE = Mark(source="")
@@ -241,7 +243,7 @@ class Positive(Kind):
         return float(text)
 
     def write(self, value: float) -> Any:
-        return int(value) if value.is_integer() else value
+        return int(value) if value.is_integer() and value <= _LARGEST_INTEGER else value
 
     def describe(self) -> Schema:
         return {"type": "number", "exclusiveMinimum": 0}

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jsonschema
+import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -173,6 +174,14 @@ thorough = settings(max_examples=60, deadline=None, suppress_health_check=[Healt
 
 
 parse_job = partial(job.parse_job, refused={})  # as if everything were built
+
+
+@pytest.mark.parametrize("number", ["1e18", "9.9e300", "123456789012345678", "100000000000000000", "1e-30"])
+def test_a_number_above_0_of_any_size_survives_the_store_and_its_own_yaml(number: str) -> None:
+    spec = parse_job(f"version: 1\nname: a\nentrypoint: python t.py\ntrainer: {{max_grad_norm: {number}}}\n")
+    data = json.loads(json.dumps(to_dict(spec)))
+    assert from_dict(data) == spec
+    assert parse_job(yaml.dump(data, Dumper=Quoting)) == spec
 
 
 @thorough

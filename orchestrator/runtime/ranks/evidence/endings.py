@@ -6,10 +6,10 @@ ranges are checked here, and what does not fit counts as unknown.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.core.conformance import is_time
 from orchestrator.core.states import StopScope
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def stop_facts(ending: Ending, printed: ProgressSnapshot | None = None) -> StopF
 
 
 def _time(value: object) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-    return float(value) if known and isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) and is_time(value) and value > 0 else None
 
 
 def _count(value: object) -> int | None:

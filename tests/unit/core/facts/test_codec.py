@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +25,25 @@ from tests.unit.core import strategies
 def test_every_fact_survives_its_json_form(fact: Fact) -> None:
     assert misfits(fact) == ()
     assert fact_from(json.loads(json.dumps(fact_to_dict(fact)))) == fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe(Fact):
+    """A fact with fields that may hold nothing."""
+
+    kind: ClassVar[str] = "probe"
+    scope: StopScope | None = StopScope.RANK
+    cause: Fact | None = None
+
+
+@pytest.mark.parametrize(
+    "fact", [Probe(), Probe(scope=None), Probe(scope=StopScope.MACHINE, cause=ProcessSignal(rank=1, signal=9))]
+)
+def test_an_optional_field_survives(fact: Fact, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FACTS, "probe", Probe)  # type: ignore[arg-type]
+    found = fact_from(json.loads(json.dumps(fact_to_dict(fact))))
+    assert found == fact
+    assert type(found.scope) is type(fact.scope)  # type: ignore[attr-defined]
 
 
 def test_what_is_at_its_default_is_left_out() -> None:

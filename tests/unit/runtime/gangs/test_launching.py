@@ -1,0 +1,105 @@
+"""A rank that has run is not run again in the same attempt, whatever has become of its actor."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orchestrator.core.facts.gangs import ActorLost
+from orchestrator.runtime.gangs.errors import GangLostError
+from orchestrator.runtime.gangs.gang import Gang
+from orchestrator.runtime.gangs.launching import Launcher
+from orchestrator.spec.paths import Paths
+from tests.unit.core.builders import after, make_spec, pending, started
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orchestrator.core.job.record import Job
+
+WAITING = pending(make_spec(workers=3))
+JOB = after(WAITING, started(WAITING))
+
+
+class LaunchedError(Exception):
+    """The ranks would be started."""
+
+
+class World:
+    """A gang whose actors have launched these attempts; asking for the job's files is the first step of a launch."""
+
+    def __init__(self, tmp_path: Path, *launched: int) -> None:
+        self.paths = Paths(home=tmp_path, socket=tmp_path / "s")
+        self.launched, self.watched = launched, 0
+        self.gang = Gang(JOB.gang, [f"actor {rank}" for rank in range(len(launched))])
+
+    def note_end(self, rank: int, attempt: int = 1) -> None:
+        record = self.paths.exit_record(JOB.id, attempt, rank)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text("{}")
+
+    def ensure(self) -> None:
+        launcher = Launcher(
+            SimpleNamespace(paths=self.paths),  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            reports=dict,
+            secrets_of=lambda _: {},
+            previous_step=lambda _: 0,
+            pool=self,  # type: ignore[arg-type]
+            post=lambda _: None,
+        )
+        asyncio.run(launcher.ensure(JOB))
+
+    async def attach(self, _: Job) -> Gang:
+        return self.gang
+
+    async def hello(self, _: Job, __: Gang) -> list[Any]:
+        return [
+            SimpleNamespace(launched=attempt, node_id="a", address="10.0.0.1", gpu_ids=(), pid=7)
+            for attempt in self.launched
+        ]
+
+    def apart(self, _: Job) -> list[str]:
+        raise LaunchedError
+
+    def watch(self, _: Job, __: Gang, attempt: int) -> None:
+        self.watched = attempt
+
+
+def test_the_end_of_a_rank_whose_actor_was_made_anew_is_told_instead(tmp_path: Path) -> None:
+    world = World(tmp_path, 0, 0, 0)
+    world.note_end(1)
+    with pytest.raises(GangLostError) as caught:
+        world.ensure()
+    assert caught.value.cause == ActorLost(rank=1)
+    assert world.watched == 0
+
+
+def test_what_has_not_run_is_launched(tmp_path: Path) -> None:
+    world = World(tmp_path, 0, 0, 0)
+    with pytest.raises(LaunchedError):
+        world.ensure()
+    world.note_end(1, attempt=2)
+    world.paths.attempt_exits(JOB.id, 1).mkdir()
+    with pytest.raises(LaunchedError):
+        world.ensure()
+
+
+def test_a_launch_that_was_cut_off_goes_on_though_a_rank_has_ended_since(tmp_path: Path) -> None:
+    world = World(tmp_path, 1, 1, 0)
+    world.note_end(0)
+    with pytest.raises(LaunchedError):
+        world.ensure()
+
+
+def test_what_runs_is_watched(tmp_path: Path) -> None:
+    world = World(tmp_path, 1, 1, 1)
+    world.note_end(0)
+    world.ensure()
+    assert world.watched == 1
