@@ -77,7 +77,8 @@ def is_count(value: object, most: int = MAX_INTEGER) -> bool:
 
 def is_finite(value: object, least: float = -MAX_INTEGER, most: float = MAX_INTEGER) -> bool:
     """Whether the value is a number from ``least`` to ``most``."""
-    return (type(value) is float or type(value) is int) and isfinite(value) and least <= value <= most
+    # The range first: isfinite() raises OverflowError for whole numbers that no float can hold.
+    return (type(value) is float or type(value) is int) and least <= value <= most and isfinite(value)
 
 
 def is_number(value: object) -> bool:

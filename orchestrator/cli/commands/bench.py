@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
-from orchestrator.cli.commands.shared import Json
+from orchestrator.cli.commands.shared import Json, ended_in_order
 from orchestrator.cli.session import Session
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def bench(
             price_per_gpu_hour=price,
             output=output_dir,
         )
-        outcome = run_benchmark(request, environ=session.environ, note=session.console.note)
+        with ended_in_order():
+            outcome = run_benchmark(request, environ=session.environ, note=session.console.note)
     except BenchError as error:
         raise BadRequestError(error.message, hint=error.hint) from error
     _show(session, request, outcome, as_json=json)
@@ -136,7 +137,8 @@ def advise(
             device=device,
             threads=threads,
         )
-        return _advise(session, request, policy, as_json=json)
+        with ended_in_order():
+            return _advise(session, request, policy, as_json=json)
     except BenchError as error:
         raise BadRequestError(error.message, hint=error.hint) from error
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from orchestrator.cli.session import Session
 
 COMPLETION_SECONDS = 1.0
@@ -35,6 +38,22 @@ def ask(session: Session, sentence: str) -> None:
     session.console.complain(sentence)
     if not typer.confirm("go on?", err=True):
         raise RefusedError("nothing was done", hint="--yes does not ask")
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Let SIGTERM unwind the command, as Ctrl-C does: its child processes end, and its temporary files are removed."""
+    import signal
+
+    def leave(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the clean-up
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{0,17})?")
 SCIENTIFIC = re.compile(r"[-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][-+]?[0-9]{1,3})?")
-_LARGEST_INTEGER = 10**17
-"""Above it a number has more digits than an integer may have, and is written as `1e+18`."""
 YES = frozenset({"true", "yes", "on"})
 _MAX_TEXT = 4096
 _NOWHERE = Mark(source="")
@@ -239,11 +237,14 @@ class Positive(Kind):
         text = written(node, "a number above 0")
         number = isinstance(node, ScalarNode) and node.kind in ("integer", "number")
         if not number or not SCIENTIFIC.fullmatch(text) or not 0 < float(text) < math.inf:
-            raise BadValueError(f"expected a number above 0, got {quoted(text)}", _number_hint(node, text))
+            long = text.isdecimal() and not INTEGER.fullmatch(text) and not text.startswith("0")
+            hint = "write it with an exponent, such as 1e18" if long else _number_hint(node, text)
+            raise BadValueError(f"expected a number above 0, got {quoted(text)}", hint)
         return float(text)
 
     def write(self, value: float) -> Any:
-        return int(value) if value.is_integer() and value <= _LARGEST_INTEGER else value
+        """The number; as a whole one where ``read`` takes its digits."""
+        return int(value) if value.is_integer() and INTEGER.fullmatch(str(int(value))) else value
 
     def describe(self) -> Schema:
         return {"type": "number", "exclusiveMinimum": 0}

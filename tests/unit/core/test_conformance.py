@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
-from orchestrator.core.conformance import misfits, repaired
+from orchestrator.core.conformance import is_finite, is_time, misfits, repaired
 from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.lifecycle.fold import fold
@@ -94,6 +94,12 @@ def test_what_an_older_version_pickled_lacks_gets_its_default() -> None:
     for name, value in {"job_id": ID, "at": T0, "cause": "", "note": Legacy(sentence="m")}.items():
         object.__setattr__(event, name, value)
     assert misfits(event) == ("degraded",)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 2**70, math.inf, math.nan, 1e300])
+def test_a_number_beyond_every_range_is_no_finite_one(value: float) -> None:
+    assert not is_finite(value)
+    assert not is_time(value)
 
 
 def test_an_enum_has_no_stand_in() -> None:

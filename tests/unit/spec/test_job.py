@@ -396,6 +396,14 @@ BAD: list[tuple[str, str, int, int, str, str]] = [
     ("trainer: {batch_size: many}", "trainer.batch_size", 3, 23, "expected a whole number of at least 1", ""),
     ('trainer: {batch_size: "8"}', "trainer.batch_size", 3, 23, 'got "8"', "remove the quotation marks"),
     ("trainer: {peak_flops: -1}", "trainer.peak_flops", 3, 23, "expected a number above 0", ""),
+    (
+        "trainer: {max_grad_norm: 1000000000000000000}",
+        "trainer.max_grad_norm",
+        3,
+        26,
+        "expected a number above 0",
+        "1e18",
+    ),
     ("trainer: {peak_flops: .inf}", "trainer.peak_flops", 3, 23, "expected a number above 0", ""),
     ("trainer: {timeout: 0s}", "trainer.timeout", 3, 20, "expected at least 1ms", ""),
     ("trainer: {precision: bf61}", "trainer.precision", 3, 22, "one of auto, fp32", "did you mean bf16?"),
@@ -593,6 +601,13 @@ def test_errors_survive_pickling() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error)
     assert copy.problems == error.problems
+
+
+@pytest.mark.parametrize("norm", ["999999999999999872", "1e18", "1.5e19", "1e308"])
+def test_large_numbers_survive_the_store(norm: str) -> None:
+    spec = parse_job(f"version: 1\nname: a\nentrypoint: python a.py\ntrainer: {{max_grad_norm: {norm}}}\n")
+    assert spec.trainer["max_grad_norm"] == float(norm)
+    assert from_dict(json.loads(json.dumps(to_dict(spec)))) == spec
 
 
 def test_a_damaged_stored_job_is_refused_and_a_shorter_one_takes_defaults() -> None:

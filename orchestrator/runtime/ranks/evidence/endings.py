@@ -7,16 +7,14 @@ ranges are checked here, and what does not fit counts as unknown.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.conformance import is_time
+from orchestrator.core.conformance import is_count, is_time
 from orchestrator.core.states import StopScope
 
 if TYPE_CHECKING:
     from orchestrator.runtime.spawn.lifeline import Ending
     from orchestrator.train.script.progress_facts import ProgressSnapshot
-
-_LARGEST_COUNT = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +42,9 @@ def stop_facts(ending: Ending, printed: ProgressSnapshot | None = None) -> StopF
     )
 
 
-def _time(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and is_time(value) and value > 0 else None
+def _time(value: Any) -> float | None:
+    return float(value) if is_time(value) and value > 0 else None
 
 
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_COUNT else None
+def _count(value: Any) -> int | None:
+    return value if is_count(value) else None

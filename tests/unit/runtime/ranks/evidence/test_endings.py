@@ -40,3 +40,10 @@ def test_what_does_not_fit_is_unknown(wrong: Any) -> None:
     facts = stop_facts(Ending(last_step=wrong, total_steps=wrong))
     assert (facts.last_step, facts.total_steps) == (None, None)
     assert stop_facts(Ending(stop_seen_at=wrong, keeper_terminated_at=wrong)) == StopFacts()
+
+
+@pytest.mark.parametrize("wrong", [1e11 + 1, 1e300, 10**400])
+def test_a_time_that_no_record_can_hold_is_unknown(wrong: Any) -> None:
+    assert stop_facts(Ending(stop_seen_at=wrong, keeper_terminated_at=7.0)) == stop_facts(
+        Ending(keeper_terminated_at=7.0)
+    )
