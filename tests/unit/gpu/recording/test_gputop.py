@@ -149,6 +149,12 @@ def test_values_that_are_no_numbers_are_absent(tmp_path: Path) -> None:
     assert (row.power_watts, row.utilization, row.temperatures, row.clocks, row.fan) == (None, None, (), (), None)
 
 
+@pytest.mark.parametrize("key", ["power", "utilization", "elapsed_seconds", "gpu_index", "fan_speed"])
+def test_a_number_that_no_float_can_hold_is_absent(tmp_path: Path, key: str) -> None:
+    recording = read(tmp_path, json.dumps([{**SINGLE, key: 10**400}, SINGLE]))
+    assert len(recording.samples) + recording.dropped == 2
+
+
 def test_the_power_log(tmp_path: Path) -> None:
     text = (
         "timestamp,elapsed_sec,gpu0_power_w,gpu0_temp_c,gpu1_power_w,gpu1_temp_c\n"
