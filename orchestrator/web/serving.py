@@ -85,7 +85,7 @@ def bind_page(listen: str, files: PageFiles) -> socket.socket:
             hint="leave it on 127.0.0.1, and reach it from elsewhere with `ssh -L PORT:127.0.0.1:PORT HOST`",
         )
     if int(text):
-        return bind_tcp(host, int(text))
+        return bind_tcp(host, int(text), option="--page-listen")
     sock = _bind_again(host, files)
     _remember(sock, files)
     return sock

@@ -234,8 +234,8 @@ class ApiServer:
             sock.close()
 
 
-def bind_tcp(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; port 0 picks one.
+def bind_tcp(host: str, port: int, *, option: str = "") -> socket.socket:
+    """A listening TCP socket; port 0 picks one. ``option`` is what on the command line chose the port, for the error.
 
     Raises BadRequestError for a host that is no address, RefusedError for a port that is taken.
     """
@@ -252,9 +252,8 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         sock.listen(512)
     except OSError as error:
         sock.close()
-        raise RefusedError(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another port, or 0 for any free one"
-        ) from error
+        remedy = f"`{option} {host}:0` takes any free port" if option else "choose another port, or 0 for any free one"
+        raise RefusedError(f"cannot listen on {host}:{port}: {error.strerror}", hint=remedy) from error
     return sock
 
 

@@ -160,7 +160,7 @@ async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, op
 
 def _reading_server(parts: Parts, listen: str, token: str) -> ApiServer:
     host, _, port = listen.rpartition(":")
-    sock = bind_tcp(host, int(port))
+    sock = bind_tcp(host, int(port), option="--read-listen")
     parts.endpoints.read_address = address_of(sock)
     app = create_read_app(parts.reading, read_policy(host, token, os.getuid()))
     return ApiServer(app, [sock], cap=min(MAX_READERS, connection_cap()))
@@ -184,7 +184,9 @@ def _tcp_server(
     from orchestrator.api.server.listeners import host_names
 
     policy = GatePolicy(owner_uid=os.getuid(), token=token, hosts=host_names(host))
-    return ApiServer(create_control_app(service, policy, closing, links), [bind_tcp(host, int(port))])
+    return ApiServer(
+        create_control_app(service, policy, closing, links), [bind_tcp(host, int(port), option="--listen")]
+    )
 
 
 __all__ = ["OrchError", "serve"]

@@ -30,6 +30,9 @@ def test_tcp_listeners() -> None:
         assert host == "127.0.0.1"
         with pytest.raises(RefusedError, match="cannot listen"):
             bind_tcp("127.0.0.1", int(port))
+        with pytest.raises(RefusedError) as refused:
+            bind_tcp("127.0.0.1", int(port), option="--read-listen")
+        assert refused.value.hint == "`--read-listen 127.0.0.1:0` takes any free port"
     with pytest.raises(BadRequestError, match="no address"):
         bind_tcp("no such host.", 0)
 
