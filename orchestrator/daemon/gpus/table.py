@@ -47,7 +47,7 @@ class GpuTable:
             lost={gpu.uuid for gpu, _ in gone},
             quarantined=quarantined,
             reports=reports,
-            silent={gpu.uuid for gpu, _ in here} - reports.keys(),
+            silent={gpu.uuid for gpu, _ in here if not self._exporters.is_starting(gpu.uuid)} - reports.keys(),
         )
         rows = [
             _row(gpu, node.hostname, reports.get(gpu.uuid), conditions[gpu.uuid], holders.get(gpu.uuid, ()))
@@ -68,7 +68,7 @@ def _row(
             vendor="simulated" if gpu.simulated else "",
             model=gpu.model,
             simulated=gpu.simulated,
-            health=Health.LOST if lost else Health.FAILING,
+            health=Health.LOST if lost else Health.STARTING if condition.healthy else Health.FAILING,
             problem=told,
             job=holders[0].job if holders else None,
             rank=holders[0].rank if holders else None,

@@ -35,6 +35,14 @@ class ExporterTarget:
     node: str
 
 
+@dataclass(slots=True)
+class _Silence:
+    """Since when an exporter has not answered, by the clock, and whether it was replaced for that."""
+
+    since: float
+    replaced: bool = False
+
+
 class Exporters:
     """Makes the exporters and asks them. ``reports`` holds the last answer for each GPU; one that does not answer is not in it."""
 
@@ -60,7 +68,7 @@ class Exporters:
         self.nodes: dict[str, NodeReport] = {}
         self.places: dict[str, ExporterTarget] = {}
         self._gone_since: dict[str, float] = {}
-        self._silent_since: dict[str, float] = {}
+        self._silences: dict[str, _Silence] = {}
 
     def forget_all(self) -> None:
         """Ray's head is gone, and every actor with it."""
@@ -69,7 +77,7 @@ class Exporters:
         self.nodes.clear()
         self.places.clear()
         self._gone_since.clear()
-        self._silent_since.clear()
+        self._silences.clear()
 
     async def refresh(self) -> None:
         """Make exporters for GPUs that have none; drop those of nodes that are gone."""
@@ -131,7 +139,7 @@ class Exporters:
             elif isinstance(error, TimeoutError):
                 await self._replace_hung(uuid, actor)
             return None
-        self._silent_since.pop(uuid, None)
+        self._silences.pop(uuid, None)
         if uuid not in self.nodes:
             return None  # forgotten meanwhile
         self.reports[uuid] = report
@@ -141,11 +149,17 @@ class Exporters:
     async def _replace_hung(self, uuid: str, actor: Any) -> None:
         """Have Ray end an exporter that has been silent for long, and start it again: Ray does so even where it is stopped."""
         now = self._clock()
-        if now - self._silent_since.setdefault(uuid, now) < self._hung_seconds:
+        if now - self._silences.setdefault(uuid, _Silence(now)).since < self._hung_seconds:
             return
-        self._silent_since[uuid] = now  # the new one gets as long
+        self._silences[uuid] = _Silence(now, replaced=True)  # the new one gets as long
         with contextlib.suppress(Exception):  # it is tried again
             await self._ray.call(_restart, actor)
+
+    def is_starting(self, uuid: str) -> bool:
+        """Whether the GPU's exporter has never answered, and has not had the time to."""
+        silence = self._silences.get(uuid)
+        patient = silence is None or (not silence.replaced and self._clock() - silence.since < self._hung_seconds)
+        return patient and uuid not in self.places
 
     async def record(self, uuid: str, job_id: str, directory: str, rate: float) -> None:
         """Have a GPU's samples appended to a job's telemetry; asking again changes nothing."""

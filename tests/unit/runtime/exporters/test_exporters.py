@@ -133,3 +133,34 @@ def test_an_exporter_that_hangs_for_long_is_replaced_and_one_that_answers_again_
     assert cluster.restarted == [cluster.actors["GPU-a"]]
     asyncio.run(exporters.ask())
     assert len(cluster.restarted) == 1, "the new one gets as long"
+
+
+def test_an_exporter_that_has_not_answered_yet_is_starting_and_not_for_ever(cluster: FakeCluster) -> None:
+    now = 0.0
+    exporters = Exporters(
+        cluster,  # type: ignore[arg-type]  # what it needs of both
+        cluster,  # type: ignore[arg-type]
+        ExporterAccess(),
+        report_seconds=0.01,
+        hung_seconds=30.0,
+        clock=lambda: now,
+    )
+    assert exporters.is_starting("GPU-a"), "there is none yet"
+    slow = exporters._actors["GPU-a"] = FakeActor(url="http://127.0.0.1:9477/metrics", hangs=True)
+    asyncio.run(exporters.ask())
+    now = 29.0
+    asyncio.run(exporters.ask())
+    assert exporters.is_starting("GPU-a")
+    now = 31.0
+    assert not exporters.is_starting("GPU-a")
+    asyncio.run(exporters.ask())
+    assert cluster.restarted == [slow]
+    assert not exporters.is_starting("GPU-a"), "the one that replaces it has to show that it is better"
+
+
+def test_an_exporter_that_has_answered_is_never_starting_again(cluster: FakeCluster) -> None:
+    exporters = made(cluster, report_seconds=0.01)
+    assert not exporters.is_starting("GPU-a")
+    cluster.actors["GPU-a"].hangs = True
+    asyncio.run(exporters.ask())
+    assert not exporters.is_starting("GPU-a")

@@ -1,0 +1,26 @@
+"""What people are shown of a GPU whose exporter says nothing: one that starts is no failure, one that hangs is."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.daemon.gpus.table import GpuTable
+from orchestrator.gpu.sampler import Health
+
+
+@pytest.mark.parametrize(
+    ("starting", "health", "condition"), [(True, Health.STARTING, "ok"), (False, Health.FAILING, "failing")]
+)
+def test_a_gpu_whose_exporter_says_nothing(*, starting: bool, health: Health, condition: str) -> None:
+    async def ask() -> dict[str, object]:
+        return {}
+
+    gpu = SimpleNamespace(uuid="GPU-a", index=0, model="H100", simulated=False)
+    nodes = SimpleNamespace(reports={"n1": SimpleNamespace(gpus=(gpu,), hostname="box")}, lost_gpus={})
+    exporters = SimpleNamespace(ask=ask, is_starting=lambda _: starting)
+    (row,) = asyncio.run(GpuTable(nodes, exporters, lambda: ()).rows({}))  # type: ignore[arg-type]
+    assert (row.health, row.condition) == (health, condition)
+    assert (row.problem is None) is starting
