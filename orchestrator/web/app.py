@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from orchestrator.api.errors import (
     BadRequestError,
+    DaemonStoppingError,
     InternalError,
     MethodNotAllowedError,
     NotFoundError,
@@ -25,9 +26,10 @@ from orchestrator.api.errors import (
     UnauthenticatedError,
 )
 from orchestrator.api.server.app import own_job
-from orchestrator.api.server.gate import FAILED
+from orchestrator.api.server.gate import FAILED, STOPPING
 from orchestrator.api.service import ActionRequest, Caller, JobFilter, Verb
 from orchestrator.core.states import JobState
+from orchestrator.store.errors import StoreClosedError
 from orchestrator.web.guard import Guard
 from orchestrator.web.job_page import EFFECTS, LogQuestion, follow_log, job_parts, log_lines, verbs_for
 from orchestrator.web.live import Channel, Channels, follow, stream
@@ -67,7 +69,12 @@ def create_page_app(service: JobService, sign_in: SignIn, closing: asyncio.Event
         Route("/signout", doors.leave, methods=["POST"]),
         Route("/static/{digest}/{name}", static),
     ]
-    handlers: dict[Any, Any] = {OrchError: _ours, HTTPException: _http, Exception: _internal}
+    handlers: dict[Any, Any] = {
+        OrchError: _ours,
+        StoreClosedError: _stopping,
+        HTTPException: _http,
+        Exception: _internal,
+    }
     return Guard(
         Starlette(routes=routes, exception_handlers=handlers), sign_in, owner_uid=owner_uid, refusal=error_page
     )
@@ -237,6 +244,10 @@ async def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, OrchError)
     body = error_page(error, getattr(request.state, "caller", None))
     return HTMLResponse(body, status_code=error.http_status)
+
+
+async def _stopping(request: Request, _: Exception) -> Response:
+    return await _ours(request, DaemonStoppingError(STOPPING))
 
 
 async def _internal(request: Request, _: Exception) -> Response:

@@ -19,6 +19,7 @@ from orchestrator import __version__
 from orchestrator.api.errors import (
     PROBLEM_CONTENT_TYPE,
     BadRequestError,
+    DaemonStoppingError,
     InternalError,
     MethodNotAllowedError,
     NotFoundError,
@@ -39,7 +40,7 @@ from orchestrator.api.server.bodies import (
     SubmitBody,
     bad_request,
 )
-from orchestrator.api.server.gate import FAILED, Gate, GatePolicy
+from orchestrator.api.server.gate import FAILED, STOPPING, Gate, GatePolicy
 from orchestrator.api.server.streams import log_stream, until_closing
 from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb, Verb
 from orchestrator.api.spec_views import SpecDiff, SpecView
@@ -63,6 +64,7 @@ from orchestrator.api.views import (
 )
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState
+from orchestrator.store.errors import StoreClosedError
 
 if TYPE_CHECKING:
     import asyncio
@@ -163,6 +165,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, OrchError)
         return problem(error)
 
+    async def stopping(_: Request, __: Exception) -> Response:
+        return problem(DaemonStoppingError(STOPPING))
+
     async def internal(_: Request, __: Exception) -> Response:
         return problem(InternalError(FAILED))  # Starlette raises it on to the gate, which logs it
 
@@ -179,6 +184,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return problem(BadRequestError(str(error.detail), hint=f"see {API_PREFIX}/openapi.json"))
 
     app.add_exception_handler(OrchError, ours)
+    app.add_exception_handler(StoreClosedError, stopping)
     app.add_exception_handler(Exception, internal)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)

@@ -39,6 +39,7 @@ log = structlog.get_logger("orch.api")
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 FAILED = "the daemon failed to answer"
+STOPPING = "the daemon is shutting down"
 _NO_BODY = frozenset({"GET", "HEAD"})
 
 

@@ -152,8 +152,8 @@ async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, op
     finally:
         await prometheus.stop()
         closing.set()
-        for server in servers:
-            await server.stop()
+        # Together: one that waits for its last requests must not leave the others open, with a store that is closed.
+        await asyncio.gather(*(server.stop() for server in servers))
         with contextlib.suppress(FileNotFoundError):
             state.unlink()
 

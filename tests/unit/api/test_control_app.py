@@ -12,12 +12,14 @@ from orchestrator.api import spec_views, views
 from orchestrator.api.errors import (
     AmbiguousReferenceError,
     BadRequestError,
+    DaemonStoppingError,
     NoSuchJobError,
     NoSuchNodeError,
     RefusedError,
 )
 from orchestrator.api.protocol import PAGE
 from orchestrator.api.views import CheckpointView, View
+from orchestrator.store.errors import StoreClosedError
 from tests.support.plain_http import JSON, ask
 
 if TYPE_CHECKING:
@@ -25,6 +27,17 @@ if TYPE_CHECKING:
     from orchestrator.api.server.testing import ServedFake
 
 JOB = "name: digits\nentrypoint: python train.py\n"
+
+
+def test_a_request_that_finds_the_store_closed_is_told_that_the_daemon_stops(
+    served: ServedFake, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def closed() -> Any:
+        raise StoreClosedError("closed")
+
+    monkeypatch.setattr(served.service, "health", closed)
+    with pytest.raises(DaemonStoppingError, match="shutting down"):
+        client.health()
 
 
 def test_a_job_from_submission_to_its_end(served: ServedFake, client: Client) -> None:

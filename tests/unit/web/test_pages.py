@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orchestrator.api.errors import DaemonStoppingError
 from orchestrator.api.views import (
     AttemptView,
     CheckpointView,
@@ -17,6 +18,7 @@ from orchestrator.api.views import (
     ProgressView,
     RankView,
 )
+from orchestrator.store.errors import StoreClosedError
 from orchestrator.web.overview import gpus_by_node
 from orchestrator.web.rendering import static_files
 from tests.unit.web.conftest import OTHER_UID
@@ -227,6 +229,18 @@ def test_a_user_acts_on_jobs_of_his_own_alone(visitor: Browser) -> None:
     assert visitor.service.calls == []
     assert "/cancel" in visitor.get(f"/jobs/{own.id}").text
     assert visitor.post(f"/jobs/{own.id}/cancel").status == 303
+
+
+def test_a_page_that_finds_the_store_closed_says_that_the_daemon_stops(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def closed() -> Any:
+        raise StoreClosedError("closed")
+
+    monkeypatch.setattr(browser.service, "health", closed)
+    answer = browser.get("/")
+    assert answer.status == DaemonStoppingError("").http_status
+    assert "shutting down" in answer.text
 
 
 def test_static_files_are_kept_for_ever_under_an_address_of_their_content(visitor: Browser) -> None:
