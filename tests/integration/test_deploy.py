@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import jsonschema
+import psutil
 import pytest
 import yaml
 
@@ -201,9 +202,12 @@ def interrupted(folder: Path, before: int, down: str) -> str | None:
         try:
             told = Path(f"{log}.interrupted")
             deadline = time.monotonic() + 300
-            while process.poll() is None and not told.exists():
-                # The last command that is there without a signal is `wait`.
-                if (log.exists() and "ready" in log.read_text()) or time.monotonic() > deadline:
+            asleep = 0
+            while process.poll() is None and not told.exists() and time.monotonic() < deadline:
+                # The last command that is there without a signal is `wait`: the shell sleeps. Before, it may only be slow.
+                ready = log.exists() and "ready" in log.read_text()
+                asleep = asleep + 1 if ready and psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING else 0
+                if asleep == 25:
                     break
                 time.sleep(0.02)
             if process.poll() is None and not told.exists():
