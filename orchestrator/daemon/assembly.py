@@ -46,6 +46,7 @@ from orchestrator.daemon.requests.specs import JobSpecs
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.runtime_side import RuntimeSide
 from orchestrator.daemon.service import Service
+from orchestrator.daemon.sharing.book import ShareBook, sharing_of
 from orchestrator.daemon.stopping import Shutdown, StopRequest
 from orchestrator.runtime.pools import Pools
 
@@ -180,6 +181,7 @@ def assemble(ground: Ground, make_runtime: Callable[[Hooks], Runtime]) -> Parts:
         on_event=observed,
         on_decision=ground.metering.decided,
         on_write_failed=ground.metering.commit_failed,
+        shares=ShareBook(sharing_of(ground.settings)),
         log=ground.log,
     )
     runtime = make_runtime(Hooks(decided=_decided(loop), post=loop.post, reported=reported, head_lost=head_lost))
@@ -188,10 +190,7 @@ def assemble(ground: Ground, make_runtime: Callable[[Hooks], Runtime]) -> Parts:
     return _parts(ground, loop, runtime, nodes, jobs)
 
 
-# The loop replaces its dictionaries when it has read the store, and when nodes change.
-
-
-def _live(loop: Loop) -> Callable[[], Collection[Job]]:
+def _live(loop: Loop) -> Callable[[], Collection[Job]]:  # the loop replaces its dictionary when it has read the store
     def live() -> Collection[Job]:
         return loop.jobs.values()
 

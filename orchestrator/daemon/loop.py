@@ -22,6 +22,7 @@ from orchestrator.core.lifecycle.fold import change_of
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.sentences import sentence
 from orchestrator.daemon.jobs.prerequisites import PrerequisiteEnds, prerequisite_states
+from orchestrator.daemon.sharing.book import ShareBook
 from orchestrator.store.errors import BrokenChainError, VersionConflictError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Loop:
     """Folds, decides and writes. ``on_change`` is told each job whose record changed; ``on_end`` those that became terminal.
 
     ``jobs`` are the live jobs as they are written, for readers. ``decided`` are the same with what
-    the round under way has decided: what a command's new facts must follow from.
+    the round under way has decided: what a command's new facts must follow from. ``shares`` has the queues, and what was used.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Loop:
         on_event: Callable[[Job, Event], None] = _ignore,
         on_decision: Callable[[float], None] = _ignore_seconds,
         on_write_failed: Callable[[], None] = _ignore_failure,
+        shares: ShareBook | None = None,
         log: FilteringBoundLogger,
         now: Callable[[], float] = time.time,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -108,6 +110,7 @@ class Loop:
         self.decided: dict[JobId, Job] = {}
         self.nodes: dict[str, Node] = {}
         self.waiting: dict[JobId, Fact] = {}
+        self.shares = ShareBook() if shares is None else shares
         self._ends = PrerequisiteEnds()
         self.blocked_by_disk: str | None = None
         self._inbox = _Inbox()
@@ -117,6 +120,7 @@ class Loop:
         stored = await self._store.load_live()
         self.jobs = {job.id: replace(job, unusable=()) if job.unusable else job for job in stored}
         self.decided = dict(self.jobs)
+        await self.shares.load(self._store, stored, self.now())
         for job in stored:
             self._ends.expect(job, await prerequisite_states(job, self.decided, self._store))
             if job.unusable:
@@ -230,6 +234,7 @@ class Loop:
         change = change_of(job, event)
         if change is not None:
             self.decided[job.id] = change.after
+            self.shares.observe(change.after, event)
             batch.append(change)
 
     def _observe(self, job: Job, event: Event) -> None:
@@ -258,7 +263,7 @@ class Loop:
                 ended[job_id] = job.state
             else:
                 live[job_id] = job
-        return State(jobs=live, nodes=self.nodes, ended=ended)
+        return State(jobs=live, nodes=self.nodes, ended=ended, sharing=self.shares.sharing, past=self.shares.past)
 
     async def _write(self, batch: list[Change]) -> None:
         """Until it is written: nothing is carried out before. A full disk holds decisions up, never training."""

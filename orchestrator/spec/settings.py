@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.spec.paths import Paths
+from orchestrator.spec.queues import QueueSpec, parse_queues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,6 +60,12 @@ class Settings:
         is, and the job's events say so.
     reserve_bytes: `ORCH_RESERVE_BYTES`, default 16 MiB. Disk space held back for the record of running jobs; each
         transition takes about 4 kB.
+    queues: `ORCH_QUEUES`, default none: every job is in one queue, whatever it names. A table, one queue after the other:
+        `lab guaranteed=8 maximum=16; vision parent=lab weight=2`; what `orch queue set` changes counts instead.
+    use_half_life: `ORCH_USE_HALF_LIFE`, default 7d. After so long, half of what a user or a queue has used is forgotten.
+    ageing: `ORCH_AGEING`, default 24h. A job that has waited so long while no job like it started goes before all others.
+    user_max_jobs: `ORCH_USER_MAX_JOBS`, default none. So many jobs of one user run at once; others wait.
+    user_max_gpus: `ORCH_USER_MAX_GPUS`, default none. So many GPUs one user's jobs hold at once.
     log_level: `ORCH_LOG_LEVEL`, default info. Of the daemon's own log.
     log_format: `ORCH_LOG_FORMAT`, default auto: for people on a terminal, else JSON.
     """
@@ -75,6 +82,11 @@ class Settings:
     snapshot_max_bytes: int = 500_000_000
     outputs_max_bytes: int = 10_000_000_000
     reserve_bytes: int = 16 * 1024 * 1024
+    queues: tuple[QueueSpec, ...] = ()
+    use_half_life: float = 7 * 86400.0
+    ageing: float = 86400.0
+    user_max_jobs: int | None = None
+    user_max_gpus: int | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
     uid: int = field(default_factory=os.getuid)
@@ -198,6 +210,26 @@ def _address(text: str, environ: Mapping[str, str]) -> str:  # noqa: ARG001 - th
     return text
 
 
+def _queues(text: str, environ: Mapping[str, str]) -> tuple[QueueSpec, ...]:  # noqa: ARG001 - the readers' signature
+    return parse_queues(text)
+
+
+def _duration(least: float) -> _Read:
+    def read(text: str, environ: Mapping[str, str]) -> float:  # noqa: ARG001 - the readers' signature
+        from orchestrator.spec.problems import BadValueError
+        from orchestrator.spec.units import parse_duration
+
+        try:
+            seconds = parse_duration(text).total_seconds()
+        except BadValueError as error:
+            raise ValueError(str(error)) from error
+        if seconds < least:
+            raise ValueError(f"shorter than {least:g}s")
+        return seconds
+
+    return read
+
+
 _VARIABLES: dict[str, tuple[str, _Read]] = {
     "home": ("ORCH_HOME", _directory),
     "runtime_dir": ("XDG_RUNTIME_DIR", _runtime_directory),
@@ -211,6 +243,11 @@ _VARIABLES: dict[str, tuple[str, _Read]] = {
     "snapshot_max_bytes": ("ORCH_SNAPSHOT_MAX_BYTES", _size(0)),
     "outputs_max_bytes": ("ORCH_OUTPUTS_MAX_BYTES", _size(0)),
     "reserve_bytes": ("ORCH_RESERVE_BYTES", _size(0)),
+    "queues": ("ORCH_QUEUES", _queues),
+    "use_half_life": ("ORCH_USE_HALF_LIFE", _duration(60.0)),
+    "ageing": ("ORCH_AGEING", _duration(1.0)),
+    "user_max_jobs": ("ORCH_USER_MAX_JOBS", _number(1, 1_000_000)),
+    "user_max_gpus": ("ORCH_USER_MAX_GPUS", _number(0, 1_000_000)),
     "log_level": ("ORCH_LOG_LEVEL", _choice("debug", "info", "warning", "error")),
     "log_format": ("ORCH_LOG_FORMAT", _choice("auto", "console", "json")),
 }

@@ -52,7 +52,7 @@ ATTRIBUTES: dict[str, int] = {
     "checkpoint/repository/persister.py:SnapshotPersister": 21,
     "checkpoint/snapshots/writer.py:SnapshotWriter": 24,
     "cli/top/source.py:TopSource": 13,
-    "daemon/loop.py:Loop": 17,
+    "daemon/loop.py:Loop": 18,
     "gpu/sampler.py:Sampler": 16,
     "runtime/forkserver/keeper.py:Keeper": 21,
     "train/script/progress.py:ProgressPage": 24,

@@ -139,8 +139,30 @@ class NotEnoughFree(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueAtMaximum(Fact):
+    """Its queue, or one above it, would hold more than its maximum with the ``gpus`` that it needs."""
+
+    kind: ClassVar[str] = "queue_at_maximum"
+    queue: str
+    maximum: int
+    used: float
+    gpus: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserAtLimit(Fact):
+    """Its user would have more than ``limit`` jobs run at once, or hold more than ``limit`` GPUs with the ``gpus`` that it needs."""
+
+    kind: ClassVar[str] = "user_at_limit"
+    user: str
+    limit: int
+    used: float
+    gpus: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitsRoom(Fact):
-    """Jobs of lower priority are stopping for it."""
+    """Jobs of lower priority, or that borrow what is guaranteed to its queue, are stopping for it."""
 
     kind: ClassVar[str] = "awaits_room"
     jobs: tuple[str, ...]

@@ -47,15 +47,16 @@ def extend(
     shares: tuple[str | None, ...],
     free: Mapping[str, Free],
     nodes: Mapping[str, Node],
+    most: int,
 ) -> tuple[str, ...]:
-    """``placed``, or a larger gang in its stead where ``free`` has room for one; ``free`` is then what is left.
+    """``placed``, or a larger gang of at most ``most`` ranks where ``free`` has room for one; ``free`` is then what is left.
 
     ``shares`` is what ``take`` answered for ``placed``.
     """
-    if len(placed) >= job.size.most:
+    if len(placed) >= most:
         return placed
     give_back(job, placed, shares, free)
-    larger = place(job, free, nodes, ranks=min(job.size.most, capacity(job, free, nodes)))
+    larger = place(job, free, nodes, ranks=min(most, capacity(job, free, nodes)))
     chosen = larger if larger is not None and len(larger) > len(placed) else placed
     take(job, chosen, free)
     return chosen
@@ -76,15 +77,15 @@ def growth_due(job: Job, now: float) -> bool | float:
     return True if now >= due_at else due_at
 
 
-def grown_size(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> int:
+def grown_size(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], most: int) -> int:
     """How many ranks the job could have if it let go of what it holds; its own number when there is no room for more.
 
-    What it would get is taken from ``free``.
+    It gets no more than ``most``. What it would get is taken from ``free``.
     """
     if not all(node_id in free for node_id in job.nodes):
         return job.num_workers  # a part of it runs where nothing new may start: what it has it might not get again
     give_back(job, job.nodes, known_shares(job), free)
-    larger = place(job, free, nodes, ranks=min(job.size.most, capacity(job, free, nodes)))
+    larger = place(job, free, nodes, ranks=min(most, capacity(job, free, nodes)))
     if larger is None or len(larger) <= job.num_workers:
         take(job, job.nodes, free, known_shares(job))
         return job.num_workers

@@ -1,7 +1,7 @@
 """Preemption: the running jobs that stop at a checkpoint so that the job at the head of the queue can start.
 
-A job gives way to one of higher priority only, unless it says ``preemptible: false``, has not run for its ``min_runtime``, or
-was preempted often of late. Of those that may, the ones that lose the least GPU time since their newest durable checkpoint are
+``Reclaim`` (reclaim.py) chooses the jobs that give way to another: of lower priority, or in a queue that borrows. One that says
+``preemptible: false``, has not run for its ``min_runtime``, or was preempted often of late does not. Of those that may, the ones that lose the least GPU time since their newest durable checkpoint are
 taken, and no more of them than are needed. Nothing is stopped where what is ending anyway makes room enough, or where no set
 of jobs would. A stopped job keeps its place in the queue.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.reclaim import Reclaim
 
 WINDOW_SECONDS: Final = 3600.0
 MOST_IN_A_WINDOW: Final = 4
@@ -33,19 +34,18 @@ class Room(NamedTuple):
     ask_again_at: float | None = None
 
 
-def make_room(job: Job, jobs: Collection[Job], nodes: Mapping[str, Node], now: float) -> Room:
-    """Who has to stop for ``job``, which does not fit beside all of ``jobs``."""
+def make_room(job: Job, jobs: Collection[Job], nodes: Mapping[str, Node], now: float, rule: Reclaim) -> Room:
+    """Who has to stop for ``job``, which does not fit beside all of ``jobs``; ``rule`` says who gives way to it."""
     stopping = tuple(other for other in jobs if _stops(other))
-    if not stopping and not any(_gives_way(other, job) for other in jobs):
+    if not stopping and not any(_gives_way(other, rule) for other in jobs):
         return Room()  # before what is free is counted anew: most often no job may be preempted
     staying = [other for other in jobs if other.gang_open and not _ends(other)]
     if place(job, free_on(nodes.values(), staying), nodes) is not None or any(map(share_unknown, staying)):
         return Room(stopping=stopping)
-    possible = [other for other in staying if _gives_way(other, job)]
+    possible = [other for other in staying if _gives_way(other, rule)]
     due = {other.id: preemptible_at(other) for other in possible}
-    victims = _fewest(
-        job, sorted((o for o in possible if due[o.id] <= now), key=lambda o: loss(o, now)), staying, nodes
-    )
+    cheapest = sorted((o for o in possible if due[o.id] <= now), key=lambda o: loss(o, now))
+    victims = _fewest(job, rule.together(cheapest), staying, nodes)
     if victims:
         return Room(stop=victims)
     later = [at for at in due.values() if at > now]
@@ -77,8 +77,8 @@ def preemptible_at(job: Job) -> float:
     return at
 
 
-def _gives_way(job: Job, other: Job) -> bool:
-    return job.state is JobState.RUNNING and job.spec.preemptible and job.priority < other.priority and not job.degraded
+def _gives_way(job: Job, rule: Reclaim) -> bool:
+    return job.state is JobState.RUNNING and job.spec.preemptible and not job.degraded and rule.gives_way(job)
 
 
 def _stops(job: Job) -> bool:

@@ -2,8 +2,8 @@
 
 What follows from a job's record alone is in ``lifecycle/advance.py``; here jobs are weighed against one another and the nodes.
 Commands are events to be written, and effects to be carried out once the events are. Effects are derived from the
-record alone, so a restarted daemon that has read the store orders exactly what was under way. The order is priority, then
-arrival; a gang that does not fit claims what is free, so nothing behind it can starve it, and the first one that does not fit
+record alone, so a restarted daemon that has read the store orders exactly what was under way. The order is that of order.py
+(shares of queues and users, priority, arrival); a gang that does not fit claims what is free, so nothing behind it can starve it, and the first one that does not fit
 has jobs of lower priority stopped (preemption.py). What no job needs goes to elastic jobs (elastic.py).
 """
 
@@ -18,10 +18,15 @@ from orchestrator.core.facts.requesters import ByGrowth, ByPreemption
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
 from orchestrator.core.scheduler import elastic
+from orchestrator.core.scheduler.order import WaitingOrder, lanes_of
 from orchestrator.core.scheduler.placement import claim, could_ever_fit, free_on, rank_size, take
 from orchestrator.core.scheduler.preemption import make_room
 from orchestrator.core.scheduler.prerequisites import hindrance
+from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.core.scheduler.reclaim import Reclaim
+from orchestrator.core.scheduler.shares import Shares
 from orchestrator.core.scheduler.skips import Skips, shape_of
+from orchestrator.core.scheduler.use import PastUse
 from orchestrator.core.states import JobState, StopPurpose
 
 if TYPE_CHECKING:
@@ -37,12 +42,14 @@ if TYPE_CHECKING:
 class State:
     """What a decision looks at: every live (not terminal) job, the nodes, and how jobs ended that live ones depend on.
 
-    In ``ended``, None stands for a job whose record is gone.
+    In ``ended``, None stands for a job whose record is gone. ``sharing`` are the queues and limits, ``past`` what was used.
     """
 
     jobs: Mapping[JobId, Job]
     nodes: Mapping[str, Node]
     ended: Mapping[JobId, JobState | None] = field(default_factory=dict)
+    sharing: Sharing = field(default_factory=Sharing)
+    past: PastUse = field(default_factory=PastUse)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +80,7 @@ def decide(state: State, now: float) -> Commands:
 
 
 def queue_order(job: Job) -> tuple[int, int]:
-    """Higher priority first, then order of arrival. Back-off never changes it."""
+    """Higher priority first, then order of arrival: the order of one user's jobs in one queue."""
     return (-job.priority, job.submission.sequence)
 
 
@@ -100,6 +107,7 @@ def _await_prerequisites(job: Job, state: State, now: float, commands: Commands)
 class Round:
     """One round of placing: the jobs that wait for a gang, in order, those that hold one, and what is free beside these.
 
+    ``shares`` count what holding jobs have, and follow what the round places; ``waiting`` are the queues of waiting jobs.
     ``free`` is what is left when the round is over. ``brief``: reasons are wanted only of the first jobs that wait, so
     the round ends when no GPU is left.
     """
@@ -108,16 +116,38 @@ class Round:
     holding: Collection[Job]
     free: Mapping[str, Free]
     nodes: Mapping[str, Node]
+    shares: Shares
+    waiting: Collection[str] = ()
     brief: bool = False
 
 
 def _schedule(state: State, now: float, commands: Commands) -> None:
-    ready = (j for j in state.jobs.values() if wants_gang(j, now) and j.id not in commands.waiting)
     holding = [job for job in state.jobs.values() if job.gang_open]
     free = free_on(state.nodes.values(), holding)
-    queue = sorted(ready, key=_scheduling_order)
-    schedule(Round(queue=queue, holding=holding, free=free, nodes=state.nodes), now, commands)
-    _grow(state, free, now, commands)
+    shares = Shares.of(state.sharing, state.past, holding, state.nodes, now)
+    queue = _order((j for j in state.jobs.values() if j.id not in commands.waiting), state, shares, now)
+    round_ = Round(queue=queue, holding=holding, free=free, nodes=state.nodes, shares=shares, waiting=queue.queues())
+    schedule(round_, now, commands)
+    commands.ask_again(queue.next_overdue())
+    _grow(state, free, shares, now, commands)
+
+
+def _order(jobs: Iterable[Job], state: State, shares: Shares, now: float) -> WaitingOrder:
+    ready = [job for job in jobs if wants_gang(job, now)]
+    resized = [job for job in ready if is_resizing(job)]
+    lanes = lanes_of(job for job in ready if not is_resizing(job)) if resized else lanes_of(ready)
+    return WaitingOrder(lanes, state.past.started, shares, now, resized=resized)
+
+
+def waiting_order(state: State, now: float) -> list[Job]:
+    """The jobs that wait for a gang, in the order in which a decision at ``now`` looks at them before it places any."""
+    holding = [job for job in state.jobs.values() if job.gang_open]
+    shares = Shares.of(state.sharing, state.past, holding, state.nodes, now)
+    return list(_order((j for j in state.jobs.values() if not _hindered(j, state)), state, shares, now))
+
+
+def _hindered(job: Job, state: State) -> bool:
+    return bool(job.submission.prerequisites) and hindrance(job, state.jobs, state.ended) is not None
 
 
 def schedule(round_: Round, now: float, commands: Commands) -> None:
@@ -130,6 +160,7 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
         found = _try(job, round_, skips, now, commands)
         if found is not None:
             placed.append((job, found, take(job, found, free)))
+            round_.shares.started(job, len(found))
             skips.changed()
             continue
         if job.state is not JobState.PENDING:
@@ -140,7 +171,8 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
         if round_.brief and skips.sums(whole=False)[0] <= 0:
             break
     for job, found, shares in placed:
-        larger = elastic.extend(job, found, shares, free, nodes)
+        larger = elastic.extend(job, found, shares, free, nodes, round_.shares.most_ranks(job))
+        round_.shares.more(job, len(larger) - len(found))
         commands.events.append(
             ev.AttemptStarted(job_id=job.id, at=now, attempt=job.attempt_number + 1, gang=job.gang + 1, nodes=larger)
         )
@@ -152,18 +184,13 @@ def _preempt(head: Job | None, round_: Round, now: float, commands: Commands) ->
     """Have jobs stopped for the first job of the queue that finds too little free, once nothing else changes."""
     if head is None:
         return
-    room = make_room(head, round_.holding, round_.nodes, now)
+    room = make_room(head, round_.holding, round_.nodes, now, Reclaim(head, round_.shares, round_.waiting))
     commands.ask_again(room.ask_again_at)
     by = ByPreemption(job=head.id, priority=head.priority)
     for job in room.stop:
         commands.events.extend(request_stop(job, StopPurpose.PREEMPT, by, now))
     if stopping := room.stop or room.stopping:
         commands.waiting[head.id] = AwaitsRoom(jobs=tuple(job.id for job in stopping))
-
-
-def _scheduling_order(job: Job) -> tuple[bool, tuple[int, int]]:
-    """A job that was stopped only to be resized is asked before all others: it is not to lose what it had."""
-    return (not is_resizing(job), queue_order(job))
 
 
 def _try(job: Job, round_: Round, skips: Skips, now: float, commands: Commands) -> tuple[str, ...] | None:
@@ -174,6 +201,10 @@ def _try(job: Job, round_: Round, skips: Skips, now: float, commands: Commands) 
     if job.not_before > now:
         commands.ask_again(job.not_before)
         commands.waiting[job.id] = BackingOff(seconds=job.not_before - now, cause=job.reason)
+        return None
+    limit = round_.shares.hindrance(job)
+    if limit is not None:  # it claims nothing: what is free is of no use to it
+        commands.waiting[job.id] = limit
         return None
     shape = shape_of(job)
     full = skips.full(shape)
@@ -193,7 +224,7 @@ def _try(job: Job, round_: Round, skips: Skips, now: float, commands: Commands) 
     return None
 
 
-def _grow(state: State, free: Mapping[str, Free], now: float, commands: Commands) -> None:
+def _grow(state: State, free: Mapping[str, Free], shares: Shares, now: float, commands: Commands) -> None:
     """Stop elastic jobs that can have more ranks than they do, where this is a good moment for them."""
     busy = {event.job_id for event in commands.events}
     due = [j for j in state.jobs.values() if j.id not in busy and elastic.growth_due(j, now)]
@@ -208,8 +239,9 @@ def _grow(state: State, free: Mapping[str, Free], now: float, commands: Commands
         if at is not True:
             commands.ask_again(float(at))
             continue
-        size = elastic.grown_size(job, free, state.nodes)
+        size = elastic.grown_size(job, free, state.nodes, shares.most_ranks(job))
         if size > job.num_workers:
+            shares.more(job, size - job.num_workers)
             by = ByGrowth(ranks=size, instead_of=job.num_workers)
             commands.events.extend(request_stop(job, StopPurpose.RESIZE, by, now))
 
@@ -228,4 +260,4 @@ def _demand(job: Job) -> tuple[float, float]:
     return gpus * job.size.least, cpus * job.size.least
 
 
-__all__ = ["Commands", "Round", "State", "decide", "queue_order", "schedule"]
+__all__ = ["Commands", "Round", "State", "decide", "queue_order", "schedule", "waiting_order"]

@@ -131,6 +131,24 @@ def _(fact: reasons.NotEnoughFree) -> str:
     return f"waiting for {_demand(fact.gpus, fact.cpus)}; free now: {free}"
 
 
+@sentence.register
+def _(fact: reasons.QueueAtMaximum) -> str:
+    maximum = plural(fact.maximum, "GPU")
+    if fact.used >= fact.maximum:
+        return f"queue {fact.queue} is at its maximum of {maximum}"
+    return f"queue {fact.queue} holds {fact.used:g} of its maximum of {maximum}, and the job needs {fact.gpus:g}"
+
+
+@sentence.register
+def _(fact: reasons.UserAtLimit) -> str:
+    if not fact.gpus:
+        return f"user {fact.user} has {plural(fact.used, 'job')} running, the limit of a user is {fact.limit}"
+    return (
+        f"user {fact.user} holds {plural(fact.used, 'GPU')}, the job needs {fact.gpus:g}, and the limit of a user is"
+        f" {fact.limit}"
+    )
+
+
 _ENDS: Final = {EndCondition.SUCCESS: "to succeed", EndCondition.FAILURE: "to fail", EndCondition.ANY: "to end"}
 
 

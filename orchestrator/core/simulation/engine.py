@@ -6,7 +6,6 @@ placing. Starts take no time, and a preempted job goes on from its last checkpoi
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
@@ -18,7 +17,9 @@ from orchestrator.core.job.checkpoints import Checkpoints, Durable, Saved
 from orchestrator.core.lifecycle.advance import advance
 from orchestrator.core.lifecycle.fold import fold, submitted
 from orchestrator.core.scheduler.placement import could_ever_fit, give_back, take
+from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, Round, schedule
+from orchestrator.core.simulation.lines import Waiting
 from orchestrator.core.simulation.trace import Outcome, Ran, TraceJob, Usage
 from orchestrator.spec.model import JobSpec, ResourcesSpec, WorkerResources
 
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
-    from orchestrator.core.simulation.policies import Order, Policy
+    from orchestrator.core.simulation.policies import Policy
 
 SAMPLES: Final = 500
 CHECKPOINT_SECONDS: Final = 1800.0
+SHARING: Final = Sharing()
 _EPSILON: Final = 1e-9
 
 
@@ -102,16 +104,17 @@ class Simulation:
         policy: Policy,
         *,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        sharing: Sharing = SHARING,
     ) -> None:
         self._trace = sorted(trace, key=lambda job: job.at)
         self._policy = policy
         self._checkpoint_seconds = checkpoint_seconds
-        self._preempts = len({job.priority for job in trace}) > 1
+        self._preempts = len({job.priority for job in trace}) > 1 or bool(sharing.queues)
+        self._lines = Waiting(policy, sharing, nodes, self._trace[0].at if self._trace else 0.0)
         self._cluster = Cluster(nodes)
-        self._specs: dict[tuple[int, float, int], tuple[JobSpec, bool]] = {}
+        self._specs: dict[tuple[int, float, int, str], tuple[JobSpec, bool]] = {}
         self._live: dict[JobId, _Live] = {}
         self._running: dict[JobId, _Live] = {}
-        self._queue: list[tuple[Order, JobId]] = []
         self._ends: list[tuple[float, JobId, int]] = []
         self._ran: list[Ran] = []
         self._refused: list[TraceJob] = []
@@ -128,7 +131,7 @@ class Simulation:
             now = min(arrival, self._ends[0][0]) if self._ends else arrival
             self._measure(usage, now - before)
             if not samples or now >= samples[-1][0] + step:
-                samples.append((now, self._cluster.busy, len(self._queue)))
+                samples.append((now, self._cluster.busy, len(self._lines)))
             before = now
             self._end(now)
             while arrived < len(self._trace) and self._trace[arrived].at <= now:
@@ -139,10 +142,10 @@ class Simulation:
 
     def _measure(self, usage: Usage, seconds: float) -> None:
         at = self._cluster
-        usage.add(seconds, gpus=at.gpus, busy=at.busy, pieces=at.pieces, waiting=bool(self._queue))
+        usage.add(seconds, gpus=at.gpus, busy=at.busy, pieces=at.pieces, waiting=len(self._lines) > 0)
 
     def _arrive(self, job: TraceJob, sequence: int) -> None:
-        kind = (job.ranks, job.gpus, job.priority)
+        kind = (job.ranks, job.gpus, job.priority, job.queue)
         known = self._specs.get(kind)
         record = _submit(job, sequence, _spec(job) if known is None else known[0])
         if known is None:
@@ -154,7 +157,7 @@ class Simulation:
         self._enqueue(live)
 
     def _enqueue(self, live: _Live) -> None:
-        insort(self._queue, (self._policy.order(live.record, live.left), live.record.id))
+        self._lines.add(live.record, live.left)
 
     def _end(self, now: float) -> None:
         while self._ends and self._ends[0][0] <= now:
@@ -162,7 +165,7 @@ class Simulation:
             live = self._running.get(job_id)
             if live is None or live.starts != starts:
                 continue  # it was preempted since
-            self._release(live)
+            self._release(live, now)
             del self._live[job_id]
             assert live.started_at is not None
             self._ran.append(
@@ -176,15 +179,18 @@ class Simulation:
             )
 
     def _decide(self, now: float) -> None:
-        while self._queue:
-            offered = self._queue[:1] if self._policy.first_only else self._queue
+        while len(self._lines) and (self._preempts or self._cluster.busy < self._cluster.gpus - _EPSILON):
             commands = Commands()
+            holding = self._holding(now)
+            queue, shares = self._lines.offered(now)
             schedule(
                 Round(
-                    queue=(self._live[job_id].record for _, job_id in offered),
-                    holding=self._holding(now),
+                    queue=queue,
+                    holding=holding,
                     free=self._cluster.copy(),
                     nodes=self._cluster.nodes,
+                    shares=shares,
+                    waiting=self._lines.queues(),
                     brief=True,
                 ),
                 now,
@@ -217,9 +223,10 @@ class Simulation:
 
     def _start(self, live: _Live, event: ev.AttemptStarted, now: float) -> None:
         job_id = live.record.id
-        del self._queue[bisect_left(self._queue, (self._policy.order(live.record, live.left), job_id))]
+        self._lines.remove(live.record, live.left)
         live.shares = self._cluster.take(live.record, event.nodes, live.job.gpus)
         record = fold(live.record, event)
+        self._lines.started(live.record, now)
         if live.job.gpus < 1:
             record = fold(record, _placed(record, live.shares, now))
         live.record = fold(record, ev.AttemptRunning(job_id=job_id, at=now, attempt=record.attempt_number, pids=()))
@@ -234,7 +241,7 @@ class Simulation:
         live.left -= kept
         live.lost += (now - live.since - kept) * live.job.all_gpus
         live.preemptions += 1
-        self._release(live)
+        self._release(live, now)
         record = fold(live.record, event)
         record = fold(record, ev.AttemptGone(job_id=record.id, at=now, attempt=record.attempt_number))
         record = fold(record, ev.GangReleased(job_id=record.id, at=now, gang=record.gang))
@@ -243,7 +250,8 @@ class Simulation:
         live.record = record
         self._enqueue(live)
 
-    def _release(self, live: _Live) -> None:
+    def _release(self, live: _Live, now: float) -> None:
+        self._lines.ended(live.record, now)
         self._cluster.give_back(live.record, live.shares, live.job.gpus)
         del self._running[live.record.id]
 
@@ -251,7 +259,9 @@ class Simulation:
 def _spec(job: TraceJob) -> JobSpec:
     worker = WorkerResources(gpu=float(job.gpus), cpu=0.0)
     resources = ResourcesSpec(num_workers=job.ranks, resources_per_worker=worker)
-    return JobSpec(name="simulated", entrypoint="simulated", resources=resources, priority=job.priority)
+    return JobSpec(
+        name="simulated", entrypoint="simulated", resources=resources, priority=job.priority, queue=job.queue
+    )
 
 
 def _submit(job: TraceJob, sequence: int, spec: JobSpec) -> Job:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.scheduler.scheduler import queue_order
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -17,11 +15,14 @@ Order = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A name, the order of the queue from a job's record and its seconds left, and whether only the first job is offered."""
+    """A name, the order of the queue from a job's record and its seconds left, and whether only the first job is offered.
+
+    Without an ``order`` it is the daemon's, with its shares of queues and users.
+    """
 
     name: str
     summary: str
-    order: Callable[[Job, float], Order]
+    order: Callable[[Job, float], Order] | None
     first_only: bool = False
 
 
@@ -40,7 +41,7 @@ def _smallest(job: Job, left: float) -> Order:
 POLICIES: Final = {
     policy.name: policy
     for policy in (
-        Policy(name="orch", summary="as the daemon decides", order=lambda job, _left: queue_order(job)),
+        Policy(name="orch", summary="as the daemon decides", order=None),
         Policy(name="fifo", summary="by arrival; nothing overtakes", order=_arrival, first_only=True),
         Policy(name="shortest", summary="the shortest first, durations known", order=_shortest),
         Policy(name="smallest", summary="the least GPU time first, durations known", order=_smallest),

@@ -15,6 +15,7 @@ class TraceJob:
     gpus: float = 1.0
     user: str = ""
     priority: int = 50
+    queue: str = "default"
 
     @property
     def all_gpus(self) -> float:

@@ -14,6 +14,7 @@ from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.secrets import read_secrets
 from orchestrator.daemon.jobs.submission import prepare_rerun, spec_of_rerun
+from orchestrator.daemon.sharing.admission import check_queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +99,7 @@ class JobActions:
         self._submissions.refuse_when_full()
         resume_from = await self._reader.checkpoint_path(job.id) if request.from_checkpoint else None
         spec = spec_of_rerun(job, request.overrides, self._loop.nodes)
+        check_queue(spec, self._loop.shares.sharing)
         secrets = {n: v for n, v in read_secrets(self._settings.paths, job.id).items() if n in spec.secrets}
         if missing := [name for name in spec.secrets if name not in secrets]:
             names = ", ".join(missing)

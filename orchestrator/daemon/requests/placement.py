@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import views as v
 from orchestrator.core.scheduler.placement import capacity, free_on, place
 from orchestrator.core.scheduler.prerequisites import hindrance
-from orchestrator.core.scheduler.scheduler import queue_order
+from orchestrator.core.scheduler.scheduler import waiting_order
+from orchestrator.core.scheduler.shares import Shares
 from orchestrator.core.sentences import sentence
-from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.scheduler import State
 
 
-def placement(asked: Job, state: State) -> dict[str, Any]:
+def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
     """Fields of ``api.views.PlanReply`` for a job that would be submitted and can fit, beside the live ones of ``state``."""
     nodes = state.nodes
     blocked = hindrance(asked, state.jobs, state.ended)
     if blocked is not None:
         return {"starts": "later", "reason": sentence(blocked), "num_workers": asked.num_workers}
-    pending = (j for j in state.jobs.values() if j.state is JobState.PENDING and j.priority >= asked.priority)
-    ahead = sorted((j for j in pending if hindrance(j, state.jobs, state.ended) is None), key=queue_order)
+    order = waiting_order(replace(state, jobs={**state.jobs, asked.id: asked}), now)
+    ahead = order[: next(place for place, job in enumerate(order) if job.id == asked.id)]
+    shares = Shares.of(state.sharing, state.past, [j for j in state.jobs.values() if j.gang_open], nodes, now)
+    limit = shares.hindrance(asked)
+    if limit is not None:
+        return {"starts": "later", "reason": sentence(limit), "num_workers": asked.num_workers}
     worker = asked.spec.resources.resources_per_worker
     free = free_on(nodes.values(), state.jobs.values())
     placed = None if ahead else place(asked, free, nodes)
-    if placed is not None and asked.size.most > len(placed):
-        placed = place(asked, free, nodes, ranks=min(asked.size.most, capacity(asked, free, nodes)))
+    most = shares.most_ranks(asked)
+    if placed is not None and most > len(placed):
+        placed = place(asked, free, nodes, ranks=min(most, capacity(asked, free, nodes)))
     ranks = asked.num_workers if placed is None else len(placed)
     common = {"num_workers": ranks, "ahead": tuple(j.id for j in ahead)}
     if placed is None:

@@ -15,6 +15,7 @@ from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.daemon.jobs.interpreter import torch_notes
 from orchestrator.daemon.jobs.prerequisites import prerequisite_states, resolve
 from orchestrator.daemon.requests.placement import placement
+from orchestrator.daemon.sharing.admission import check_queue
 from orchestrator.store import errors as store_errors
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class Submissions:
         self.refuse_when_full()
         await self._nodes.wait(READY_SECONDS)
         submission.check_fits(checked, self._loop.nodes)
+        check_queue(checked.spec, self._loop.shares.sharing)
         await self._check_storage(checked)
         prerequisites = await self.prerequisites(checked.spec, request.source)
         resume_from = await self._resume_path(request.resume_from) if request.resume_from else None
@@ -184,6 +186,7 @@ class Submissions:
         }
         try:
             submission.check_fits(checked, self._loop.nodes)
+            check_queue(checked.spec, self._loop.shares.sharing)
         except RefusedError as error:
             reason = f"{error.message}; {error.hint}"
             return v.PlanReply(**reply, starts="never", reason=reason, notes=notes)
@@ -193,7 +196,11 @@ class Submissions:
     async def _placement(self, checked: submission.Checked, source: str) -> dict[str, Any]:
         asked = submission.probe(checked, await self.prerequisites(checked.spec, source))
         ended = await prerequisite_states(asked, self._loop.jobs, self._store)
-        return placement(asked, State(jobs=self._loop.jobs, nodes=self._loop.nodes, ended=ended))
+        shares = self._loop.shares
+        state = State(
+            jobs=self._loop.jobs, nodes=self._loop.nodes, ended=ended, sharing=shares.sharing, past=shares.past
+        )
+        return placement(asked, state, self._loop.now())
 
     async def _check_storage(self, checked: submission.Checked) -> None:
         """Refuse a checkpoint directory that a node would have for itself: what is saved there would be lost with it."""

@@ -1,7 +1,7 @@
 """A scheduler that is slow and plainly right, and random cases to hold the production one against.
 
-It knows whole GPUs, CPUs and memory, models, nodes away from the daemon's home, back-offs, strategies and preemption; it counts
-everything anew for each job, and tries each set of jobs to stop in turn. ``python -m tests.unit.core.scheduler.reference N``
+It knows whole GPUs, CPUs and memory, models, nodes away from the daemon's home, back-offs, strategies, preemption, queues, users'
+shares, limits and ageing; it counts everything anew for each job, and tries each set of jobs to stop in turn. ``python -m tests.unit.core.scheduler.reference N``
 compares N cases (`make reference`).
 """
 
@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, DoesNotFit, NotEnoughFree
 from orchestrator.core.facts.requesters import ByPreemption
+from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, decide
+from orchestrator.core.scheduler.use import PastUse
 from tests.unit.core.builders import T0, after, changed, checkpoint, make_spec, node, nodes, pending, running
+from tests.unit.core.scheduler.reference_sharing import NOW, Policy, need, random_policy, ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.record import Job
-
-NOW = T0 + 1000
 
 
 @dataclass
@@ -57,16 +58,6 @@ class Answer:
     starts: list[tuple[str, tuple[str, ...]]]
     stops: list[str]
     waiting: dict[str, Fact]
-
-
-def need(job: Job) -> tuple[float, float, int]:
-    worker = job.spec.resources.resources_per_worker
-    return worker.cpu, worker.gpu, worker.memory_bytes or 0
-
-
-def ranks_of(job: Job) -> int:
-    assert isinstance(job.spec.resources.num_workers, int)
-    return job.spec.resources.num_workers
 
 
 def all_left(known: Mapping[str, Node], holding: Sequence[Job], *, empty: bool = False) -> dict[str, Left]:
@@ -134,20 +125,32 @@ def _room(job: Job, there: Left) -> int:
     return count
 
 
-def answer(jobs: Sequence[Job], known: Mapping[str, Node]) -> Answer:
+def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None = None) -> Answer:
     """What the rules say, counted anew for each job."""
+    policy = policy or Policy(Sharing(), PastUse(), known)
     holding = [job for job in jobs if job.nodes]
-    queue = sorted((job for job in jobs if not job.nodes), key=lambda j: (-j.priority, j.submission.sequence))
+    waiting = [job for job in jobs if not job.nodes]
     left = all_left(known, holding)
     found = Answer([], [], {})
-    for job in queue:
+    overdue = policy.overdue(waiting)
+    placed: list[Job] = []
+    short: list[Job] = []
+    remaining = list(waiting)
+    while remaining:
+        having = holding + placed
+        job = overdue.pop(0) if overdue else min(remaining, key=lambda one: policy.place_of(one, having))
+        remaining.remove(job)
         cpus, gpus, _ = need(job)
         ranks = ranks_of(job)
         spot = place(job, left, known)
+        limit = policy.limit(job, having)
         if job.not_before > NOW:
             found.waiting[job.id] = BackingOff(seconds=job.not_before - NOW, cause=job.reason)
+        elif limit is not None:
+            found.waiting[job.id] = limit
         elif spot is not None:
             found.starts.append((job.id, spot))
+            placed.append(job)
             for node_id in spot:
                 left[node_id].take(job)
         elif place(job, all_left(known, [], empty=True), known) is None:
@@ -158,15 +161,22 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node]) -> Answer:
                 gpus=gpus * ranks, cpus=cpus * ranks, free_gpus=free[0], free_cpus=free[1]
             )
             claim(job, left, known)
+            short.append(job)
     if not found.starts:
-        _preempt([job for job in queue if isinstance(found.waiting[job.id], NotEnoughFree)][:1], holding, known, found)
+        _preempt(short[:1], holding, known, found, policy, {job.spec.queue for job in waiting})
     return found
 
 
-def _preempt(head: Sequence[Job], holding: Sequence[Job], known: Mapping[str, Node], found: Answer) -> None:
+def _preempt(
+    head: Sequence[Job],
+    holding: Sequence[Job],
+    known: Mapping[str, Node],
+    found: Answer,
+    policy: Policy,
+    waiting: set[str],
+) -> None:
     for job in head:
-        may = [one for one in holding if one.spec.preemptible and one.priority < job.priority]
-        may.sort(key=_loss)
+        may = policy.victims(job, sorted((one for one in holding if one.spec.preemptible), key=_loss), holding, waiting)
 
         def fits(gone: Sequence[Job], job: Job = job) -> bool:
             return place(job, all_left(known, [one for one in holding if one not in gone]), known) is not None
@@ -188,15 +198,19 @@ def _loss(job: Job) -> tuple[float, float, int]:
     return ranks_of(job) * gpus * seconds, ranks_of(job) * cpus * seconds, -job.submission.sequence
 
 
-def random_case(seed: int) -> tuple[list[Job], dict[str, Node]]:
-    """Nodes, jobs that run on them, and a queue with many equal jobs in it."""
+def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
+    """Nodes, jobs that run on them, a queue with many equal jobs in it, and how users and queues share."""
     choose = random.Random(seed)
+    users, names = (
+        choose.choice([["ada"], ["ada", "bob", "eve"]]),
+        choose.choice([["default"], ["a", "b", "c", "odd"]]),
+    )
     known = nodes(*(_random_node(choose, name) for name in "abcdef"[: choose.randint(1, 6)]))
-    kinds = [_random_spec(choose) for _ in range(choose.randint(1, 4))]
+    kinds = [_random_spec(choose, names) for _ in range(choose.randint(1, 4))]
     jobs: list[Job] = []
     for number in range(choose.randint(1, 14)):
         spec = choose.choice(kinds)
-        job = pending(spec, sequence=number + 1, job_id=f"job-{number}")
+        job = pending(spec, sequence=number + 1, job_id=f"job-{number}", user=choose.choice(users))
         spot = place(job, all_left(known, [one for one in jobs if one.nodes]), known)
         if spot is not None and choose.random() < 0.6:
             job = running(job, nodes=spot, at=T0 + choose.randint(3, 900))
@@ -206,7 +220,7 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node]]:
             job = changed(job, not_before=NOW + 5)
         jobs.append(job)
     choose.shuffle(jobs)
-    return jobs, known
+    return jobs, known, random_policy(choose, users, names, known)
 
 
 def _random_node(choose: random.Random, name: str) -> Node:
@@ -221,7 +235,7 @@ def _random_node(choose: random.Random, name: str) -> Node:
     )
 
 
-def _random_spec(choose: random.Random) -> object:
+def _random_spec(choose: random.Random, names: Sequence[str]) -> object:
     gpu = choose.choice([0, 1, 1, 1, 2])
     return make_spec(
         workers=choose.choice([1, 1, 2, 3, 4, 8]),
@@ -231,6 +245,7 @@ def _random_spec(choose: random.Random) -> object:
         gpu_model=choose.choice([None, None, "H100"]) if gpu else None,
         strategy=choose.choice(["PACK", "PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]),
         priority=choose.choice([50, 50, 60]),
+        queue=choose.choice(names),
         preemptible=choose.random() < 0.8,
     )
 
@@ -241,9 +256,10 @@ def differences(first: int, count: int) -> list[int]:
 
 
 def same(seed: int) -> bool:
-    jobs, known = random_case(seed)
-    commands = decide(State(jobs={job.id: job for job in jobs}, nodes=known), NOW)
-    wanted = answer(jobs, known)
+    jobs, known, policy = random_case(seed)
+    state = State(jobs={job.id: job for job in jobs}, nodes=known, sharing=policy.sharing, past=policy.past)
+    commands = decide(state, NOW)
+    wanted = answer(jobs, known, policy)
     starts = [(e.job_id, e.nodes) for e in commands.events if isinstance(e, ev.AttemptStarted)]
     stops = [e.job_id for e in commands.events if isinstance(e, ev.StopRequested) and isinstance(e.by, ByPreemption)]
     whole = len(starts) + len(stops) == len(commands.events)

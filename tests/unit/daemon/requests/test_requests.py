@@ -18,6 +18,7 @@ from orchestrator.api.errors import (
     RefusedError,
 )
 from orchestrator.api.service import ActionRequest, Caller, JobFilter, ProfileRequest, SubmitRequest, Verb
+from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.requests.actions import JobActions
@@ -26,8 +27,10 @@ from orchestrator.daemon.requests.pruning import Pruning
 from orchestrator.daemon.requests.reader import JobReader
 from orchestrator.daemon.requests.specs import JobSpecs
 from orchestrator.daemon.requests.submissions import Submissions
+from orchestrator.daemon.sharing.book import ShareBook
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.runtime.pools import Pools
+from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
 from orchestrator.store.port import DiskStatus
 from orchestrator.train.script.trace_request import TraceRefusedError
@@ -364,5 +367,23 @@ def test_a_rerun_takes_changed_values(tmp_path: Path) -> None:
         changed = (await specs.diff(first, again.job_id)).values
         assert {value.key for value in changed} == {"name", "priority"}
         assert (await specs.spec(again.job_id)).rerun_of == first
+
+    on_a_desk(tmp_path, story)
+
+
+def test_a_job_of_a_queue_that_is_not_there_is_refused_and_a_plan_says_so(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        desk.rounds.loop.shares = ShareBook(Sharing(queues=parse_queues("research maximum=1")))
+        lost = desk.request(f"{YAML}queue: gone\n")
+        with pytest.raises(RefusedError, match="there is no queue 'gone'; the queues are default, research"):
+            await desk.submissions.submit(lost, ADA)
+        plan = await desk.submissions.plan(lost, ADA)
+        assert plan.starts == "never"
+        assert "there is no queue 'gone'" in plan.reason
+        reply = await desk.submissions.submit(desk.request(f"{YAML}queue: research\n"), ADA)
+        assert reply.created
+        assert reply.job_id is not None
+        with pytest.raises(RefusedError, match="there is no queue 'gone'"):
+            await desk.act(reply.job_id, Verb.RERUN, overrides=("queue=gone",))
 
     on_a_desk(tmp_path, story)

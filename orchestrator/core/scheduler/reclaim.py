@@ -1,0 +1,110 @@
+"""Which running jobs may be stopped for a waiting one: lower priorities of its queue, and what other queues borrow. Pure.
+
+Without queues, a job gives way to every one of higher priority. With queues, priorities act inside a queue alone. Between
+queues GPUs are *reclaimed*: for a queue that stays within its guarantee with the job, from a queue that holds more than its fair share, and
+only while it still does. So a reclaim never lifts a queue's use beyond its fair share above a sibling's.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from orchestrator.core.scheduler.placement import rank_size
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.shares import Shares
+    from orchestrator.spec.queues import QueueSpec
+
+_EPSILON = 1e-9
+
+
+def fair_shares(shares: Shares, waiting: Collection[str]) -> dict[str, float]:
+    """The GPUs that are each queue's fair share now.
+
+    Each level divides what its parent has: guarantees first, the rest by weight, to none more than its maximum or than it
+    can use: what it holds, without a bound when jobs of it (``waiting``: queues by name) wait.
+    """
+    tree = shares.tree
+    hungry = {queue.name for name in waiting for queue in tree.path(name)}
+    uppermost = {queue.name: queue for queue in tree.below("")}
+    uppermost |= {tree.path(name)[0].name: tree.path(name)[0] for name in waiting if tree.configured}
+    fair: dict[str, float] = {}
+    level = [(shares.capacity.gpus, list(uppermost.values()))]
+    while level:
+        whole, queues = level.pop()
+        fair |= _divide(whole, queues, shares, hungry)
+        level += [(fair[queue.name], below) for queue in queues if (below := tree.below(queue.name))]
+    return fair
+
+
+def _divide(whole: float, queues: Sequence[QueueSpec], shares: Shares, hungry: Collection[str]) -> dict[str, float]:
+    def useful(queue: QueueSpec) -> float:
+        wanted = inf if queue.name in hungry else shares.held_gpus(queue.name)
+        return min(wanted, inf if queue.maximum is None else queue.maximum)
+
+    most = {queue.name: useful(queue) for queue in queues}
+    fair = {q.name: min(most[q.name], float(shares.tree.guaranteed.get(q.name, 0))) for q in queues}
+    promised = sum(fair.values())
+    if promised > whole:  # more was promised than there is
+        return {name: amount * whole / promised for name, amount in fair.items()}
+    left = whole - promised
+    open_ = [queue for queue in queues if fair[queue.name] < most[queue.name] - _EPSILON]
+    while left > _EPSILON and open_:
+        weights = sum(queue.weight for queue in open_)
+        step = min(left / weights, *((most[q.name] - fair[q.name]) / q.weight for q in open_))
+        for queue in open_:
+            fair[queue.name] += step * queue.weight
+        left -= step * weights
+        open_ = [queue for queue in open_ if fair[queue.name] < most[queue.name] - _EPSILON]
+    return fair
+
+
+class Reclaim:
+    """Who gives way to one job. ``waiting`` are the queues of all jobs that wait."""
+
+    def __init__(self, job: Job, shares: Shares, waiting: Iterable[str]) -> None:
+        self._job = job
+        self._shares = shares
+        self._queue = shares.tree.queue_of(job)
+        self._gpus = rank_size(job)[1] * job.size.least
+        self._fair = fair_shares(shares, set(waiting)) if shares.tree.configured else {}
+
+    def gives_way(self, other: Job) -> bool:
+        """Whether ``other`` may be stopped, seen alone."""
+        if self._shares.tree.queue_of(other) == self._queue:
+            return other.priority < self._job.priority
+        return self._reclaims(other, {})
+
+    def together(self, candidates: Sequence[Job]) -> list[Job]:
+        """Those of the candidates that may be stopped all together, or any of them; earlier ones are preferred."""
+        taken: dict[str, float] = {}
+        found = []
+        for other in candidates:
+            queue = self._shares.tree.queue_of(other)
+            if queue == self._queue:
+                found.append(other)
+            elif self._reclaims(other, taken):
+                found.append(other)
+                for each in self._shares.tree.path(queue):
+                    taken[each.name] = taken.get(each.name, 0.0) + rank_size(other)[1] * len(other.nodes)
+        return found
+
+    def _reclaims(self, other: Job, taken: Mapping[str, float]) -> bool:
+        """Whether the first queue above the job that is not above ``other`` is under its guarantee, and the other's above its share."""
+        if self._gpus <= 0 or rank_size(other)[1] <= 0:
+            return False
+        ours = self._shares.tree.path(self._queue)
+        theirs = self._shares.tree.path(self._shares.tree.queue_of(other))
+        pairs = zip(ours, theirs, strict=False)
+        mine, its = next(((a, b) for a, b in pairs if a.name != b.name), (None, None))
+        if mine is None or its is None:
+            return False
+        guaranteed = self._shares.tree.guaranteed.get(mine.name, 0)
+        if self._shares.held_gpus(mine.name) + self._gpus > guaranteed + _EPSILON:
+            return False
+        left = self._shares.held_gpus(its.name) - taken.get(its.name, 0.0)
+        return left > self._fair.get(its.name, 0.0) + _EPSILON

@@ -1,0 +1,180 @@
+"""The shares of queues and users, quotas and limits. Pure.
+
+A share is a queue's or user's part of the cluster in its dominant resource: what it holds now, plus its mean over the past in
+which older seconds count less (half of it is forgotten every half-life). So the share between two that both wait is even over
+time, not only at each moment, and what a job takes counts at once.
+
+With h what is held and H the half-life, the mean at t is h + 2**((s - t) / H) q, where q is kept for a fixed time s: a gang of
+size r that begins at b takes r 2**((b - s) / H) from q, and gives r 2**((e - s) / H) to it when it ends at e. So a change costs what it
+touches, and as time goes on nothing is counted anew.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import floor, log
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.facts.reasons import QueueAtMaximum, UserAtLimit
+from orchestrator.core.scheduler.placement import rank_size
+from orchestrator.core.scheduler.queues import QueueTree
+from orchestrator.core.scheduler.use import Amounts, amounts_of, gang_began
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.queues import Sharing
+    from orchestrator.core.scheduler.use import PastUse
+
+_EPSILON: Final = 1e-9
+_DIGITS: Final = 9
+"""Shares that differ by less are equal: the noise of sums must not decide before the order of arrival does."""
+_MOST_HALVINGS: Final = 100.0
+PathKey = tuple[tuple[bool, float], ...]
+
+
+class _Balance:
+    """What is held, and q of the module's text: GPUs, CPUs and memory of each."""
+
+    __slots__ = ("held", "mean")
+
+    def __init__(self) -> None:
+        self.held = Amounts()
+        self.mean = Amounts()
+
+    def share(self, capacity: Amounts, fade: float) -> float:
+        return round(self.held.plus(self.held).plus(self.mean, fade).dominant(capacity), _DIGITS)
+
+
+class Shares:
+    """The balances at ``now``. ``started`` counts what a round places; ``ended`` and ``advance`` go on to the next one."""
+
+    def __init__(self, sharing: Sharing, nodes: Mapping[str, Node], now: float) -> None:
+        self.sharing = sharing
+        self.tree = QueueTree(sharing.queues)
+        self.capacity = _capacity(nodes)
+        self.version = 0
+        self._since = self._now = now
+        self._fade = 1.0
+        self._queues: defaultdict[str, _Balance] = defaultdict(_Balance)
+        self._users: defaultdict[tuple[str, str], _Balance] = defaultdict(_Balance)
+        self._user_jobs: defaultdict[str, int] = defaultdict(int)
+        self._user_gpus: defaultdict[str, float] = defaultdict(float)
+        self._limited = self.tree.bounded or sharing.user_jobs is not None or sharing.user_gpus is not None
+
+    @classmethod
+    def of(
+        cls, sharing: Sharing, past: PastUse, holding: Collection[Job], nodes: Mapping[str, Node], now: float
+    ) -> Shares:
+        """The shares of those that hold gangs, and of what was used before."""
+        shares = cls(sharing, nodes, now)
+        for account, used in past.used.items():
+            queue = account.queue if shares.tree.configured else ""
+            for balance in shares._balances(queue, account.user):
+                balance.mean = balance.mean.plus(used.by(now, sharing.half_life), log(2) / sharing.half_life)
+        for job in holding:
+            began = gang_began(job)
+            shares._user_jobs[job.submission.user] += 1
+            shares._hold(job, len(job.nodes), now if began is None else min(began, now))
+        return shares
+
+    def advance(self, now: float) -> None:
+        """Time goes on."""
+        self._now = now
+        halvings = (now - self._since) / self.sharing.half_life
+        self._fade = 0.5**halvings
+        if halvings > _MOST_HALVINGS:  # before the numbers of q become too large
+            for balance in (*self._queues.values(), *self._users.values()):
+                balance.mean = Amounts().plus(balance.mean, self._fade)
+            self._since, self._fade = now, 1.0
+
+    def started(self, job: Job, ranks: int) -> None:
+        """The round places a job on so many ranks."""
+        self._user_jobs[job.submission.user] += 1
+        self._hold(job, ranks, self._now)
+
+    def ended(self, job: Job, ranks: int) -> None:
+        """A job lets go of the gang that it had on so many ranks."""
+        self._user_jobs[job.submission.user] -= 1
+        self._hold(job, -ranks, self._now)
+
+    def more(self, job: Job, ranks: int) -> None:
+        """The round gives an elastic job that it has placed so many ranks more."""
+        if ranks:
+            self._hold(job, ranks, self._now)
+
+    def hindrance(self, job: Job) -> QueueAtMaximum | UserAtLimit | None:
+        """The quota or limit that keeps the job from starting now, whatever is free."""
+        if not self._limited:
+            return None
+        gpus = rank_size(job)[1] * job.size.least
+        for queue in self.tree.path(self.tree.queue_of(job)):
+            held = self.held_gpus(queue.name)
+            if gpus > 0 and queue.maximum is not None and held + gpus > queue.maximum + _EPSILON:
+                return QueueAtMaximum(queue=queue.name, maximum=queue.maximum, used=held, gpus=gpus)
+        user, sharing = job.submission.user, self.sharing
+        if sharing.user_jobs is not None and self._user_jobs[user] >= sharing.user_jobs:
+            return UserAtLimit(user=user, limit=sharing.user_jobs, used=self._user_jobs[user], gpus=0.0)
+        used = self._user_gpus[user]
+        if gpus > 0 and sharing.user_gpus is not None and used + gpus > sharing.user_gpus + _EPSILON:
+            return UserAtLimit(user=user, limit=sharing.user_gpus, used=used, gpus=gpus)
+        return None
+
+    def most_ranks(self, job: Job) -> int:
+        """The most ranks that quotas and limits let an elastic job have that holds ``job.nodes`` or was counted by ``started``."""
+        gpus = rank_size(job)[1]
+        if not self._limited or gpus <= 0:
+            return job.size.most
+        room = [
+            queue.maximum - self.held_gpus(queue.name)
+            for queue in self.tree.path(self.tree.queue_of(job))
+            if queue.maximum is not None
+        ]
+        if self.sharing.user_gpus is not None:
+            room.append(self.sharing.user_gpus - self._user_gpus[job.submission.user])
+        has = len(job.nodes) or job.size.least
+        return min([job.size.most, *(has + max(0, floor(left / gpus + _EPSILON)) for left in room)])
+
+    def held_gpus(self, queue: str) -> float:
+        """GPUs that jobs of a queue hold, those of the queues below it included."""
+        return self._queues[queue].held.gpus
+
+    def path_key(self, queue: str) -> PathKey:
+        """The place of a queue: at each level, those under their guarantee first, then the smallest share by weight."""
+        return tuple(
+            (
+                self.held_gpus(q.name) >= self.tree.guaranteed.get(q.name, 0) - _EPSILON,
+                self.queue_share(q.name) / q.weight,
+            )
+            for q in self.tree.path(queue)
+        )
+
+    def queue_share(self, queue: str) -> float:
+        """The dominant share of a queue and those below it, now and over time."""
+        return self._queues[queue].share(self.capacity, self._fade)
+
+    def user_share(self, queue: str, user: str) -> float:
+        """The dominant share of a user in a queue, now and over time."""
+        balance = self._users.get((queue, user))
+        return 0.0 if balance is None else balance.share(self.capacity, self._fade)
+
+    def _hold(self, job: Job, ranks: int, at: float) -> None:
+        self.version += 1
+        amounts, user = amounts_of(job, ranks), job.submission.user
+        weight = 2.0 ** ((at - self._since) / self.sharing.half_life)
+        for balance in self._balances(self.tree.queue_of(job), user):
+            balance.held = balance.held.plus(amounts)
+            balance.mean = balance.mean.plus(amounts, -weight)
+        self._user_gpus[user] += amounts.gpus
+
+    def _balances(self, queue: str, user: str) -> Iterator[_Balance]:
+        yield self._users[queue, user]
+        for each in self.tree.path(queue):
+            yield self._queues[each.name]
+
+
+def _capacity(nodes: Mapping[str, Node]) -> Amounts:
+    there = [node for node in nodes.values() if node.schedulable]
+    return Amounts(sum(n.gpus for n in there), sum(n.cpus for n in there), float(sum(n.memory_bytes for n in there)))

@@ -1,0 +1,151 @@
+"""What queues and users have used, halved with every half-life, and when their jobs last started. Pure.
+
+Amounts are vectors of GPUs, CPUs and bytes of memory. Divided by what the cluster has, the largest part is the *dominant*
+one. ``PastUse`` is what gangs used that are gone; shares.py adds those that are held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import log
+from typing import TYPE_CHECKING, NamedTuple
+
+from orchestrator.core import events as ev
+from orchestrator.core.scheduler.placement import rank_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job.attempt import Attempt
+    from orchestrator.core.job.record import Job
+
+
+class Amounts(NamedTuple):
+    """GPUs, CPUs and memory, or seconds of them."""
+
+    gpus: float = 0.0
+    cpus: float = 0.0
+    memory: float = 0.0
+
+    def plus(self, other: Amounts, factor: float = 1.0) -> Amounts:
+        """The sum, with ``factor`` times the other."""
+        return Amounts(
+            self.gpus + factor * other.gpus, self.cpus + factor * other.cpus, self.memory + factor * other.memory
+        )
+
+    def dominant(self, of: Amounts) -> float:
+        """The largest part of ``of`` that this is."""
+        return max(
+            self.gpus / of.gpus if of.gpus > 0 else 0.0,
+            self.cpus / of.cpus if of.cpus > 0 else 0.0,
+            self.memory / of.memory if of.memory > 0 else 0.0,
+        )
+
+
+class Account(NamedTuple):
+    """Who uses: a queue as a job.yaml names it, and a user."""
+
+    queue: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Resource seconds as they count at a time."""
+
+    at: float
+    amounts: Amounts
+
+    def by(self, now: float, half_life: float) -> Amounts:
+        """What of it counts at ``now``."""
+        return Amounts().plus(self.amounts, _fade(now - self.at, half_life))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastUse:
+    """What decisions know of the past: ``used`` by gangs that are gone, and when jobs of (queue, user, priority) last ``started``."""
+
+    used: Mapping[Account, Used] = field(default_factory=dict)
+    started: Mapping[tuple[str, str, int], float] = field(default_factory=dict)
+
+
+def _fade(seconds: float, half_life: float) -> float:
+    return float(0.5 ** (max(0.0, seconds) / half_life))
+
+
+def span_seconds(began: float, ended: float, now: float, half_life: float) -> float:
+    """The seconds from ``began`` to ``ended`` as they count at ``now``: the integral of what is left of each."""
+    if ended <= began:
+        return 0.0
+    return half_life / log(2) * (_fade(now - ended, half_life) - _fade(now - began, half_life))
+
+
+def account_of(job: Job) -> Account:
+    """Where the job's use counts."""
+    return Account(job.spec.queue, job.submission.user)
+
+
+def amounts_of(job: Job, ranks: int) -> Amounts:
+    """What so many ranks hold."""
+    cpus, gpus, memory = rank_size(job)
+    return Amounts(ranks * gpus, ranks * cpus, float(ranks * memory))
+
+
+def gang_began(job: Job) -> float | None:
+    """When the newest gang was ordered; None before the first."""
+    return next((attempt.started_at for attempt in job.attempts if attempt.gang == job.gang), None)
+
+
+class UseHistory:
+    """Learns from events what jobs have used; ``remember`` rebuilds it from records."""
+
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
+        self._held: dict[JobId, tuple[int, float, Amounts]] = {}
+        self._used: dict[Account, Used] = {}
+        self._started: dict[tuple[str, str, int], float] = {}
+
+    def observe(self, job: Job, event: ev.Event) -> bool:
+        """An event was folded: ``job`` is the record after it. Whether what is known of the past has changed."""
+        before = self._held.get(job.id)
+        closes = before is not None and (not job.gang_open or before[0] != job.gang)
+        if before is not None and closes:
+            del self._held[job.id]
+            self._add(account_of(job), before[1], event.at, before[2])
+        starts = isinstance(event, ev.AttemptStarted)
+        if starts:
+            self._start(job, event.at)
+        if job.gang_open and job.id not in self._held:
+            self._held[job.id] = (job.gang, event.at, amounts_of(job, len(job.nodes)))
+        return closes or starts
+
+    def remember(self, jobs: Iterable[Job]) -> None:
+        """Count what jobs did before: the attempts that their records list, and the gangs that they hold."""
+        for job in jobs:
+            for attempt in job.attempts:
+                self._start(job, attempt.started_at)
+                if not (job.gang_open and attempt.gang == job.gang):
+                    self._add_attempt(job, attempt)
+            began = gang_began(job)
+            if job.gang_open and began is not None:
+                self._held[job.id] = (job.gang, began, amounts_of(job, len(job.nodes)))
+
+    def view(self) -> PastUse:
+        """What is known now, as a value."""
+        return PastUse(used=dict(self._used), started=dict(self._started))
+
+    def _add_attempt(self, job: Job, attempt: Attempt) -> None:
+        ended = attempt.ended_at if attempt.ended_at is not None else job.ended_at
+        if ended is not None:
+            self._add(account_of(job), attempt.started_at, ended, amounts_of(job, attempt.ranks))
+
+    def _start(self, job: Job, at: float) -> None:
+        key = (job.spec.queue, job.submission.user, job.priority)
+        self._started[key] = max(at, self._started.get(key, at))
+
+    def _add(self, account: Account, began: float, ended: float, amounts: Amounts) -> None:
+        known = self._used.get(account, Used(ended, Amounts()))
+        at = max(known.at, ended)
+        seconds = span_seconds(began, ended, at, self._half_life)
+        self._used[account] = Used(at, known.by(at, self._half_life).plus(amounts, seconds))

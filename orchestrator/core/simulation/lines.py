@@ -1,0 +1,80 @@
+"""The jobs that wait in a simulation, kept in order from event to event: in lanes for the daemon's order, else in a policy's own."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from orchestrator.core.scheduler.order import Lane, WaitingOrder
+from orchestrator.core.scheduler.shares import Shares
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.queues import Sharing
+    from orchestrator.core.simulation.policies import Order, Policy
+
+
+class Waiting:
+    """What waits under ``policy``, and the shares of what runs."""
+
+    def __init__(self, policy: Policy, sharing: Sharing, nodes: Mapping[str, Node], now: float) -> None:
+        self._policy = policy
+        self._shares = Shares(sharing, nodes, now)
+        self._started: dict[tuple[str, str, int], float] = {}
+        self._lanes: dict[Lane, list[Job]] = {}
+        self._queue: list[tuple[Order, int, Job]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, job: Job, left: float) -> None:
+        """A job waits, with ``left`` seconds of work."""
+        self._count += 1
+        if self._policy.order is None:
+            insort(self._lanes.setdefault(_lane(job), []), job, key=_ARRIVAL)
+        else:
+            insort(self._queue, (self._policy.order(job, left), _ARRIVAL(job), job))
+
+    def remove(self, job: Job, left: float) -> None:
+        """It waits no longer."""
+        self._count -= 1
+        if self._policy.order is not None:
+            del self._queue[bisect_left(self._queue, (self._policy.order(job, left), _ARRIVAL(job)))]
+            return
+        lane = self._lanes[_lane(job)]
+        del lane[bisect_left(lane, _ARRIVAL(job), key=_ARRIVAL)]
+        if not lane:
+            del self._lanes[_lane(job)]
+
+    def started(self, job: Job, now: float) -> None:
+        """A job got its gang; the round that placed it has counted that already."""
+        self._started[_lane(job)] = now
+
+    def ended(self, job: Job, now: float) -> None:
+        """A job let go of its gang."""
+        self._shares.advance(now)
+        self._shares.ended(job, len(job.nodes))
+
+    def queues(self) -> set[str]:
+        """The queues in which jobs wait."""
+        return {lane.queue for lane in self._lanes}
+
+    def offered(self, now: float) -> tuple[Iterable[Job], Shares]:
+        """The jobs in the order in which they are offered, and the shares that the round is to follow."""
+        self._shares.advance(now)
+        if self._policy.order is None:
+            return WaitingOrder(self._lanes, self._started, self._shares, now), self._shares
+        first = self._queue[:1] if self._policy.first_only else self._queue
+        return (job for _, _, job in first), self._shares
+
+
+_ARRIVAL = attrgetter("submission.sequence")
+
+
+def _lane(job: Job) -> Lane:
+    return Lane(job.spec.queue, job.submission.user, job.priority)
