@@ -1,4 +1,4 @@
-"""Questions of the client about what jobs run: a part of ``api.client.Client``."""
+"""Questions of the client about what jobs run, and about queues: a part of ``api.client.Client``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.api.page_links import PageLinkView
+    from orchestrator.api.queue_views import QueueShares, QueueView
     from orchestrator.api.spec_views import SpecDiff, SpecView
 
 
 class SpecQuestions(ABC):
-    """What was submitted, and in what submissions differ."""
+    """What was submitted, in what submissions differ, and how queues share."""
 
     @abstractmethod
     def _call(
@@ -40,6 +41,29 @@ class SpecQuestions(ABC):
         from orchestrator.api.page_links import PageLinkView
 
         return PageLinkView.from_json(self._call("POST", "/page/link", body={}))
+
+    def queue_shares(self) -> QueueShares:
+        """The order of waiting jobs, and the shares of queues and users."""
+        from orchestrator.api.queue_views import QueueShares
+
+        return QueueShares.from_json(self._call("GET", "/queues"))
+
+    def set_queue(
+        self,
+        name: str,
+        *,
+        guaranteed: int | None = None,
+        maximum: int | None = None,
+        unbounded: bool = False,
+        weight: float | None = None,
+        parent: str | None = None,
+    ) -> QueueView:
+        """Change a queue, or make it; what is None stays, ``unbounded`` takes its maximum away."""
+        from orchestrator.api.queue_views import QueueView
+
+        terms = {"guaranteed": guaranteed, "maximum": maximum, "weight": weight, "parent": parent}
+        body = {"unbounded": unbounded} | {key: value for key, value in terms.items() if value is not None}
+        return QueueView.from_json(self._call("POST", f"/queues/{quoted(name)}", body=body))
 
     def diff(self, before: str, after: str) -> SpecDiff:
         """In what the job ``after`` differs from the job ``before``."""

@@ -17,6 +17,7 @@ from orchestrator.api.protocol import PAGE
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    from orchestrator.api.queue_views import QueueChange, QueueShares, QueueView
     from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.api.views import (
         ActionReply,
@@ -244,6 +245,14 @@ class JobService(Protocol):
 
     async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> NodeActionReply:
         """Cordon, drain or uncordon a node, by id or name. Raises NoSuchNodeError, RefusedError."""
+        ...
+
+    async def queue_shares(self) -> QueueShares:
+        """The order of waiting jobs, and the shares of queues and users."""
+        ...
+
+    async def set_queue(self, name: str, change: QueueChange, caller: Caller) -> QueueView:
+        """Change a queue, or make it; durable once this returns. Raises BadRequestError, DiskFullError."""
         ...
 
     def change_version(self) -> int:

@@ -33,7 +33,7 @@ ENTRIES = (
     Entry("update", "jobs.actions", JOBS),
     Entry("events", "history", JOBS),
     Entry("explain", "history", JOBS),
-    Entry("queue", "status", JOBS),
+    Entry("queue", "queues", JOBS),
     Entry("checkpoints", "history", JOBS),
     Entry("drill", "drill", JOBS),
     Entry("profile", "profile", JOBS),

@@ -1,4 +1,4 @@
-"""`orch status` and `orch queue` without their parsing: what is asked for and how it is shown."""
+"""`orch status` without its parsing: what is asked for and how it is shown."""
 
 from __future__ import annotations
 
@@ -145,41 +145,3 @@ def _live_and_recent(client: Client, user: str | None) -> JobList:
     # A job that ended between the two answers is in both: the second one counts.
     by_id = {job.id: job for job in (*live.jobs, *recent)}
     return replace(live, jobs=tuple(sorted(by_id.values(), key=lambda job: -job.submitted_at)))
-
-
-def show_queue(session: Session, *, as_json: bool) -> int:
-    """The jobs that wait: higher priority first, then the order of arrival."""
-    jobs = sorted(session.client().jobs(states=["PENDING"]).jobs, key=lambda job: (-job.priority, job.submitted_at))
-    if as_json:
-        print_json(session, {"jobs": [job.to_json() for job in jobs]})
-        return EXIT_OK
-    if not jobs:
-        session.console.print("nothing waits")
-        return EXIT_OK
-    from orchestrator.cli.console import clean
-    from orchestrator.cli.render.job_table import gpus_text
-    from orchestrator.cli.render.table import Cell, Column, render_table
-    from orchestrator.cli.render.units import age
-
-    columns = (
-        Column("JOB", weight=1000),
-        Column("QUEUE", weight=500),
-        Column("PRIORITY", weight=800, right=True),
-        Column("GPUS", weight=400, right=True),
-        Column("WAITS", weight=600, right=True),
-        Column("REASON", weight=700, shrink=True),
-    )
-    now = time.time()
-    rows = [
-        [
-            Cell(job.id, ("bold",)),
-            Cell(job.queue),
-            Cell(str(job.priority)),
-            Cell(gpus_text(job)),
-            Cell(age(now - job.submitted_at)),
-            Cell(clean(job.reason), ("dim",)),
-        ]
-        for job in jobs
-    ]
-    _print(session, render_table(session.console, columns, rows))
-    return EXIT_OK

@@ -120,7 +120,8 @@ class Loop:
         stored = await self._store.load_live()
         self.jobs = {job.id: replace(job, unusable=()) if job.unusable else job for job in stored}
         self.decided = dict(self.jobs)
-        await self.shares.load(self._store, stored, self.now())
+        for name in await self.shares.load(self._store, stored, self.now()):
+            self._log.warning("queue.change_does_not_fit_the_settings", queue=name)
         for job in stored:
             self._ends.expect(job, await prerequisite_states(job, self.decided, self._store))
             if job.unusable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.protocol import PAGE
-from orchestrator.daemon.requests.specs import SpecService
+from orchestrator.daemon.requests.sharing import SharingService
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from orchestrator.daemon.requests.inspection import RankInspection
     from orchestrator.daemon.requests.pruning import Pruning
     from orchestrator.daemon.requests.reader import JobReader
+    from orchestrator.daemon.requests.sharing import SharingDesk
     from orchestrator.daemon.requests.specs import JobSpecs
     from orchestrator.daemon.requests.submissions import Submissions
     from orchestrator.daemon.stopping import Shutdown
 
 
-class Service(SpecService):
+class Service(SharingService):
     """Implements ``api.service.JobService``."""
 
     def __init__(
@@ -44,6 +45,7 @@ class Service(SpecService):
         reader: JobReader,
         inspection: RankInspection,
         specs: JobSpecs,
+        sharing: SharingDesk,
         actions: JobActions,
         pruning: Pruning,
         nodes: NodeQueries,
@@ -52,7 +54,7 @@ class Service(SpecService):
         health: DaemonHealth,
         shutdown: Shutdown,
     ) -> None:
-        super().__init__(specs)
+        super().__init__(specs, sharing)
         self._submissions = submissions
         self._reader = reader
         self._inspection = inspection

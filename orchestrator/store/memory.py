@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orchestrator.core.lifecycle.fold import Change
     from orchestrator.core.notices import Notice
     from orchestrator.store.batch import JobChanges
-    from orchestrator.store.port import StoredPlace
+    from orchestrator.store.port import StoredPlace, StoredQueueChange
 
 
 class MemoryStore:
@@ -39,6 +39,7 @@ class MemoryStore:
         self._jobs: dict[JobId, Job] = {}
         self._events: dict[JobId, list[StoredEvent]] = {}
         self._finished: Counter[tuple[str, JobState, str]] = Counter()
+        self._queue_changes: list[StoredQueueChange] = []
         self._places: dict[tuple[str, str], StoredPlace] = {}
         self._notices: dict[int, tuple[StoredNotice, float]] = {}
         self._untidied: dict[JobId, None] = {}
@@ -183,6 +184,16 @@ class MemoryStore:
             self._places.pop((place.kind, place.name), None)
             if place.body is not None:
                 self._places[place.kind, place.name] = place
+
+    async def queue_changes(self) -> list[StoredQueueChange]:
+        """Every change of a queue, the oldest first."""
+        self._check_open()
+        return list(self._queue_changes)
+
+    async def put_queue_change(self, change: StoredQueueChange) -> None:
+        """A queue is so from now on."""
+        self._check_open()
+        self._queue_changes.append(change)
 
     async def untidied(self) -> list[JobId]:
         """Terminal jobs whose leftovers were not told to be removed, in order of arrival."""

@@ -80,6 +80,16 @@ class StoredPlace:
     body: Mapping[str, Any] | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredQueueChange:
+    """A queue as it is from wall time ``at`` on (``body``, JSON-ready), and the user who changed it."""
+
+    name: str
+    body: Mapping[str, Any]
+    by: str
+    at: float
+
+
 @dataclass(frozen=True, slots=True)
 class DiskStatus:
     """The disk under the store: bytes free for this user, whether the reserve is there, whether submissions are taken."""
@@ -166,6 +176,14 @@ class Store(Protocol):
 
     async def put_places(self, places: Sequence[StoredPlace]) -> None:
         """Hold these against their places from now on, in place of what was; all or none. A body of None: nothing any more."""
+        ...
+
+    async def queue_changes(self) -> list[StoredQueueChange]:
+        """Every change of a queue, the oldest first."""
+        ...
+
+    async def put_queue_change(self, change: StoredQueueChange) -> None:
+        """A queue is so from now on."""
         ...
 
     async def untidied(self) -> list[JobId]:

@@ -31,6 +31,7 @@ from orchestrator.store.sql.work import (
     Nothing,
     Prune,
     PutPlaces,
+    PutQueueChange,
     SettleNotice,
     Submit,
     Tidied,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         StoredEvent,
         StoredNotice,
         StoredPlace,
+        StoredQueueChange,
     )
 
 T = TypeVar("T")
@@ -159,6 +161,14 @@ class SqliteStore:
         """Hold these against their places from now on; see ``port.Store.put_places``."""
         if places:
             await self._writer.do(PutPlaces(places))
+
+    async def queue_changes(self) -> list[StoredQueueChange]:
+        """Every change of a queue, the oldest first."""
+        return await self._read(self._reader.queue_changes)
+
+    async def put_queue_change(self, change: StoredQueueChange) -> None:
+        """A queue is so from now on; see ``port.Store.put_queue_change``."""
+        await self._writer.do(PutQueueChange(change))
 
     async def untidied(self) -> list[JobId]:
         """Terminal jobs whose leftovers were not told to be removed, in order of arrival."""

@@ -154,6 +154,7 @@ class SteppedDaemon:
             submissions=submissions,
             reader=reader,
             specs=_unused,
+            sharing=_unused,
             actions=JobActions(self.loop, reader, submissions, settings),
             changes=Changes(0),
             inspection=_unused,

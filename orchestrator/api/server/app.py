@@ -41,6 +41,7 @@ from orchestrator.api.server.bodies import (
     bad_request,
 )
 from orchestrator.api.server.gate import FAILED, STOPPING, Gate, GatePolicy
+from orchestrator.api.server.queue_routes import add_queue_routes
 from orchestrator.api.server.streams import log_stream, until_closing
 from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb, Verb
 from orchestrator.api.spec_views import SpecDiff, SpecView
@@ -113,6 +114,7 @@ def control_routes(service: JobService, closing: asyncio.Event, links: PageLinks
     _add_looking_routes(app, service, closing)
     _add_job_routes(app, service)
     _add_daemon_routes(app, service)
+    add_queue_routes(app, service, _owner_of_daemon, answer)
     _add_page_routes(app, links)
     _document_problems(app)
     return app

@@ -112,7 +112,7 @@ def explain(job: Job, json: Json = False) -> int:
             {
                 "job_id": found.id,
                 "job": found.to_json(),
-                "ahead": [other.id for other in ahead],
+                "ahead": ahead,
                 "events": [event.to_json() for event in history],
             },
         )
@@ -120,21 +120,18 @@ def explain(job: Job, json: Json = False) -> int:
     for line in detail_lines(session.console, found, time.time()):
         session.console.print(line)
     if ahead:
-        session.console.print(f"\n{len(ahead)} ahead in the queue: {', '.join(other.id for other in ahead[:5])}")
+        session.console.print(f"\n{len(ahead)} ahead in the queue: {', '.join(ahead[:5])}")
     session.console.print("\nwhat happened last:")
     _print_events(session, history)
     return EXIT_OK
 
 
-def _ahead(client: Client, job: JobView) -> list[JobView]:
+def _ahead(client: Client, job: JobView) -> list[str]:
+    """The jobs that the scheduler looks at before this one; nothing while it is not looked at."""
     if job.state != "PENDING":
         return []
-    place = (-job.priority, job.submitted_at)
-    waiting = client.jobs(states=["PENDING"]).jobs
-    return sorted(
-        (other for other in waiting if other.id != job.id and (-other.priority, other.submitted_at) < place),
-        key=lambda other: (-other.priority, other.submitted_at),
-    )
+    order = client.queue_shares().order
+    return list(order[: order.index(job.id)]) if job.id in order else []
 
 
 def checkpoints(

@@ -1,4 +1,4 @@
-"""`orch status`, `orch wait` and `orch queue`: where jobs stand."""
+"""`orch status` and `orch wait`: where jobs stand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.api.errors import EXIT_OK
 from orchestrator.cli.commands.jobs.selecting import WAIT, DryRun, Jobs, Labels, Name, States, User, meant, selection
 from orchestrator.cli.commands.shared import Json, Quiet
 from orchestrator.cli.session import Session
-from orchestrator.cli.status_view import StatusOptions, show_queue, show_status
+from orchestrator.cli.status_view import StatusOptions, show_status
 
 
 def status(
@@ -71,8 +71,3 @@ def wait(
     found = selection(jobs, user, state, label, name, dry_run=dry_run, json=json)
     refs = meant(session, found, WAIT, asks=False)
     return EXIT_OK if refs is None else wait_jobs(session, refs, as_json=json, as_array=len(found.refs) != 1)
-
-
-def queue(json: Json = False) -> int:
-    """List the jobs that wait, in the order in which they are looked at."""
-    return show_queue(Session(), as_json=json)

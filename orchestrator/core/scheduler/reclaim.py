@@ -31,7 +31,9 @@ def fair_shares(shares: Shares, waiting: Collection[str]) -> dict[str, float]:
     tree = shares.tree
     hungry = {queue.name for name in waiting for queue in tree.path(name)}
     uppermost = {queue.name: queue for queue in tree.below("")}
-    uppermost |= {tree.path(name)[0].name: tree.path(name)[0] for name in waiting if tree.configured}
+    if tree.configured:  # with those that are not configured and have jobs
+        firsts = [tree.path(name)[0] for name in {*waiting, *shares.holding_queues()}]
+        uppermost |= {queue.name: queue for queue in firsts}
     fair: dict[str, float] = {}
     level = [(shares.capacity.gpus, list(uppermost.values()))]
     while level:

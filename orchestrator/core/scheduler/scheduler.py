@@ -141,9 +141,14 @@ def _order(jobs: Iterable[Job], state: State, shares: Shares, now: float) -> Wai
 
 def waiting_order(state: State, now: float) -> list[Job]:
     """The jobs that wait for a gang, in the order in which a decision at ``now`` looks at them before it places any."""
-    holding = [job for job in state.jobs.values() if job.gang_open]
-    shares = Shares.of(state.sharing, state.past, holding, state.nodes, now)
+    shares = shares_of(state, now)
     return list(_order((j for j in state.jobs.values() if not _hindered(j, state)), state, shares, now))
+
+
+def shares_of(state: State, now: float) -> Shares:
+    """Who holds and has used how much."""
+    holding = [job for job in state.jobs.values() if job.gang_open]
+    return Shares.of(state.sharing, state.past, holding, state.nodes, now)
 
 
 def _hindered(job: Job, state: State) -> bool:
@@ -260,4 +265,4 @@ def _demand(job: Job) -> tuple[float, float]:
     return gpus * job.size.least, cpus * job.size.least
 
 
-__all__ = ["Commands", "Round", "State", "decide", "queue_order", "schedule", "waiting_order"]
+__all__ = ["Commands", "Round", "State", "decide", "queue_order", "schedule", "shares_of", "waiting_order"]

@@ -141,6 +141,15 @@ class Shares:
         """GPUs that jobs of a queue hold, those of the queues below it included."""
         return self._queues[queue].held.gpus
 
+    def user_held_gpus(self, queue: str, user: str) -> float:
+        """GPUs that jobs of a user in a queue hold."""
+        balance = self._users.get((queue, user))
+        return 0.0 if balance is None else balance.held.gpus
+
+    def holding_queues(self) -> list[str]:
+        """The queues whose jobs hold GPUs."""
+        return [name for name, balance in self._queues.items() if balance.held.gpus > 0]
+
     def path_key(self, queue: str) -> PathKey:
         """The place of a queue: at each level, those under their guarantee first, then the smallest share by weight."""
         return tuple(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.use import PastUse, UseHistory
 from orchestrator.core.states import JobState
+from orchestrator.spec.queues import QueueSpec, queue_problems
 from orchestrator.store.port import JobFilter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from orchestrator.core.events import Event
     from orchestrator.core.job.record import Job
     from orchestrator.spec.settings import Settings
-    from orchestrator.store.port import Store
+    from orchestrator.store.port import Store, StoredQueueChange
 
 REMEMBERED_HALF_LIVES: Final = 7.0
 """What was used before that counts for less than a hundredth."""
@@ -28,6 +30,7 @@ class ShareBook:
 
     def __init__(self, sharing: Sharing | None = None) -> None:
         self.sharing = Sharing() if sharing is None else sharing
+        self.changes: dict[str, StoredQueueChange] = {}
         self._history = UseHistory(self.sharing.half_life)
         self._view: PastUse | None = None
 
@@ -43,8 +46,29 @@ class ShareBook:
         if self._history.observe(job, event):
             self._view = None
 
-    async def load(self, store: Store, live: Iterable[Job], now: float) -> None:
-        """Count what the live jobs and those that have ended used before this daemon."""
+    def change(self, queues: tuple[QueueSpec, ...], change: StoredQueueChange) -> None:
+        """The queues are these from now on, because of ``change``."""
+        self.sharing = replace(self.sharing, queues=queues)
+        self.changes[change.name] = change
+
+    def _replay(self, stored: Iterable[StoredQueueChange]) -> tuple[str, ...]:
+        """Change the queues of the settings as they were changed before; the queues whose change no longer fits those."""
+        left_out = []
+        for change in stored:
+            queue = queue_of(change.body)
+            table = () if queue is None else tuple({q.name: q for q in (*self.sharing.queues, queue)}.values())
+            if queue is None or queue.name != change.name or queue_problems(table):
+                left_out.append(change.name)
+            else:
+                self.change(table, change)
+        return tuple(left_out)
+
+    async def load(self, store: Store, live: Iterable[Job], now: float) -> tuple[str, ...]:
+        """Count what the live jobs and those that have ended used before this daemon, and change queues as they were changed.
+
+        The queues whose stored change does not fit the settings any more, and does not count.
+        """
+        left_out = self._replay(await store.queue_changes())
         self._history.remember(live)
         since = now - REMEMBERED_HALF_LIVES * self.sharing.half_life
         before: int | None = None
@@ -56,6 +80,19 @@ class ShareBook:
                 break
             before = page[-1].submission.sequence
         self._view = None
+        return left_out
+
+
+def queue_of(body: Mapping[str, Any]) -> QueueSpec | None:
+    """A stored queue; None where it cannot be read."""
+    try:
+        queue = QueueSpec(**body)
+    except TypeError:  # of a later version
+        return None
+    whole = [queue.guaranteed, *([] if queue.maximum is None else [queue.maximum])]
+    texts = isinstance(queue.name, str) and isinstance(queue.parent, str)
+    usable = texts and isinstance(queue.weight, int | float) and all(isinstance(gpus, int) for gpus in whole)
+    return queue if usable else None
 
 
 def sharing_of(settings: Settings) -> Sharing:

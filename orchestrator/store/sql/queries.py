@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.states import JobState
 from orchestrator.store.errors import AmbiguousJobError, JobNotFoundError
-from orchestrator.store.port import FinishedCount, Found, JobFilter, StoredEvent, StoredNotice, StoredPlace
+from orchestrator.store.port import (
+    FinishedCount,
+    Found,
+    JobFilter,
+    StoredEvent,
+    StoredNotice,
+    StoredPlace,
+    StoredQueueChange,
+)
 from orchestrator.store.sql.rows import Parsed, event_of, job_of, notice_of
 from orchestrator.store.sql.statements import STATEMENTS
 
@@ -98,6 +106,11 @@ class Reader:
         """Everything that is held against nodes and GPUs."""
         rows = self._connection.execute(STATEMENTS["all_places"])
         return [StoredPlace(kind=kind, name=name, body=json.loads(body)) for kind, name, body in rows]
+
+    def queue_changes(self) -> list[StoredQueueChange]:
+        """Every change of a queue, the oldest first."""
+        rows = self._connection.execute(STATEMENTS["all_queue_changes"])
+        return [StoredQueueChange(name=name, body=json.loads(body), by=by, at=at) for name, body, by, at in rows]
 
     def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
         """Notices to be told by ``now``, and when the first of all waiting ones is due."""

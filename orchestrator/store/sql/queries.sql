@@ -134,6 +134,14 @@ ON CONFLICT (kind, name) DO UPDATE SET body = excluded.body;
 -- It is trusted again.
 DELETE FROM places WHERE kind = ? AND name = ?;
 
+-- name: all_queue_changes
+-- Changes of queues, the oldest first.
+SELECT name, body, changed_by, changed_at FROM queue_changes ORDER BY number;
+
+-- name: insert_queue_change
+-- A queue is so from now on.
+INSERT INTO queue_changes (name, body, changed_by, changed_at) VALUES (?, ?, ?, ?);
+
 -- name: insert_untidied
 -- What a job left behind is to be removed.
 INSERT OR IGNORE INTO untidied (job) VALUES (?);

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.core.notices import Notice
     from orchestrator.store.batch import JobChanges
-    from orchestrator.store.port import StoredPlace
+    from orchestrator.store.port import StoredPlace, StoredQueueChange
 
 PRUNE_BATCH = 200  # jobs forgotten per transaction: transitions of running jobs wait for no more than that
 _PAGES_PER_JOB = 8  # given back to the disk; more than most jobs have
@@ -150,6 +150,22 @@ class PutPlaces:
             else:
                 row = (place.kind, place.name, json.dumps(place.body, separators=(",", ":")))
                 connection.execute(STATEMENTS["put_place"], row)
+
+
+class PutQueueChange:
+    """Keep what a queue is from now on."""
+
+    essential = False  # a person asked, and is told when there is no room
+    shrinks = False
+
+    def __init__(self, change: StoredQueueChange) -> None:
+        self._change = change
+
+    def __call__(self, connection: sqlite3.Connection) -> None:
+        """Do it."""
+        change = self._change
+        body = json.dumps(change.body, separators=(",", ":"))
+        connection.execute(STATEMENTS["insert_queue_change"], (change.name, body, change.by, change.at))
 
 
 class Tidied:

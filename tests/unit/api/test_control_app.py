@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import TypeAdapter
 
-from orchestrator.api import spec_views, views
+from orchestrator.api import queue_views, spec_views, views
 from orchestrator.api.errors import (
     AmbiguousReferenceError,
     BadRequestError,
@@ -314,7 +314,9 @@ def test_the_document_names_what_routes_answer(served: ServedFake, client: Clien
             continue
         schema = methods["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
         name = schema.rpartition("/")[2]
-        cls: type[View] = getattr(views if hasattr(views, name) else spec_views, name)
+        cls: type[View] = next(
+            getattr(known, name) for known in (views, spec_views, queue_views) if hasattr(known, name)
+        )
         answer = ask(served.endpoint, "GET", path.replace("{ref}", job.id).replace("{other}", job.id))
         assert answer.status == 200
         TypeAdapter(cls).validate_json(answer.body)  # lists for tuples, and nothing else bent

@@ -23,7 +23,7 @@ from orchestrator.store.errors import (
     VersionConflictError,
 )
 from orchestrator.store.paging import PAGE_EVENTS, every_event
-from orchestrator.store.port import FinishedCount, JobFilter, StoredPlace
+from orchestrator.store.port import FinishedCount, JobFilter, StoredPlace, StoredQueueChange
 from tests.unit.core.builders import (
     ID,
     T0,
@@ -519,3 +519,13 @@ def test_a_job_that_ended_is_to_be_tidied_until_it_was(store: Store, run: Run) -
     assert run(store.untidied()) == [second.id]
     run(store.prune(T0 + 1000))
     assert run(store.untidied()) == []
+
+
+def test_changes_of_queues_are_kept_in_their_order(store: Store, run: Run) -> None:
+    assert run(store.queue_changes()) == []
+    first = StoredQueueChange(name="lab", body={"name": "lab", "weight": 2.0}, by="ada", at=1.5)
+    other = StoredQueueChange(name="prod", body={"name": "prod"}, by="bob", at=2.5)
+    again = StoredQueueChange(name="lab", body={"name": "lab", "maximum": 3}, by="bob", at=3.5)
+    for change in (first, other, again):
+        run(store.put_queue_change(change))
+    assert run(store.queue_changes()) == [first, other, again]

@@ -113,6 +113,7 @@ class TestMigrations:
             connection.execute("DROP TABLE notices")
             connection.execute("DROP TABLE places")
             connection.execute("DROP TABLE untidied")
+            connection.execute("DROP TABLE queue_changes")
             connection.execute("PRAGMA user_version = 1")
         store = open_store()
         assert run(store.finished_counts()) == totals

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.transport.endpoint import Endpoint
 
-ACTIONS = 12  # five verbs for jobs, tracing one and its stacks, three for nodes, shutdown, prune
+ACTIONS = 13  # five verbs for jobs, tracing one and its stacks, three for nodes, setting a queue, shutdown, prune
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW")
 BODIES: dict[str, Any] = {
     "/api/v1/jobs": {"yaml": "entrypoint: python x.py\n", "idempotency_key": "attack-key", "cwd": "/"},
@@ -45,7 +45,12 @@ def endpoints(served: ServedFake, job_id: str) -> list[tuple[str, str, bytes]]:
         for name in names:
             named = template.replace("{verb}", name)
             body = json.dumps(BODIES.get(named, {})).encode()
-            path = named.replace("{ref}", job_id).replace("{other}", job_id).replace("{node}", "node-a")
+            path = (
+                named.replace("{ref}", job_id)
+                .replace("{other}", job_id)
+                .replace("{node}", "node-a")
+                .replace("{name}", "q")
+            )
             found += [(method, path, body) for method in METHODS]
     return found
 
@@ -57,7 +62,10 @@ def actions(served: ServedFake, job_id: str) -> list[tuple[str, bytes]]:
     found = []
     for method, path, body in endpoints(served, job_id):
         known = [
-            p.replace("{ref}", job_id).replace("{node}", "node-a").replace("{verb}", path.rpartition("/")[2])
+            p.replace("{ref}", job_id)
+            .replace("{node}", "node-a")
+            .replace("{name}", "q")
+            .replace("{verb}", path.rpartition("/")[2])
             for p in documented
         ]
         reading = path.endswith(("/events", "/logs", "/checkpoints", "/spec"))

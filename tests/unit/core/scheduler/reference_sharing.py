@@ -152,7 +152,9 @@ class Policy:
             whole = self.fair(configured[queue.parent], having, waiting)
         else:
             whole = sum(node.gpus for node in self.nodes.values() if node.schedulable)
-            siblings |= {self.chain(name)[0].name: self.chain(name)[0] for name in waiting}
+            siblings |= {
+                self.chain(name)[0].name: self.chain(name)[0] for name in waiting | {one.spec.queue for one in having}
+            }
         siblings.setdefault(queue.name, queue)
         most, least = {}, {}
         for one in siblings.values():

@@ -250,6 +250,13 @@ def test_fair_shares_divide_what_there_is_and_leave_nothing_to_waste() -> None:
     assert fair_shares(over, {"a", "b"}) == {"a": 4.0, "b": 4.0}, "more is promised than there is"
 
 
+def test_a_queue_that_is_not_configured_keeps_its_fair_share_too() -> None:
+    sharing = Sharing(queues=parse_queues("prod guaranteed=4; research"))
+    held = [runs("plain", 4), runs("other", 4, queue="research")]
+    shares = Shares.of(sharing, PastUse(), held, NODES, NOW)
+    assert fair_shares(shares, {"prod"}) == {"prod": 4.0 + 4 / 3, "default": 4 / 3, "research": 4 / 3}
+
+
 def test_a_gang_without_gpus_neither_reclaims_nor_is_reclaimed() -> None:
     sharing = Sharing(queues=parse_queues("prod guaranteed=4; research"))
     held = runs("cpu", 2, queue="research", gpu=0)

@@ -1,0 +1,63 @@
+"""Routes of queues: everyone looks, the daemon's owner changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Path, Request
+from pydantic import Field
+
+from orchestrator.api.protocol import API_PREFIX
+from orchestrator.api.queue_views import QueueChange, QueueShares, QueueView
+from orchestrator.api.server.bodies import Body
+from orchestrator.spec.queues import MOST_GPUS, MOST_WEIGHT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastapi import FastAPI
+    from fastapi.responses import Response
+
+    from orchestrator.api.service import Caller, JobService
+    from orchestrator.api.view import View
+
+NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?$"
+
+
+class QueueBody(Body):
+    """What to change of a queue; what is left out stays."""
+
+    guaranteed: int | None = Field(default=None, ge=0, le=MOST_GPUS)
+    maximum: int | None = Field(default=None, ge=0, le=MOST_GPUS)
+    unbounded: bool = False
+    weight: float | None = Field(default=None, gt=0, le=MOST_WEIGHT)
+    parent: str | None = Field(default=None, pattern=r"^(?:[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?)?$")
+
+    def request(self) -> QueueChange:
+        """The service's record."""
+        return QueueChange(
+            guaranteed=self.guaranteed,
+            maximum=self.maximum,
+            unbounded=self.unbounded,
+            weight=self.weight,
+            parent=self.parent,
+        )
+
+
+def add_queue_routes(
+    app: FastAPI, service: JobService, owner: Callable[[Request, str], Caller], answer: Callable[[View], Response]
+) -> None:
+    """The routes; ``owner`` is the caller where that is the daemon's owner, and raises where it is not."""
+
+    @app.get(f"{API_PREFIX}/queues", response_model=QueueShares)
+    async def queues() -> Response:
+        """The order of waiting jobs, and the shares of queues and users."""
+        return answer(await service.queue_shares())
+
+    @app.post(f"{API_PREFIX}/queues/{{name}}", response_model=QueueView)
+    async def set_queue(
+        name: Annotated[str, Path(pattern=NAME_PATTERN)], body: QueueBody, request: Request
+    ) -> Response:
+        """Change a queue, or make it."""
+        caller = owner(request, "change a queue")
+        return answer(await service.set_queue(name, body.request(), caller))

@@ -1,0 +1,128 @@
+"""`orch queue` without its parsing: the jobs that wait, and the shares of queues and users."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import EXIT_OK
+from orchestrator.cli.console import clean
+from orchestrator.cli.render.job_table import gpus_text
+from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.render.units import age, number
+from orchestrator.cli.session import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.api.queue_views import QueueShares, QueueView, UserShareView
+    from orchestrator.api.views import JobView
+    from orchestrator.cli.session import Session
+
+JOBS = (
+    Column("JOB", weight=1000),
+    Column("QUEUE", weight=500),
+    Column("USER", weight=300),
+    Column("PRIORITY", weight=800, right=True),
+    Column("GPUS", weight=400, right=True),
+    Column("WAITS", weight=600, right=True),
+    Column("REASON", weight=700, shrink=True),
+)
+QUEUES = (
+    Column("QUEUE", weight=1000),
+    Column("GPUS", weight=900, right=True),
+    Column("FAIR SHARE", weight=800, right=True),
+    Column("GUARANTEED", weight=700, right=True),
+    Column("MAXIMUM", weight=700, right=True),
+    Column("WEIGHT", weight=500, right=True),
+    Column("SHARE", weight=400, right=True),
+    Column("RUNNING", weight=300, right=True),
+    Column("WAITING", weight=600, right=True),
+)
+USERS = (
+    Column("USER", weight=1000),
+    Column("QUEUE", weight=500),
+    Column("GPUS", weight=900, right=True),
+    Column("SHARE", weight=800, right=True),
+    Column("RUNNING", weight=300, right=True),
+    Column("WAITING", weight=600, right=True),
+)
+
+
+def show_queue(session: Session, *, as_json: bool) -> int:
+    """The jobs that wait in the scheduler's order, then queues and users where there are several."""
+    client = session.client()
+    shares = client.queue_shares()
+    jobs = in_order(shares, client.jobs(states=["PENDING"]).jobs)
+    if as_json:
+        print_json(session, {"jobs": [job.to_json() for job in jobs], **_shares(shares)})
+        return EXIT_OK
+    if not jobs:
+        session.console.print("nothing waits")
+    now = time.time()
+    _print(session, JOBS, [_job_row(job, now, users=len(shares.users) > 1) for job in jobs])
+    if shares.queues:
+        session.console.print("")
+        _print(session, QUEUES, [_queue_row(queue, shares) for queue in shares.queues])
+    if len(shares.users) > 1:
+        session.console.print("")
+        _print(session, USERS, [_user_row(user) for user in shares.users])
+    return EXIT_OK
+
+
+def in_order(shares: QueueShares, jobs: Sequence[JobView]) -> list[JobView]:
+    """The jobs as the scheduler looks at them; those that wait for other jobs come last, by priority and arrival."""
+    places = {job_id: place for place, job_id in enumerate(shares.order)}
+    last = len(places)
+    return sorted(jobs, key=lambda job: (places.get(job.id, last), -job.priority, job.submitted_at))
+
+
+def _shares(shares: QueueShares) -> dict[str, object]:
+    plain = shares.to_json()
+    return {"queues": plain["queues"], "users": plain["users"]}
+
+
+def _print(session: Session, columns: Sequence[Column], rows: list[list[Cell]]) -> None:
+    for line in render_table(session.console, columns, rows):
+        session.console.print(line)
+
+
+def _job_row(job: JobView, now: float, *, users: bool) -> list[Cell]:
+    return [
+        Cell(job.id, ("bold",)),
+        Cell(job.queue),
+        Cell(clean(job.user) if users else ""),
+        Cell(str(job.priority)),
+        Cell(gpus_text(job)),
+        Cell(age(now - job.submitted_at)),
+        Cell(clean(job.reason), ("dim",)),
+    ]
+
+
+def _queue_row(queue: QueueView, shares: QueueShares) -> list[Cell]:
+    parents = {each.name: each.parent for each in shares.queues}
+    depth, parent = 0, queue.parent
+    while parent and depth < len(parents):
+        depth, parent = depth + 1, parents.get(parent, "")
+    return [
+        Cell("  " * depth + clean(queue.name), ("bold",)),
+        Cell(number(round(queue.gpus, 2))),
+        Cell(number(round(queue.fair_share, 2))),
+        Cell(str(queue.guaranteed)),
+        Cell("-" if queue.maximum is None else str(queue.maximum)),
+        Cell(f"{queue.weight:g}"),
+        Cell(f"{queue.share:.0%}"),
+        Cell(str(queue.running)),
+        Cell(str(queue.waiting)),
+    ]
+
+
+def _user_row(user: UserShareView) -> list[Cell]:
+    return [
+        Cell(clean(user.user), ("bold",)),
+        Cell(user.queue),
+        Cell(number(round(user.gpus, 2))),
+        Cell(f"{user.share:.0%}"),
+        Cell(str(user.running)),
+        Cell(str(user.waiting)),
+    ]

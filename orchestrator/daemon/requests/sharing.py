@@ -1,0 +1,147 @@
+"""Answers what users ask about queues, and changes queues for the daemon's owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import BadRequestError, DiskFullError
+from orchestrator.api.queue_views import QueueShares, QueueView, UserShareView
+from orchestrator.core.scheduler.reclaim import fair_shares
+from orchestrator.core.scheduler.scheduler import State, shares_of, waiting_order
+from orchestrator.core.states import JobState
+from orchestrator.daemon.requests.specs import JobSpecs, SpecService
+from orchestrator.spec.queues import QueueSpec, queue_problems
+from orchestrator.store.errors import StoreError
+from orchestrator.store.port import StoredQueueChange
+
+if TYPE_CHECKING:
+    from orchestrator.api.queue_views import QueueChange
+    from orchestrator.api.service import Caller
+    from orchestrator.core.scheduler.shares import Shares
+    from orchestrator.daemon.loop import Loop
+    from orchestrator.store.port import Store
+
+
+class SharingDesk:
+    """Looks at the loop's jobs; a change is written before it counts, one after the other."""
+
+    def __init__(self, loop: Loop, store: Store) -> None:
+        self._loop = loop
+        self._store = store
+        self._turn = asyncio.Lock()
+
+    def shares(self) -> QueueShares:
+        """The order of waiting jobs, and the shares of queues and users."""
+        now, book = self._loop.now(), self._loop.shares
+        live = {i: job for i, job in self._loop.jobs.items() if not job.state.is_terminal}
+        state = State(jobs=live, nodes=self._loop.nodes, sharing=book.sharing, past=book.past)
+        shares = shares_of(state, now)
+        order = waiting_order(state, now)
+        hungry = {job.spec.queue for job in order}
+        fair = fair_shares(shares, hungry) if book.sharing.queues else {}
+        return QueueShares(
+            order=tuple(job.id for job in order),
+            queues=tuple(self._queue(queue, shares, fair, state) for queue in self._known(shares, hungry)),
+            users=self._users(shares, state),
+        )
+
+    async def change(self, name: str, change: QueueChange, by: str) -> QueueView:
+        """Change a queue, or make it. Raises BadRequestError for a table that cannot be used, DiskFullError."""
+        async with self._turn:
+            book = self._loop.shares
+            known = {queue.name: queue for queue in book.sharing.queues}
+            queue = _changed(known.get(name, QueueSpec(name=name)), change)
+            table = tuple({**known, name: queue}.values())
+            problems = queue_problems(table)
+            if problems:
+                raise BadRequestError("; ".join(problems), hint="`orch queue` shows the queues as they are")
+            stored = StoredQueueChange(name=name, body=asdict(queue), by=by, at=self._loop.now())
+            try:
+                await self._store.put_queue_change(stored)
+            except StoreError as error:
+                raise DiskFullError(f"the change of queue {name} could not be written: {error}") from error
+            book.change(table, stored)
+        self._loop.wake()
+        return next(view for view in self.shares().queues if view.name == name)
+
+    def _known(self, shares: Shares, hungry: set[str]) -> list[QueueSpec]:
+        """The configured queues with those below each, and those that are not configured and have jobs."""
+        if not shares.tree.configured:
+            return []
+        found: list[QueueSpec] = []
+        level = sorted(shares.tree.below(""), key=lambda queue: queue.name, reverse=True)
+        while level:
+            found.append(level.pop())
+            level += sorted(shares.tree.below(found[-1].name), key=lambda queue: queue.name, reverse=True)
+        names = {queue.name for queue in found}
+        used = hungry | {job.spec.queue for job in self._loop.jobs.values() if job.gang_open}
+        return found + [QueueSpec(name=name) for name in sorted(used - names)]
+
+    def _queue(self, queue: QueueSpec, shares: Shares, fair: dict[str, float], state: State) -> QueueView:
+        inside = [
+            job for job in state.jobs.values() if queue.name in {q.name for q in shares.tree.path(job.spec.queue)}
+        ]
+        told = self._loop.shares.changes.get(queue.name)
+        return QueueView(
+            name=queue.name,
+            parent=queue.parent,
+            guaranteed=queue.guaranteed,
+            maximum=queue.maximum,
+            weight=queue.weight,
+            gpus=shares.held_gpus(queue.name),
+            fair_share=round(fair.get(queue.name, 0.0), 4),
+            share=shares.queue_share(queue.name),
+            running=sum(job.gang_open for job in inside),
+            waiting=sum(job.state is JobState.PENDING for job in inside),
+            changed_by=told.by if told else "",
+            changed_at=told.at if told else None,
+        )
+
+    def _users(self, shares: Shares, state: State) -> tuple[UserShareView, ...]:
+        running: Counter[tuple[str, str]] = Counter()
+        waiting: Counter[tuple[str, str]] = Counter()
+        for job in state.jobs.values():
+            key = (shares.tree.queue_of(job), job.submission.user)
+            running[key] += job.gang_open
+            waiting[key] += job.state is JobState.PENDING
+        return tuple(
+            UserShareView(
+                queue=queue,
+                user=user,
+                gpus=shares.user_held_gpus(queue, user),
+                share=shares.user_share(queue, user),
+                running=running[queue, user],
+                waiting=waiting[queue, user],
+            )
+            for queue, user in sorted({**running, **waiting})
+            if running[queue, user] or waiting[queue, user]
+        )
+
+
+class SharingService(SpecService):
+    """The part of the service that these questions come to."""
+
+    def __init__(self, specs: JobSpecs, sharing: SharingDesk) -> None:
+        super().__init__(specs)
+        self._sharing = sharing
+
+    async def queue_shares(self) -> QueueShares:
+        """The order of waiting jobs, and the shares of queues and users."""
+        return self._sharing.shares()
+
+    async def set_queue(self, name: str, change: QueueChange, caller: Caller) -> QueueView:
+        """Change a queue, or make it; durable once this returns."""
+        return await self._sharing.change(name, change, caller.user)
+
+
+def _changed(queue: QueueSpec, change: QueueChange) -> QueueSpec:
+    if change.guaranteed is not None:
+        queue = replace(queue, guaranteed=change.guaranteed)
+    if change.unbounded or change.maximum is not None:
+        queue = replace(queue, maximum=None if change.unbounded else change.maximum)
+    if change.weight is not None:
+        queue = replace(queue, weight=change.weight)
+    return queue if change.parent is None else replace(queue, parent=change.parent)

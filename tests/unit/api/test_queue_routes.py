@@ -1,0 +1,39 @@
+"""Queues over HTTP: everyone looks, the daemon's owner changes."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.api.client import Client
+from orchestrator.api.errors import BadRequestError, NotPermittedError
+from orchestrator.api.queue_views import QueueChange
+from orchestrator.api.server.testing import serve_fake
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_owner_changes_a_queue_and_all_see_it(tmp_path: Path) -> None:
+    with serve_fake(tmp_path / "run", owner_uid=os.getuid()) as served:
+        client = Client(served.endpoint)
+        view = client.set_queue("research", guaranteed=2, maximum=8, weight=2.0)
+        assert (view.guaranteed, view.maximum, view.weight) == (2, 8, 2.0)
+        assert client.set_queue("research", unbounded=True, parent="lab").maximum is None
+        ((_, (name, change, _)), *_) = served.do(lambda service: [c for c in service.calls if c[0] == "set_queue"])
+        assert (name, change) == ("research", QueueChange(guaranteed=2, maximum=8, weight=2.0))
+        assert [queue.parent for queue in client.queue_shares().queues] == ["lab"]
+        with pytest.raises(BadRequestError):
+            client.set_queue("Not A Name", weight=1.0)
+        with pytest.raises(BadRequestError):
+            client.set_queue("research", weight=-1.0)
+
+
+def test_another_user_only_looks(tmp_path: Path) -> None:
+    with serve_fake(tmp_path / "run", owner_uid=os.getuid() + 1) as served:
+        client = Client(served.endpoint)
+        assert client.queue_shares().order == ()
+        with pytest.raises(NotPermittedError, match="only the daemon's owner may change a queue"):
+            client.set_queue("research", weight=2.0)
