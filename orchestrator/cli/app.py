@@ -22,7 +22,7 @@ name (its newest job).
 """
 COMPLETION_VARIABLE = "_ORCH_COMPLETE"
 EPILOG = (
-    "Exit codes: 0 done, 1 the job failed, 2 bad input, 3 no such thing, 4 the daemon is out of reach, 5 refused, "
+    "Exit codes: 0 done, 1 the job failed, 2 bad input, 3 not found, 4 the daemon cannot be reached, 5 refused, "
     "6 done for some of several jobs."
 )
 

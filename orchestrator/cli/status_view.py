@@ -103,7 +103,7 @@ def _show_jobs(session: Session, options: StatusOptions) -> int:
     states = wanted_states(options.states)
     since = None if options.since is None else _parse_since(options.since)
     recent = not options.states and since is None
-    none = "no job fits" if options.chooses else "no jobs; `orch submit job.yaml` makes one"
+    none = "no job matches" if options.chooses else "no jobs; `orch submit job.yaml` makes one"
 
     def read() -> JobList:
         found = _live_and_recent(client, user) if recent else client.jobs(user=user, states=states, since=since)

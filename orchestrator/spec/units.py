@@ -88,6 +88,17 @@ def parse_memory(text: str) -> int:
     return int(amount)
 
 
+def format_memory(count: int) -> str:
+    """Write an amount of memory so that `parse_memory` gives back the same one, as short as can be: `8GB`, `8GiB`, `1.5GB`."""
+    texts = [f"{count}B"]
+    for base, suffix in ((1000, "B"), (1024, "iB")):
+        for unit, power in _POWERS.items():
+            amount = Decimal(count) / base**power
+            if unit and amount >= 1 and amount == round(amount, 3):
+                texts.append(f"{amount.normalize():f}{unit.upper()}{suffix}")
+    return min(texts, key=len)
+
+
 def _duration_hint(text: str) -> str:
     clock = re.fullmatch(r"(?:([0-9]{1,4})-)?([0-9]{1,6}):([0-9]{1,6})(?::([0-9]{1,6}))?", text)
     if clock is not None:

@@ -213,7 +213,7 @@ def _states(names: list[str]) -> frozenset[str]:
     known = {state.value for state in JobState}
     unknown = [name for name in names if name.upper() not in known]
     if unknown:
-        raise BadRequestError(f"{unknown[0]!r} is no state of a job", hint=f"one of {', '.join(sorted(known))}")
+        raise BadRequestError(f"unknown job state {unknown[0]!r}", hint=f"one of {', '.join(sorted(known))}")
     return frozenset(name.upper() for name in names)
 
 

@@ -14,7 +14,7 @@ from orchestrator.spec import token_file as token_file_reader
 from orchestrator.telemetry import grafana
 
 dashboards = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Where to; made if it is not there.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The target directory; created if it does not exist.")]
 Url = Annotated[str, typer.Option("--url", metavar="URL", help="Grafana's address.")]
 Token = Annotated[
     str,

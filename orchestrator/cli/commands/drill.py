@@ -33,12 +33,12 @@ class Victim(enum.StrEnum):
 
 
 WHAT = {
-    "rank": "kills the training process of rank {rank}; the job goes on from its newest checkpoint",
-    "actor": "kills the actor of rank {rank}; the gang is made anew and goes on from its newest checkpoint on storage",
-    "agent": "kills the agent of the node of rank {rank}; Ray makes another, and all jobs run on",
-    "ray": "kills Ray's head; EVERY job of this daemon goes on from its newest checkpoint on storage",
-    "fill-disk": "leaves no room where its checkpoints go until a save has failed; the job runs on and saves again",
-    "daemon": "kills the daemon and starts it again; all jobs run on; submissions fail meanwhile",
+    "rank": "kills the training process of rank {rank}; the job continues from its newest checkpoint",
+    "actor": "kills the actor of rank {rank}; the gang is started again and continues from its newest checkpoint on storage",
+    "agent": "kills the agent of the node of rank {rank}; Ray starts another, and all jobs keep running",
+    "ray": "kills Ray's head; EVERY job of this daemon continues from its newest checkpoint on storage",
+    "fill-disk": "fills the disk of its checkpoints until a save has failed; the job keeps running and saves again",
+    "daemon": "kills the daemon and starts it again; all jobs keep running; submissions fail meanwhile",
     "hang": "stops rank {rank} without ending it; when that is found, the job goes on from its newest checkpoint",
     "tear-checkpoint": "destroys the newest checkpoint and kills the actor of rank {rank}; the job goes back to the one before",
 }
@@ -51,7 +51,9 @@ def drill(
     tear_checkpoint: Annotated[
         bool, typer.Option("--tear-checkpoint", help="Damage the newest checkpoint, then make the job read it.")
     ] = False,
-    fill_disk: Annotated[bool, typer.Option("--fill-disk", help="Leave its checkpoints no room for a while.")] = False,
+    fill_disk: Annotated[
+        bool, typer.Option("--fill-disk", help="Fill the disk of its checkpoints until a save has failed.")
+    ] = False,
     rank: Annotated[int, typer.Option("--rank", metavar="N", min=0, help="Which rank is hit.")] = 0,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="SPAN", help="How long to wait for the recovery: 90s, 5m.")
@@ -59,7 +61,7 @@ def drill(
     yes: Yes = False,
     json: Json = False,
 ) -> int:
-    """Hurt a running job on purpose and report how it came through; exit code 1 when it did not."""
+    """Inject a fault into a running job and report the recovery; exit code 1 when the job did not recover."""
     from orchestrator.cli.drills.machine import MachineDrill
 
     chosen = [

@@ -21,7 +21,7 @@ def init(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is standard output.")
     ] = Path("job.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> int:
     """Write a commented job.yaml for a script."""
     from orchestrator.spec.problems import BadValueError
@@ -31,7 +31,7 @@ def init(
     base = Path.cwd() if str(output) == "-" else output.parent
     inside = os.path.relpath(script, base)  # working_dir is the file's directory
     if not Path(script).is_file():
-        raise BadRequestError(f"there is no script {script}", hint="name a file that is there, such as train.py")
+        raise BadRequestError(f"{script} not found in {Path.cwd()}", hint="name an existing file, such as train.py")
     try:
         text = init_text(inside)
     except (BadValueError, ValueError) as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CONTEXT_SETTINGS = {"record": {"allow_interspersed_args": False}}
 
 Simulate = Annotated[
-    int, typer.Option("--simulate-gpus", metavar="N", min=0, help="Look at N simulated GPUs instead of real ones.")
+    int, typer.Option("--simulate-gpus", metavar="N", min=0, help="Use N simulated GPUs instead of real ones.")
 ]
 
 
@@ -77,7 +77,7 @@ def _say_balance(session: Session, seen: GpuSummary) -> None:
 
 def top(
     interval: Annotated[
-        str, typer.Option("--interval", metavar="SPAN", help="Time between two looks: 200ms to 1m.")
+        str, typer.Option("--interval", metavar="SPAN", help="Time between two readings: 200ms to 1m.")
     ] = "1s",
     simulate_gpus: Simulate = 0,
 ) -> int:
@@ -101,7 +101,7 @@ def top(
 
 def record(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- CMD...]", help="Run this, and record for as long as it lives.")
+        list[str] | None, typer.Argument(metavar="[-- CMD...]", help="Run this command, and record until it ends.")
     ] = None,
     *,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Part of the files' names.")] = "run",

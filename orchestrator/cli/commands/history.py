@@ -32,10 +32,10 @@ EVENT_COLUMNS = (
 
 def events(
     job: Job,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job has ended.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last events.")] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Answer with one JSON document; with --follow one object a line.")
+        bool, typer.Option("--json", help="Print one JSON document; with --follow one object a line.")
     ] = False,
 ) -> int:
     """Show a job's history, oldest first: all of it, or with --tail its last events."""
@@ -97,7 +97,7 @@ def _follow_events(session: Session, client: Client, job: JobView, *, tail: int 
 
 
 def explain(job: Job, json: Json = False) -> int:
-    """Say why a job stands where it stands: its state and reason, what is ahead of it, what happened last."""
+    """Explain a job's state: its reason, the jobs ahead of it, its last events."""
     from orchestrator.cli.render.job_detail import detail_lines
 
     session = Session()

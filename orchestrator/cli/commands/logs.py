@@ -14,7 +14,7 @@ from orchestrator.cli.session import Session
 def logs(
     job: Job,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job has ended.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank.")] = None,
     attempt: Annotated[
         int | None, typer.Option("--attempt", metavar="N", min=1, help="This attempt; default: the newest.")

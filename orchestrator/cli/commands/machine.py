@@ -28,7 +28,7 @@ LEVEL_STYLES = {Level.OK: ("green",), Level.WARNING: ("yellow", "bold"), Level.E
 
 SimulateGpus = Annotated[
     int,
-    typer.Option("--simulate-gpus", metavar="N", min=0, help="Pretend to have this many GPUs, for trying things out."),
+    typer.Option("--simulate-gpus", metavar="N", min=0, help="Simulate this many GPUs, to try orch without any."),
 ]
 RayAddress = Annotated[
     str, typer.Option("--ray-address", metavar="ADDRESS", help="Use this Ray cluster instead of starting one.")
@@ -73,7 +73,7 @@ def up(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Start the daemon in the background and return when it takes jobs; one that runs already is left alone."""
+    """Start the daemon in the background and return when it accepts jobs; a daemon that already runs is left as it is."""
     session = Session(quiet=quiet)
     options = ServeOptions(
         simulate_gpus=simulate_gpus,
@@ -132,12 +132,13 @@ def serve(
 
 def down(
     stop_jobs: Annotated[
-        bool, typer.Option("--stop-jobs", help="Let jobs save and go back to the queue first; the next `up` goes on.")
+        bool,
+        typer.Option("--stop-jobs", help="Let jobs save and go back to the queue first; the next `up` continues them."),
     ] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Stop the daemon and return when its process has ended; jobs run on without it unless --stop-jobs.
+    """Stop the daemon and return when its process has ended; jobs keep running unless --stop-jobs is given.
 
     Ray ends with it where no job needs it any more.
     """
@@ -203,7 +204,7 @@ def doctor(json: Json = False) -> int:
 
 
 def demo(json: Json = False) -> int:
-    """Train a small model on two ranks, kill one half-way, and watch it recover; takes about a minute."""
+    """Train a small model on two ranks, kill one half-way, and show the recovery; takes about a minute."""
     return local.run_demo(DemoOptions(json=json))
 
 
@@ -238,13 +239,13 @@ def prune(
     older_than: Annotated[
         str, typer.Option("--older-than", metavar="SPAN", help="Only jobs that ended longer ago: 12h, 30d.")
     ] = "30d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     yes: Yes = False,
     json: Json = False,
 ) -> int:
     """Remove logs, working copies, checkpoints and records of jobs that ended long ago.
 
-    Says what would go and asks first. Checkpoints at a checkpoint.storage_path stay, and are named.
+    Prints what would be removed, and asks first. Checkpoints at a checkpoint.storage_path stay, and are named.
     """
     session = Session()
     seconds = parse_span(older_than, "--older-than")

@@ -71,7 +71,7 @@ def _used(free: float, total: float) -> str:
 
 @nodes.command()
 def cordon(node: Node, json: Json = False) -> int:
-    """Let nothing new start on a node; what runs there runs on."""
+    """Stop scheduling to a node; jobs that run there keep running."""
     return _act(node, "cordon", as_json=json)
 
 
@@ -83,7 +83,7 @@ def drain(node: Node, json: Json = False) -> int:
 
 @nodes.command()
 def uncordon(node: Node, json: Json = False) -> int:
-    """Let jobs start on a node again."""
+    """Allow scheduling to a node again."""
     return _act(node, "uncordon", as_json=json)
 
 

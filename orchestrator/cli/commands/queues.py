@@ -18,7 +18,7 @@ queue = typer.Typer(add_completion=False, rich_markup_mode=None, invoke_without_
 
 @queue.callback()
 def list_queue(context: typer.Context, json: Json = False) -> int:
-    """List the jobs that wait, in the order in which they are looked at, and the shares of queues and users.
+    """List waiting jobs in scheduling order, and the shares of queues and users.
 
     With --json: `jobs`, `queues` and `users`. A share is a part of the cluster: what is held now, and the mean of the past.
     """
@@ -29,7 +29,7 @@ def list_queue(context: typer.Context, json: Json = False) -> int:
 
 @queue.command("set")
 def set_queue(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The queue; a new one is made.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The queue; created if it does not exist.")],
     *,
     guaranteed: Annotated[
         int | None, typer.Option("--guaranteed", metavar="GPUS", help="GPUs that are served before others borrow.")
@@ -45,7 +45,7 @@ def set_queue(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Change a queue, or make one; it counts at once, and after a restart. Only for the daemon's owner."""
+    """Change or create a queue, at once and across restarts of the daemon. Only for the daemon's owner."""
     if guaranteed is None and maximum is None and weight is None and parent is None:
         raise BadRequestError("nothing to change was given", hint="for example --guaranteed 4 --maximum 8 --weight 2")
     session = Session()

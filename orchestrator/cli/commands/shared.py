@@ -56,10 +56,10 @@ def ended_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="Answer with one JSON object a line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the answer and errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer and errors.")]
 Job = Annotated[
     str, typer.Argument(metavar="JOB", help="An id, the beginning of one, or a name.", autocompletion=complete_job)
 ]

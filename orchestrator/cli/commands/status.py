@@ -16,7 +16,7 @@ from orchestrator.cli.status_view import StatusOptions, show_status
 def status(
     job: Annotated[str | None, typer.Argument(metavar="JOB", help="One job in full; none lists them.")] = None,
     *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and show every change.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep running and print changes.")] = False,
     user: Annotated[
         str | None, typer.Option("--user", "-u", metavar="USER", help="Only this user's jobs; `me` for your own.")
     ] = None,
@@ -33,7 +33,7 @@ def status(
     name: Name = None,
     json: Json = False,
 ) -> int:
-    """Show where jobs stand: those that have not ended, and the newest of those that ended in the last day.
+    """Show the state of jobs: those that have not ended, and the newest of those that ended in the last day.
 
     With --json: an object with `jobs`, or the JOB's object; with --watch one of them a line for each change.
     """

@@ -23,14 +23,14 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Check it, say where and when it would run; store nothing. Exit code 5: it can never run here.",
+        help="Check it and print where and when it would run, without storing it; exit code 5 if it can never run here.",
     ),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when the job has ended; exit code 1 unless it succeeded.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Show its log until it ends; exit code as with --wait.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Show where it stands, until it ends; exit code as with --wait.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the answer and errors.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Show its state until it ends; exit code as with --wait.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer and errors.")]
 
 
 def submit(

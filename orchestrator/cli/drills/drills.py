@@ -126,7 +126,7 @@ class Drill:
             command, environ, cwd = process.cmdline(), process.environ(), process.cwd()
         except psutil.Error as error:
             raise RefusedError(
-                f"the daemon is process {pid}, which is not to be seen from here ({error})",
+                f"the daemon is process {pid}, which is not visible from here ({error})",
                 hint="run the drill on the daemon's machine, as its owner",
             ) from error
         report = DrillReport(job_id=self.job.id, drill="kill daemon", attempt_before=self.job.attempt)

@@ -9,6 +9,7 @@ from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, finding_
 from orchestrator.cli.render.job_table import STATE_STYLES, per_worker, progress_text, state_text
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import age, clock, number, span
+from orchestrator.spec.units import format_memory
 
 if TYPE_CHECKING:
     from orchestrator.api.views import FailureView, JobView, RankView
@@ -47,7 +48,7 @@ def detail_lines(console: Console, job: JobView, now: float) -> list[str]:
 
 def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
     workers = _workers(job)
-    wants = ", ".join(f"{name} {_value(value)}" for name, value in per_worker(job).items() if value is not None)
+    wants = ", ".join(f"{name} {_wanted(name, value)}" for name, value in per_worker(job).items() if value is not None)
     return [
         ("progress", _progress(console, job)),
         ("speed", _speed(job)),
@@ -78,6 +79,10 @@ def _workers(job: JobView) -> str:
     if isinstance(bounds, dict):
         return f"{job.num_workers} of {bounds.get('min')}-{bounds.get('max')} ranks"
     return f"{job.num_workers} rank" + ("" if job.num_workers == 1 else "s")
+
+
+def _wanted(name: str, value: object) -> str:
+    return format_memory(value) if name == "memory" and isinstance(value, int) else _value(value)
 
 
 def _value(value: object) -> str:

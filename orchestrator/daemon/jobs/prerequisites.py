@@ -92,7 +92,7 @@ async def resolve(spec: JobSpec, store: Store, source: str) -> tuple[Prerequisit
         try:
             job = (await store.find(dependency.job)).job
         except store_errors.JobNotFoundError:
-            hint = "submit that job first; `orch status --state all` lists those that there are"
+            hint = "submit that job first; `orch status --state all` lists the known ones"
             problems.append(Problem(message=f"there is no job {dependency.job!r}", path=path, hint=hint, source=source))
             continue
         except store_errors.AmbiguousJobError as error:
@@ -117,7 +117,7 @@ def _refusal(needed: Prerequisite, job: Job, before: Prerequisite | None) -> tup
         message = f"{job.id} is to {_WAYS[before.on]} and to {_WAYS[needed.on]}"
         return message, "name each job once; `on: any` waits for its end, whichever it is"
     if job.state.is_terminal and not needed.on.met_by(job.state):
-        message = f"{job.id} was to {_WAYS[needed.on]}, and has ended {job.state}"
+        message = f"{job.id} was required to {_WAYS[needed.on]}, and has ended {job.state}"
         return message, "run it again with `orch rerun`, or leave it out"
     return "", ""
 

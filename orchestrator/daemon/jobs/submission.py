@@ -20,6 +20,7 @@ from orchestrator.core.events import JobSubmitted
 from orchestrator.core.ids import JobId, job_id
 from orchestrator.core.lifecycle.fold import submitted
 from orchestrator.core.scheduler.placement import could_ever_fit, needs_home, rank_size
+from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.git_state import git_state
 from orchestrator.daemon.jobs.interpreter import interpreter_of
@@ -159,7 +160,7 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
         per_node = "; ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in alive)
         workers, (cpus, gpus, _) = probe(checked).size.least, rank_size(probe(checked))
         raise RefusedError(
-            f"{workers} ranks of {gpus:g} GPU and {cpus:g} CPU can never fit here ({per_node})",
+            f"no node can fit {plural(workers, 'rank')} with {plural(gpus, 'GPU')} and {plural(cpus, 'CPU')} ({per_node})",
             hint="ask for fewer ranks, or less per rank (resources_per_worker)",
         )
 

@@ -118,5 +118,5 @@ async def _address(host: str, port: int) -> str:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     address = str(found[0][4][0])
     if is_refused(address):
-        raise HookError(f"{host} is {address}, an address that hooks may not have", final=True)
+        raise HookError(f"{host} is {address}, an address that web hooks may not use", final=True)
     return address

@@ -76,7 +76,7 @@ def test_filters(served: ServedFake, client: Client) -> None:
     assert [job.name for job in client.jobs(states=["running", "FAILED"]).jobs] == ["a"]
     assert [job.name for job in client.jobs(since=late.submitted_at).jobs] == ["c", "b"]
     assert [job.name for job in client.jobs(limit=1).jobs] == ["c"]
-    with pytest.raises(BadRequestError, match="'flying' is no state") as caught:
+    with pytest.raises(BadRequestError, match="unknown job state 'flying'") as caught:
         client.jobs(states=["flying"])
     assert "RUNNING" in caught.value.hint
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.spec.problems import BadValueError
-from orchestrator.spec.units import MAX_DURATION, format_duration, parse_duration, parse_memory
+from orchestrator.spec.units import MAX_DURATION, format_duration, format_memory, parse_duration, parse_memory
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,21 @@ def test_other_memory_is_refused_with_advice(text: str) -> None:
     with pytest.raises(BadValueError) as caught:
         parse_memory(text)
     assert "8GiB" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (8_000_000_000, "8GB"),
+        (8 * 2**30, "8GiB"),
+        (1_500_000_000, "1.5GB"),
+        (512 * 2**20, "512MiB"),
+        (0, "0B"),
+        (1023, "1023B"),
+        (123_456_789_123, "123456789123B"),
+        (10**18, "1000PB"),
+    ],
+)
+def test_memory_is_written_as_it_is_read(count: int, text: str) -> None:
+    assert format_memory(count) == text
+    assert parse_memory(text) == count

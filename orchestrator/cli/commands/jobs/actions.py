@@ -42,7 +42,7 @@ def cancel(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Stop jobs for good: SIGTERM, time to save (stop_duration), then SIGKILL to whatever is left.
+    """Stop jobs for good: SIGTERM, time to save (stop_duration), then SIGKILL.
 
     Options choose among jobs that have not ended.
     """
@@ -89,7 +89,7 @@ def resume(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Put paused jobs back into the queue; they go on from their last checkpoint.
+    """Put paused jobs back into the queue; they continue from their last checkpoint.
 
     Options choose among paused jobs.
     """

@@ -27,7 +27,7 @@ def import_job(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is standard output.")
     ] = "-",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json: Json = False,
 ) -> int:
     """Print the job.yaml for a line with torchrun, accelerate, deepspeed, srun or mpirun, or for a Slurm script.

@@ -50,7 +50,7 @@ Labels = Annotated[
 Name = Annotated[
     str | None, typer.Option("--name", metavar="PATTERN", help="Jobs with such a name, as in --name 'sweep-*'.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the jobs that are meant, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the selected jobs, and do nothing.")]
 
 
 class Verb(NamedTuple):
@@ -117,7 +117,7 @@ def meant(session: Session, found: Selection, verb: Verb, *, asks: bool = True) 
         _show(session, verb, chosen, as_json=found.json)
         return None
     if not chosen:
-        session.console.note("no job fits; nothing was done")
+        session.console.note("no job matches; nothing was done")
     elif asks and not found.yes:
         for line in _table(session, chosen):
             session.console.complain(line)

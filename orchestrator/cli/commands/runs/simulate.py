@@ -54,7 +54,7 @@ def simulate(
         str, typer.Option("--checkpoints", metavar="TIME", help="Time between two checkpoints of a job.")
     ] = "30m",
     write: Annotated[
-        Path | None, typer.Option("--write", metavar="FILE.csv", help="Write the jobs in Philly's form, and end.")
+        Path | None, typer.Option("--write", metavar="FILE.csv", help="Write the jobs in Philly's format, and exit.")
     ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Write a picture, too.")] = None,
     json: Json = False,

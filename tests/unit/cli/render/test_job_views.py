@@ -39,7 +39,7 @@ def job(**fields: Any) -> JobView:
         "reason": "every rank is up",
         "submitted_at": NOW - 300,
         "num_workers": 2,
-        "resources": {"num_workers": 2, "resources_per_worker": {"gpu": 1.0, "cpu": 2.0, "memory": None}},
+        "resources": {"num_workers": 2, "resources_per_worker": {"gpu": 1.0, "cpu": 2.0, "memory": 8_000_000_000}},
     }
     return JobView(**{**values, **fields})
 
@@ -217,7 +217,7 @@ def test_a_job_in_full() -> None:
     assert lines[0] == "digits-k3f9q2  RUNNING  every rank is up"
     assert found["progress"] == "██████▎░░░  63% 1m20s left  step 630/1000  epoch 3  train  12.3 steps/s"
     assert found["metrics"] == "loss 0.1235  acc nan"
-    assert found["ranks"] == "2 ranks, each gpu 1, cpu 2"
+    assert found["ranks"] == "2 ranks, each gpu 1, cpu 2, memory 8GB"
     assert found["restarts"] == "1 (1 infra)"
     assert found["checkpoint"].startswith("step 600, ")
     assert found["timings"] == "queued 0.200s; first step after 0.250s; recovered in 0.180s, 0.200s; 4 steps done twice"

@@ -170,7 +170,7 @@ def test_a_hook_that_does_not_answer_is_left_at_the_deadline(hook: Hook) -> None
 
 @pytest.mark.parametrize("url", ["http://169.254.169.254/latest/meta-data", "http://[fe80::1]/x", "http://0.0.0.0/x"])
 def test_addresses_that_hand_out_credentials_are_refused(url: str) -> None:
-    with pytest.raises(HookError, match="an address that hooks may not have") as caught:
+    with pytest.raises(HookError, match="an address that web hooks may not use") as caught:
         asyncio.run(post(url, b"{}", {}))
     assert caught.value.final
 

@@ -137,7 +137,7 @@ def test_a_dry_run_of_wait_reads_well(orch: Orch, jobs: dict[str, JobView]) -> N
 def test_no_job_fits(orch: Orch, jobs: dict[str, JobView]) -> None:
     done = orch("cancel", "--label", "team=nobody")
     assert (done.code, done.out) == (0, "")
-    assert "no job fits" in done.err
+    assert "no job matches" in done.err
     assert orch("cancel", "--label", "team=nobody", "--json").json == []
 
 
@@ -178,7 +178,7 @@ def test_wait_for_those_that_are_chosen(orch: Orch, served: ServedFake, jobs: di
 def test_status_lists_by_label_name_and_me(orch: Orch, jobs: dict[str, JobView]) -> None:
     shown = orch("status", "--user", "me", "--label", "team=a", "--name", "sweep-*", "--json").json["jobs"]
     assert [job["job_id"] for job in shown] == [jobs["failed"].id, jobs["waits"].id]
-    assert orch("status", "-l", "team=nobody").out == "no job fits\n"
+    assert orch("status", "-l", "team=nobody").out == "no job matches\n"
     assert orch("status", "other", "--label", "team=a").code == 2
 
 
