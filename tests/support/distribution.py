@@ -33,6 +33,7 @@ SECONDS: Final = {
     "test_trainer_huggingface.py": 60,
     "test_torchrun_parity.py": 60,
     "test_rules_promtool.py": 60,
+    "test_browser.py": 60,
     "test_trainer_examples.py": 60,
     "test_docs.py": 40,
     "test_wheel.py": 60,

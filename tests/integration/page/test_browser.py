@@ -1,0 +1,244 @@
+"""The page in a real browser: each page, each action, what is live, and who may do what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import expect
+
+from orchestrator.api.views import ProgressView
+from tests.support.page_story import HOSTILE, tell_hostile, tell_story
+from tests.support.served_page import PHONE, ServedPage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+OTHER_UID = 54321
+AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+def addresses(job_id: str, failed_id: str) -> list[str]:
+    return [
+        "/",
+        "/?gpus=memory",
+        "/jobs",
+        "/jobs?state=failed",
+        f"/jobs/{job_id}",
+        f"/jobs/{failed_id}?q=nan",
+        f"/jobs/{job_id}/cancel",
+        f"/jobs/{job_id}/rerun",
+        "/jobs/none",
+    ]
+
+
+def story(served: ServedPage) -> list[str]:
+    job_id = served.do(tell_story)
+    failed = served.do(lambda service: next(key for key in service._jobs if key.startswith("broken")))
+    return [f"{served.address}{one}" for one in addresses(job_id, failed)]
+
+
+def violations(page: Page, axe: str) -> list[Any]:
+    page.evaluate(axe)
+    found = page.evaluate("(tags) => axe.run(document, {runOnly: {type: 'tag', values: tags}})", AXE_RULES)
+    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", ["desk", "phone"])
+def test_no_page_has_a_violation_of_accessibility_or_is_wider_than_the_screen(
+    served: ServedPage, new_page: Callable[..., Page], axe: str, scheme: str, size: str, errors: list[str]
+) -> None:
+    pages = story(served)
+    page = new_page(color_scheme=scheme, **({"viewport": PHONE} if size == "phone" else {}))
+    for address in pages:
+        page.goto(address)
+        page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+        assert violations(page, axe) == [], address
+        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0, (
+            address
+        )
+    errors[:] = [one for one in errors if "404" not in one]  # the page of a job that does not exist
+
+
+def test_no_script_of_a_name_or_a_log_line_runs(served: ServedPage, page: Page) -> None:
+    job_id = served.do(tell_hostile)
+    for address in (
+        "/",
+        "/jobs",
+        f"/jobs/{job_id}",
+        f"/jobs/{job_id}/cancel",
+        f"/jobs/{job_id}?q=%3Cscript%3E&note=%3Cb%3E",
+    ):
+        page.goto(f"{served.address}{address}")
+        expect(page.locator("main")).to_contain_text("script" if "cancel" not in address else "img")
+        assert page.locator("script").count() == 1
+        assert page.locator("[onerror], [onload], [style], img[src='x']").count() == 0
+    page.goto(f"{served.address}/jobs/{job_id}")
+    expect(page.locator("#connection")).to_have_text("live")
+    served.do(lambda service: service.write(job_id, HOSTILE + " again"))
+    expect(page.locator("#log")).to_contain_text("again")
+    assert page.locator("#log img, #log script, #log svg").count() == 0
+
+
+def test_the_policy_refuses_a_script_that_got_into_the_page_all_the_same(
+    served: ServedPage, page: Page, errors: list[str]
+) -> None:
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=\"x\" onerror=\"window.ran = 1\">')")
+    page.evaluate(
+        "const s = document.createElement('script'); s.textContent = 'window.ran = 2'; document.body.append(s)"
+    )
+    page.evaluate(
+        "const s = document.createElement('style'); s.textContent = '*{display:none}'; document.body.append(s)"
+    )
+    page.wait_for_function("document.querySelector('img[src=x]').complete")
+    assert page.evaluate("window.ran") is None
+    assert page.locator("main").is_visible()
+    assert len([one for one in errors if "Content Security Policy" in one]) >= 3
+    errors.clear()
+
+
+def test_an_open_overview_follows_jobs(served: ServedPage, page: Page) -> None:
+    expect(page.locator("#connection")).to_have_text("live")
+    job = served.do(lambda service: service.add("fresh", reason="waits for 2 GPUs"))
+    expect(page.locator("#part-queue")).to_contain_text("waits for 2 GPUs")
+    served.do(lambda service: service.set(job.id, state="RUNNING", progress=ProgressView(step=1, fraction=0.25)))
+    expect(page.locator("#part-running")).to_contain_text("25%")
+    expect(page.locator("#part-queue")).to_contain_text("Nothing waits")
+
+
+def test_an_open_page_connects_again_after_a_restart_of_the_daemon(
+    served: ServedPage, page: Page, errors: list[str]
+) -> None:
+    job = served.do(lambda service: service.add("digits", state="RUNNING", num_workers=2))
+    page.goto(f"{served.address}/jobs/{job.id}")
+    expect(page.locator("#connection")).to_have_text("live")
+    served.stop()
+    expect(page.locator("#connection")).to_have_text("reconnecting")
+    served.start()
+    served.do(lambda service: service.write(job.id, "after the restart"))
+    served.do(lambda service: service.set(job.id, reason="goes on"))
+    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.locator("#part-head")).to_contain_text("goes on")
+    expect(page.locator("#log")).to_contain_text("after the restart")
+    errors[:] = [one for one in errors if not re.search("ERR_|EventSource", one)]
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "after"),
+    [("cancel", "RUNNING", "CANCELLED"), ("pause", "RUNNING", "SUSPENDED"), ("resume", "SUSPENDED", "PENDING")],
+)
+def test_an_action_is_confirmed_and_done_by_keyboard(
+    served: ServedPage, page: Page, verb: str, state: str, after: str
+) -> None:
+    job = served.do(lambda service: service.add("digits", state=state))
+    page.goto(f"{served.address}/jobs/{job.id}")
+    page.get_by_role("link", name=verb.capitalize(), exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{served.address}/jobs/{job.id}/{verb}")
+    assert served.service.calls == []
+    page.get_by_role("button", name=verb.capitalize(), exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#part-head")).to_contain_text(after)
+    expect(page.locator(".note")).to_contain_text(job.id)
+    assert [one for one, _ in served.service.calls] == [verb]
+
+
+def test_rerun_leads_to_the_new_job(served: ServedPage, page: Page) -> None:
+    job = served.do(lambda service: service.add("digits", state="FAILED"))
+    page.goto(f"{served.address}/jobs/{job.id}/rerun")
+    page.get_by_label("Changes").fill("priority=60")
+    page.get_by_role("button", name="Rerun").click()
+    page.wait_for_url(re.compile("note="))
+    assert job.id not in page.url.partition("?")[0]
+
+
+def test_a_dialog_can_be_left_without_acting(served: ServedPage, page: Page) -> None:
+    job = served.do(lambda service: service.add("digits", state="RUNNING"))
+    page.goto(f"{served.address}/jobs/{job.id}/cancel")
+    page.locator("main").get_by_role("link").click()
+    expect(page).to_have_url(f"{served.address}/jobs/{job.id}")
+    assert served.service.calls == []
+
+
+def test_two_users_each_act_on_jobs_of_their_own(
+    served: ServedPage, new_page: Callable[..., Page], errors: list[str]
+) -> None:
+    job = served.do(lambda service: service.add("digits", state="RUNNING", uid=OTHER_UID, user="grace"))
+    others = served.do(lambda service: service.add("vision", state="RUNNING", uid=4242, user="linus"))
+    owner, grace = new_page(), new_page(OTHER_UID)
+    for page, may in ((owner, 2), (grace, 1)):
+        page.goto(f"{served.address}/jobs/{job.id}")
+        expect(page.locator(".actions").get_by_role("link", name="Cancel")).to_have_count(1)
+        page.goto(f"{served.address}/jobs/{others.id}")
+        expect(page.locator(".actions").get_by_role("link", name="Cancel")).to_have_count(may - 1)
+    refused = grace.goto(f"{served.address}/jobs/{others.id}/cancel")
+    assert refused is not None
+    assert refused.status == 403
+    expect(grace.locator("main")).to_contain_text("linus")
+    errors[:] = [one for one in errors if "403" not in one]
+
+
+def test_a_link_signs_in_once_with_a_cookie_that_scripts_and_other_sites_do_not_get(
+    served: ServedPage, new_page: Callable[..., Page], errors: list[str]
+) -> None:
+    page = new_page()
+    link = served.link()
+    page.context.clear_cookies()
+    page.goto(link)
+    (cookie,) = page.context.cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    assert page.evaluate("document.cookie") == ""
+    assert "link=" not in page.url
+    again = page.goto(link)
+    assert again is not None
+    assert again.status == 401
+    page.goto(served.address)
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.locator("main")).to_contain_text("Signed out")
+    refused = page.goto(served.address)
+    assert refused is not None
+    assert refused.status == 401
+    errors[:] = [one for one in errors if "401" not in one]
+
+
+def test_the_page_is_in_no_frame(served: ServedPage, new_page: Callable[..., Page], errors: list[str]) -> None:
+    page = new_page()
+    page.goto("about:blank")
+    page.set_content(f"<iframe src='{served.address}/'></iframe>")
+    page.wait_for_function("document.querySelector('iframe').contentDocument === null")
+    assert [frame.locator("main").count() for frame in page.frames[1:]] == [0]
+    errors.clear()
+
+
+def test_the_log_follows_and_is_searched_by_rank(served: ServedPage, page: Page) -> None:
+    job_id = served.do(tell_story)
+    page.goto(f"{served.address}/jobs/{job_id}")
+    expect(page.locator("#log .line")).to_have_count(4)
+    served.do(lambda service: service.write(job_id, "loss 0.25", rank=2, attempt=2))
+    expect(page.locator("#log .line").last).to_contain_text("loss 0.25")
+    page.locator("select[name=rank]").select_option("2")
+    page.get_by_label("Contains").fill("LOSS")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url(re.compile("rank=2.*q=LOSS"))
+    expect(page.locator("#log .line")).to_have_count(1)
+
+
+def test_the_first_tab_stop_leads_past_the_navigation(served: ServedPage, page: Page) -> None:
+    page.goto(served.address)
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to content")
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#main")
+
+
+def test_a_page_works_without_javascript(served: ServedPage, new_page: Callable[..., Page]) -> None:
+    job_id = served.do(tell_story)
+    page = new_page(java_script_enabled=False)
+    page.goto(f"{served.address}/jobs/{job_id}")
+    expect(page.locator("#log .line")).to_have_count(4)
+    page.get_by_role("link", name="Pause").click()
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#part-head")).to_contain_text("SUSPENDED")
