@@ -103,6 +103,14 @@ def deviation(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
+def relative_error(values: Sequence[float]) -> float:
+    """The standard error of the mean as a share of it; of one value nothing is known, and a fifth is assumed."""
+    if len(values) < 2:
+        return 0.2
+    mean = math.fsum(values) / len(values)
+    return deviation(values) / mean / math.sqrt(len(values))
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """The value below which a share of them lies, between neighbours by proportion."""
     ordered = sorted(values)

@@ -16,7 +16,7 @@ from orchestrator.bench.benchmark import look_at
 from orchestrator.bench.errors import BenchError, RankError
 from orchestrator.bench.plan import cells_of, check
 from orchestrator.bench.processes import RankProcesses, rank_environ
-from orchestrator.bench.statistics import deviation
+from orchestrator.bench.statistics import relative_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +56,7 @@ def run_advisor(
             ranks.join(known, machine.device)
             probe = probe_model(ranks, request, [c for c in cells if c.ranks in known])
             note(f"probe: {probe.steps} steps on one rank in {probe.seconds:.2f}s")
-            calibration = calibrate(ranks, request, known, probe)
+            calibration = calibrate(ranks, request.precision, known, probe)
         except RankError as error:
             raise BenchError(error.message, hint=error.hint) from error
     return AdvisorOutcome(
@@ -99,7 +99,7 @@ def read_probe(answer: Mapping[str, Any]) -> Probe:
                 batch=one["batch"],
                 step=median(one["steps"]),
                 backward=median(one["backwards"]),
-                error=_error(one["steps"]),
+                error=relative_error(one["steps"]),
             )
             for one in answer["points"]
         ),
@@ -118,12 +118,7 @@ def read_probe(answer: Mapping[str, Any]) -> Probe:
     )
 
 
-def _error(steps: Sequence[float]) -> float:
-    """The relative standard error of the mean; of one step nothing is known, and a fifth is assumed."""
-    return 0.2 if len(steps) < 2 else deviation(steps) / fmean(steps) / math.sqrt(len(steps))
-
-
-def calibrate(ranks: RankProcesses, request: BenchRequest, known: Sequence[int], probe: Probe) -> Calibration:
+def calibrate(ranks: RankProcesses, precision: str, known: Sequence[int], probe: Probe) -> Calibration:
     """What the machine does to each number of ranks: slowdown and waiting by two reference models, links by five sizes, overlap."""
     slowdowns: dict[int, list[tuple[int, float]]] = {n: [] for n in known}
     waits: dict[int, list[float]] = {n: [] for n in known}
@@ -136,7 +131,7 @@ def calibrate(ranks: RankProcesses, request: BenchRequest, known: Sequence[int],
             tiny[n] = seconds[0]
             links[n] = Links(points=tuple(zip(LINK_BYTES, seconds[1:], strict=True)), hides=fmean(hides))
     for width, layers in REFERENCES:
-        command = {"do": "reference", "width": width, "layers": layers, "precision": request.precision}
+        command = {"do": "reference", "width": width, "layers": layers, "precision": precision}
         alone: float | None = None
         for n in known:
             answers = ranks.ask({**command, "ranks": n}, n)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from orchestrator.bench.benchmark import Outcome
     from orchestrator.bench.plan import BenchRequest
 
+DEFAULT_BATCH_SIZES = "16,32,64,128"
+
 Model = Annotated[
     str, typer.Option("--model", metavar="M", help="medium, large, conv, transformer, or FILE.py:factory of your own.")
 ]
@@ -33,7 +35,7 @@ def bench(
     gpu_mode: Annotated[
         str, typer.Option("--gpu-mode", metavar="MODE", help="single, multi, or auto: both, compared.")
     ] = "auto",
-    batch_sizes: BatchSizes = "16,32,64,128",
+    batch_sizes: BatchSizes = DEFAULT_BATCH_SIZES,
     batch_scope: Annotated[
         str,
         typer.Option("--batch-scope", metavar="S", help="Whether batch sizes are global (of all ranks) or per-rank."),
@@ -105,10 +107,16 @@ def _show(session: Session, request: BenchRequest, outcome: Outcome, *, as_json:
 
 
 def advise(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[JOB.yaml]", help="Advise for this job's own script instead of a model.", show_default=False
+        ),
+    ] = None,
     *,
     model: Model = "medium",
     ranks: Ranks = "",
-    batch_sizes: BatchSizes = "16,32,64,128",
+    batch_sizes: BatchSizes = DEFAULT_BATCH_SIZES,
     precision: Precision = "fp32",
     device: Device = "auto",
     threads: Threads = 1,
@@ -120,7 +128,8 @@ def advise(
 ) -> int:
     """Advise how many GPUs pay, at which batch size: predicted from at most 20 steps on one rank and the links' speed.
 
-    Batch sizes are global: of all ranks together. `orch bench` measures what this command predicts.
+    Batch sizes are global: of all ranks together. `orch bench` measures what this command predicts. With a JOB.yaml its
+    script runs unchanged for a few optimizer steps on one rank, in a copy of its directory; each rank keeps the script's own batch.
     """
     from orchestrator.bench.errors import BenchError
     from orchestrator.bench.plan import BenchRequest, parse_numbers
@@ -129,6 +138,17 @@ def advise(
     if policy not in ("measured", "thresholds"):
         raise BadRequestError(f"--policy {policy} is not known", hint="one of: measured, thresholds")
     try:
+        if file is not None:
+            if policy != "measured" or model != "medium" or batch_sizes != DEFAULT_BATCH_SIZES or device != "auto":
+                raise BadRequestError(
+                    f"--model, --batch-sizes, --device and --policy say nothing about {file}",
+                    hint="the script has its own model, batch and device; leave them out",
+                )
+            from orchestrator.cli.commands.runs.advising import advise_job
+
+            wanted = parse_numbers("--ranks", ranks) if ranks else (1, 2, 4, 8)
+            with ended_in_order():
+                return advise_job(session, file, ranks=wanted, precision=precision, threads=threads, as_json=json)
         request = BenchRequest(
             model=model,
             batch_sizes=parse_numbers("--batch-sizes", batch_sizes),
@@ -144,20 +164,19 @@ def advise(
 
 
 def _advise(session: Session, request: BenchRequest, policy: str, *, as_json: bool) -> int:
-    import tempfile
-
     from orchestrator.bench.advisor.advisor import run_advisor
     from orchestrator.bench.advisor.thresholds import run_thresholds
+    from orchestrator.cli.commands.runs.advising import logs_kept_on_failure
     from orchestrator.cli.render.advice_view import advice_lines, outcome_json, threshold_lines, thresholds_json
     from orchestrator.cli.session import print_json
 
-    with tempfile.TemporaryDirectory(prefix="orch-advise-") as logs:
+    with logs_kept_on_failure() as logs:
         if policy == "thresholds":
-            parameters, found = run_thresholds(request, environ=session.environ, logs=Path(logs))
+            parameters, found = run_thresholds(request, environ=session.environ, logs=logs)
             document = thresholds_json(request.model_name, parameters, found)
             lines = threshold_lines(parameters, found)
         else:
-            outcome = run_advisor(request, environ=session.environ, logs=Path(logs), note=session.console.note)
+            outcome = run_advisor(request, environ=session.environ, logs=logs, note=session.console.note)
             document = outcome_json(request.model_name, outcome)
             lines = advice_lines(session.console, outcome)
     if as_json:

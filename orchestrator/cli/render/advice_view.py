@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.bench.advisor.advice import MOST_PAYING_BATCH, advice_json, efficiency, paying_batch, sentence
+from orchestrator.bench.advisor.script_advice import script_sentence
 from orchestrator.cli.render.table import Cell, Column, render_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from orchestrator.bench.advisor.advisor import AdvisorOutcome
+    from orchestrator.bench.advisor.script_advice import ScriptAdvice
     from orchestrator.bench.advisor.thresholds import ThresholdAdvice
     from orchestrator.cli.console import Console
 
@@ -97,3 +99,36 @@ def thresholds_json(model: str, parameters: int, found: Mapping[int, ThresholdAd
             {"batch_size": batch, "multi_gpu": one.several, "reason": one.reason} for batch, one in found.items()
         ],
     }
+
+
+SCRIPT_COLUMNS = (
+    Column("RANKS", right=True),
+    Column("SPEED-UP", right=True),
+    Column("95 %", weight=70),
+    Column("EFFICIENCY", right=True, weight=80),
+    Column("STEP", right=True, weight=60),
+    Column("COMPUTE", right=True, weight=40),
+    Column("EXPOSED", right=True, weight=60),
+)
+
+
+def script_lines(console: Console, advice: ScriptAdvice) -> list[str]:
+    """The advice for a job's script, for people."""
+    one = advice.predictions[0].throughput.mean
+    rows = [
+        (
+            Cell(str(each.cell.ranks)),
+            Cell(f"{each.throughput.mean / one:.2f}x"),
+            Cell("-".join(f"{end:.2f}" for end in advice.interval(each) or ()), ("dim",)),
+            Cell(f"{advice.efficiency(each):.0%}"),
+            Cell(f"{each.step * 1e3:.2f}ms"),
+            Cell(f"{each.compute * 1e3:.2f}ms"),
+            Cell(f"{each.exposed * 1e3:.2f}ms" if each.cell.ranks > 1 else ""),
+        )
+        for each in advice.predictions
+    ]
+    unknown = [
+        f"{ranks} ranks: I can't tell: this machine has fewer GPUs, so their links cannot be measured here"
+        for ranks in advice.unknown
+    ]
+    return [*render_table(console, SCRIPT_COLUMNS, rows), script_sentence(advice), *unknown]

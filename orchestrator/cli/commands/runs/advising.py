@@ -1,0 +1,95 @@
+"""`orch advise job.yaml`: reads the job file as a submission would, and lets the advisor run its script."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import EXIT_OK, BadRequestError, invalid_spec
+from orchestrator.cli.submitting import job_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from orchestrator.bench.advisor.script_probe import Script
+    from orchestrator.cli.session import Session
+    from orchestrator.spec.job import JobSpec
+
+
+def advise_job(
+    session: Session, file: Path, *, ranks: Sequence[int], precision: str, threads: int, as_json: bool
+) -> int:
+    """Advise for the job's script and print the answer. Raises BenchError, BadRequestError and InvalidSpecError."""
+    from orchestrator.bench.advisor.script_advice import run_script_advisor, script_json
+    from orchestrator.cli.render.advice_view import script_lines
+    from orchestrator.cli.session import print_json
+
+    script = script_of(_spec(file), file, session.environ)
+    with logs_kept_on_failure() as logs:
+        found = run_script_advisor(
+            script, ranks=ranks, threads=threads, precision=precision, logs=logs, note=session.console.note
+        )
+    if as_json:
+        print_json(session, script_json(found))
+    else:
+        for line in script_lines(session.console, found):
+            session.console.print(line)
+    return EXIT_OK
+
+
+@contextmanager
+def logs_kept_on_failure() -> Iterator[Path]:
+    """A directory for the ranks' output; it stays after a BenchError that names a file in it, if a rank printed anything."""
+    from orchestrator.bench.errors import BenchError
+
+    logs = Path(tempfile.mkdtemp(prefix="orch-advise-"))
+    try:
+        yield logs
+    except BenchError as error:
+        if str(logs) not in error.hint or not any(log.stat().st_size for log in logs.iterdir()):
+            shutil.rmtree(logs)
+        raise
+    except BaseException:
+        shutil.rmtree(logs)
+        raise
+    shutil.rmtree(logs)
+
+
+def _spec(file: Path) -> JobSpec:
+    from orchestrator.spec.job import parse_job
+    from orchestrator.spec.problems import SpecError
+
+    try:
+        return parse_job(job_text(str(file)).text, source=str(file))
+    except SpecError as error:
+        raise invalid_spec(error) from error
+
+
+def script_of(spec: JobSpec, file: Path, environ: Mapping[str, str]) -> Script:
+    """The job's script as the advisor runs it. Raises BadRequestError for an entry point that is no Python script."""
+    from orchestrator.bench.advisor.script_probe import Script
+    from orchestrator.spec.entrypoint import parse_entrypoint, with_checkpoint
+
+    entry = with_checkpoint(parse_entrypoint(spec.entrypoint), None)
+    if entry.kind == "command":
+        raise BadRequestError(
+            f"the entry point {spec.entrypoint!r} is no Python script",
+            hint="the advisor times the steps of `python FILE` and `python -m NAME`",
+        )
+    base = file.parent if str(file) != "-" else Path()
+    directory = (base / (spec.working_dir or ".")).resolve()
+    if not directory.is_dir():
+        raise BadRequestError(f"working_dir {directory} is not a directory", hint="create it, or correct working_dir")
+    processors = {} if spec.resources.resources_per_worker.gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    return Script(
+        python=entry.interpreter(shutil.which(entry.python or "python", path=environ.get("PATH")) or sys.executable),
+        kind=entry.kind,
+        target=entry.target,
+        args=entry.args,
+        directory=directory,
+        environ={**environ, **spec.env, **processors},
+    )
