@@ -1,4 +1,4 @@
-"""One browser for the tests of this folder (it may not outlive them: it has an event loop); each test has a page of its own daemon in it, and hears of what went wrong there."""
+"""One browser for the tests of a module (it may not outlive them: its event loop runs in their thread); each test has a page of its own daemon in it, and hears of what went wrong there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 AXE = "axe-core@4.14.1"
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """The browser. What a test expects of it may take as long as on a machine that does ten other things."""
     expect.set_options(timeout=1000 * PATIENCE_SECONDS)
@@ -26,7 +26,7 @@ def chromium() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The source of axe-core, installed from npm for the tests alone."""
     folder = npm.installed([AXE], tmp_path_factory.mktemp("axe"))
