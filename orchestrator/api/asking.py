@@ -1,4 +1,4 @@
-"""Questions of the client about what jobs run, and about queues: a part of ``api.client.Client``."""
+"""Questions of the client about what jobs run, and about queues, and sessions: a part of ``api.client.Client``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.api.errors import BadRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from orchestrator.api.page_links import PageLinkView
     from orchestrator.api.queue_views import QueueShares, QueueView
     from orchestrator.api.spec_views import SpecDiff, SpecView
+    from orchestrator.api.transport.endpoint import Endpoint
+    from orchestrator.api.transport.session_stream import SessionStream
 
 
 class SpecQuestions(ABC):
-    """What was submitted, in what submissions differ, and how queues share."""
+    """What was submitted, in what submissions differ, how queues share, and sessions beside ranks."""
+
+    endpoint: Endpoint
 
     @abstractmethod
     def _call(
@@ -35,6 +39,26 @@ class SpecQuestions(ABC):
         from orchestrator.api.spec_views import SpecView
 
         return SpecView.from_json(self._call("GET", job_path(ref, "/spec")))
+
+    def session(
+        self,
+        ref: str,
+        *,
+        rank: int = 0,
+        argv: Sequence[str] = (),
+        terminal: Mapping[str, Any] | None = None,
+        port: int | None = None,
+    ) -> SessionStream:
+        """A command beside a rank of a running job (none: a shell), or a connection to ``port`` of its node.
+
+        ``terminal`` is ``{"rows": ..., "columns": ..., "kind": TERM}``; without one the command has pipes.
+        """
+        from orchestrator.api.transport.session_stream import SessionStream
+
+        wanted: dict[str, Any] = {"port": port}
+        if port is None:
+            wanted = {"command": {"argv": list(argv), "terminal": None if terminal is None else dict(terminal)}}
+        return SessionStream(self.endpoint, job_path(ref, "/session"), {"rank": rank, **wanted})
 
     def page_link(self) -> PageLinkView:
         """A link that signs a browser in to the daemon's page, once, as this user."""

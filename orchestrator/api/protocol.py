@@ -33,3 +33,6 @@ LOG_ERROR_KEY = "error"
 
 BODY_SECONDS = 30.0
 """Time a client has to send its request's body."""
+
+SESSION_READ_SECONDS = 5.0
+"""A session beside a rank sends something at least this often, so that a silent command and a dead daemon differ."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         SubmitReply,
     )
     from orchestrator.core.ids import JobId
+    from orchestrator.runtime.ranks.sessions.messages import SessionOutput, SessionRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +156,33 @@ class NodeVerb(StrEnum):
     UNCORDON = "uncordon"
 
 
+class SessionChannel(Protocol):
+    """An open session beside a rank. Every method but ``close`` raises RefusedError when the rank is out of reach.
+
+    ``read`` and ``write`` may run at the same time, each once.
+    """
+
+    async def read(self, seconds: float) -> SessionOutput:
+        """What has come out; waits for something for at most ``seconds``. The last answer has an end."""
+        ...
+
+    async def write(self, data: bytes | None) -> None:
+        """Input, None for its end; returns when it was taken."""
+        ...
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """The size of the client's terminal."""
+        ...
+
+    async def signal(self, number: int) -> None:
+        """A signal for the session's command."""
+        ...
+
+    async def close(self) -> None:
+        """End the session."""
+        ...
+
+
 class JobService(Protocol):
     """Everything the API can ask. Methods are called from one event loop and may run interleaved."""
 
@@ -221,6 +249,13 @@ class JobService(Protocol):
         """Where each rank of a running job stands, or one of them; the same is written to the ranks' logs.
 
         Raises RefusedError: the job does not run. BadRequestError: it has no such rank.
+        """
+        ...
+
+    async def open_session(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
+        """A command, or a connection to a port, beside a rank of a running job.
+
+        Raises RefusedError: the job does not run, or nothing listens there. BadRequestError: it has no such rank.
         """
         ...
 

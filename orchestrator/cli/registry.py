@@ -26,6 +26,8 @@ ENTRIES = (
     Entry("diff", "show", JOBS),
     Entry("wait", "status", JOBS),
     Entry("logs", "logs", JOBS),
+    Entry("exec", "sessions.exec", JOBS, "exec_beside"),
+    Entry("port-forward", "sessions.port_forward", JOBS, "port_forward"),
     Entry("cancel", "jobs.actions", JOBS),
     Entry("pause", "jobs.actions", JOBS),
     Entry("resume", "jobs.actions", JOBS),

@@ -42,6 +42,7 @@ from orchestrator.daemon.requests.actions import JobActions
 from orchestrator.daemon.requests.inspection import RankInspection
 from orchestrator.daemon.requests.pruning import Pruning
 from orchestrator.daemon.requests.reader import JobReader
+from orchestrator.daemon.requests.sessions import JobSessions
 from orchestrator.daemon.requests.sharing import SharingDesk
 from orchestrator.daemon.requests.specs import JobSpecs
 from orchestrator.daemon.requests.submissions import Submissions
@@ -386,6 +387,7 @@ def _service(
         submissions=submissions,
         reader=reader,
         inspection=RankInspection(reader.record, runtime.calls),
+        sessions=JobSessions(reader.record, runtime.calls, ground.log),
         specs=JobSpecs(store, settings.paths, ground.pools.outputs),
         sharing=SharingDesk(loop, store),
         actions=JobActions(loop, reader, submissions, settings),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         LogQuery,
         NodeVerb,
         ProfileRequest,
+        SessionChannel,
         SubmitRequest,
     )
     from orchestrator.core.ids import JobId
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from orchestrator.daemon.requests.inspection import RankInspection
     from orchestrator.daemon.requests.pruning import Pruning
     from orchestrator.daemon.requests.reader import JobReader
+    from orchestrator.daemon.requests.sessions import JobSessions
     from orchestrator.daemon.requests.sharing import SharingDesk
     from orchestrator.daemon.requests.specs import JobSpecs
     from orchestrator.daemon.requests.submissions import Submissions
     from orchestrator.daemon.stopping import Shutdown
+    from orchestrator.runtime.ranks.sessions.messages import SessionRequest
 
 
 class Service(SharingService):
@@ -44,6 +47,7 @@ class Service(SharingService):
         submissions: Submissions,
         reader: JobReader,
         inspection: RankInspection,
+        sessions: JobSessions,
         specs: JobSpecs,
         sharing: SharingDesk,
         actions: JobActions,
@@ -58,6 +62,7 @@ class Service(SharingService):
         self._submissions = submissions
         self._reader = reader
         self._inspection = inspection
+        self._sessions = sessions
         self._actions = actions
         self._pruning = pruning
         self._nodes = nodes
@@ -107,6 +112,10 @@ class Service(SharingService):
     async def stacks(self, job_id: JobId, rank: int | None) -> v.StacksView:
         """Where the ranks of a running job stand."""
         return await self._inspection.stacks(job_id, rank)
+
+    async def open_session(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
+        """A command, or a connection to a port, beside a rank of a running job."""
+        return await self._sessions.open(job_id, rank, request, caller)
 
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> v.ActionReply:
         """Do something to a job; durable once this returns."""

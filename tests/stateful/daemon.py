@@ -158,6 +158,7 @@ class SteppedDaemon:
             actions=JobActions(self.loop, reader, submissions, settings),
             changes=Changes(0),
             inspection=_unused,
+            sessions=_unused,
             pruning=_unused,
             nodes=_unused,
             node_actions=_unused,

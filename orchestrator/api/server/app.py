@@ -41,7 +41,9 @@ from orchestrator.api.server.bodies import (
     bad_request,
 )
 from orchestrator.api.server.gate import FAILED, STOPPING, Gate, GatePolicy
+from orchestrator.api.server.ownership import own_job_view
 from orchestrator.api.server.queue_routes import add_queue_routes
+from orchestrator.api.server.session_routes import add_session_routes
 from orchestrator.api.server.streams import log_stream, until_closing
 from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb, Verb
 from orchestrator.api.spec_views import SpecDiff, SpecView
@@ -112,6 +114,7 @@ def control_routes(service: JobService, closing: asyncio.Event, links: PageLinks
     _add_waiting_routes(app, service, closing)
     _add_submission_routes(app, service)
     _add_looking_routes(app, service, closing)
+    add_session_routes(app, service, closing, REF_PATTERN)
     _add_job_routes(app, service)
     _add_daemon_routes(app, service)
     add_queue_routes(app, service, _owner_of_daemon, answer)
@@ -150,13 +153,7 @@ async def _own_job(service: JobService, ref: str, request: Request, verb: str) -
 
 async def own_job(service: JobService, ref: str, caller: Caller, verb: str) -> JobId:
     """The job's id. Raises NotPermittedError where it is another user's, and ``caller`` not the daemon's owner."""
-    job_id = await service.resolve(ref)
-    job = await service.job(job_id)
-    if not caller.is_owner and job.uid != caller.uid:
-        raise NotPermittedError(
-            f"job {job.id} belongs to {job.user}; {caller.user} may not {verb} it", hint=f"ask {job.user}"
-        )
-    return job_id
+    return JobId((await own_job_view(service, ref, caller, verb)).id)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -41,6 +41,7 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 FAILED = "the daemon failed to answer"
 STOPPING = "the daemon is shutting down"
 _NO_BODY = frozenset({"GET", "HEAD"})
+_STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; answers refusals itself."""
-        if scope["type"] != "http":
+        if scope["type"] not in {"http", "websocket"}:
             return
         started = finished = False
 
@@ -87,7 +88,7 @@ class Gate:
             nonlocal started, finished
             if message["type"] == "http.response.body":
                 finished = not message.get("more_body", False)
-            if message["type"] == "http.response.start":
+            if message["type"] in _STARTS:
                 started = True
                 version = (PROTOCOL_HEADER.lower().encode(), str(PROTOCOL_VERSION).encode())
                 message = {**message, "headers": [*message.get("headers", ()), version]}
@@ -99,19 +100,19 @@ class Gate:
         except OrchError as error:
             if started:
                 raise
-            await send_problem(error, marked_send)
+            await send_problem(error, marked_send, scope["type"])
         except Exception:
-            log.exception("api.request_failed", method=scope["method"], path=scope["path"])
+            log.exception("api.request_failed", method=_method(scope), path=scope["path"])
             if not started:
-                await send_problem(InternalError(FAILED), marked_send)
+                await send_problem(InternalError(FAILED), marked_send, scope["type"])
             elif not finished:
                 raise  # the server then cuts the connection: half an answer must not look whole
 
     def _admit(self, scope: Scope) -> Caller | None:
         policy = self._policy
         headers = Headers(scope)
-        if scope["method"] not in policy.methods:
-            raise MethodNotAllowedError(f"{scope['method']} is not a method of this listener")
+        if _method(scope) not in policy.methods:
+            raise MethodNotAllowedError(f"{_method(scope)} is not a method of this listener")
         self._check_origin(headers)
         caller = self._caller(scope, headers)
         spoken = headers.one("x-orch-protocol")
@@ -151,7 +152,7 @@ class Gate:
 
     async def _bounded(self, scope: Scope, receive: Receive) -> Receive:
         """The body read here, whole, within the bounds of size and time; then what follows it (a disconnect)."""
-        if scope["method"] in _NO_BODY:
+        if _method(scope) in _NO_BODY:
             return receive
         headers = Headers(scope)
         media_type = (headers.one("content-type") or "").partition(";")[0].strip().lower()
@@ -193,6 +194,11 @@ def replay_body(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
+def _method(scope: Scope) -> str:
+    """The method; a WebSocket begins with a GET."""
+    return str(scope.get("method", "GET"))
+
+
 class Headers:
     """Read access to a scope's headers; one that is given twice counts as neither value."""
 
@@ -217,8 +223,9 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-async def send_problem(error: OrchError, send: Send) -> None:
-    """Answer with the error's problem document."""
+async def send_problem(error: OrchError, send: Send, kind: str = "http") -> None:
+    """Answer with the error's problem document; ``kind`` is that of the request's scope."""
+    prefix = "" if kind == "http" else "websocket."
     body = json.dumps(error.to_json()).encode()
     headers = [
         (b"content-type", PROBLEM_CONTENT_TYPE.encode()),
@@ -227,5 +234,5 @@ async def send_problem(error: OrchError, send: Send) -> None:
     ]
     if isinstance(error, UnauthenticatedError):
         headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": f"{prefix}http.response.start", "status": error.http_status, "headers": headers})
+    await send({"type": f"{prefix}http.response.body", "body": body})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import resource
 import socket
 import time
@@ -22,6 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.protocol import BODY_SECONDS
 from orchestrator.api.server.gate import LOOPBACK_NAMES, Peer
+from orchestrator.api.server.web_sockets import MAX_MESSAGE_BYTES, WebSocketSession
 from orchestrator.api.transport.peer import credentials
 from orchestrator.gpu.exporter.acceptor import Acceptor
 
@@ -90,7 +92,15 @@ class OrchProtocol(H11Protocol):
         super().on_response_complete()
         self._watch()
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over to a protocol of sessions: it makes room, and no request is waited for any more."""
+        self._set_deadline(None)
+        self.ws_protocol_class = functools.partial(WebSocketSession, release=self.release)  # type: ignore[assignment]
+        super().handle_websocket_upgrade(event)
+
     def _watch(self) -> None:
+        if self.transport.get_protocol() is not self:
+            return  # handed over
         state, receiving = self.conn.their_state, None
         if state is h11.SEND_BODY:
             receiving = _Receiving.BODY
@@ -185,6 +195,7 @@ class ApiServer:
     """Serves one application on sockets that are bound already, and closes them at the end.
 
     ``cap`` bounds the connections of each socket; by default it follows from the process's descriptors.
+    ``sessions``: WebSockets are served, too.
     """
 
     def __init__(
@@ -194,13 +205,17 @@ class ApiServer:
         *,
         cap: int | None = None,
         deadlines: Deadlines | None = None,
+        sessions: bool = False,
     ) -> None:
         self._sockets = list(sockets)
         self._server = _Server(
             uvicorn.Config(
                 app,
                 http=OrchProtocol,
-                ws="none",
+                ws=WebSocketSession if sessions else "none",
+                ws_max_size=MAX_MESSAGE_BYTES,
+                ws_ping_interval=None,
+                ws_per_message_deflate=False,
                 lifespan="off",
                 log_config=None,
                 log_level="warning",

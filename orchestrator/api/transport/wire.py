@@ -187,7 +187,7 @@ def _connect_unix(sock: socket.socket, path: str, deadline: float) -> None:
 
 
 def _request(endpoint: Endpoint, method: str, path: str, body: bytes | None) -> bytes:
-    host = "localhost" if endpoint.socket_path else _host_header(endpoint)
+    host = "localhost" if endpoint.socket_path else host_header(endpoint)
     lines = [
         f"{method} {path} HTTP/1.1",
         f"Host: {host}",
@@ -201,7 +201,8 @@ def _request(endpoint: Endpoint, method: str, path: str, body: bytes | None) -> 
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b"")
 
 
-def _host_header(endpoint: Endpoint) -> str:
+def host_header(endpoint: Endpoint) -> str:
+    """What the Host header says of an address over TCP."""
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     return f"{host}:{endpoint.port}"
 
@@ -222,14 +223,15 @@ def _open(
         stream = _Stream(sock, endpoint)
         stream.deadline = deadline
         status, headers = stream.head()
-        _check_protocol(headers, endpoint)
+        check_protocol(headers, endpoint)
     except BaseException:
         sock.close()
         raise
     return sock, stream, status, headers
 
 
-def _check_protocol(headers: dict[str, str], endpoint: Endpoint) -> None:
+def check_protocol(headers: dict[str, str], endpoint: Endpoint) -> None:
+    """Raise ProtocolMismatchError unless the answer is of a daemon of this protocol."""
     spoken = headers.get(PROTOCOL_HEADER.lower(), "")
     if spoken != str(PROTOCOL_VERSION):
         raise ProtocolMismatchError(

@@ -132,7 +132,7 @@ async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, op
     if options.page_listen:
         server, links = _page_server(parts, options.page_listen, settings, closing)
         servers.append(server)
-    servers.append(ApiServer(create_control_app(service, policy, closing, links), [control.sock]))
+    servers.append(ApiServer(create_control_app(service, policy, closing, links), [control.sock], sessions=True))
     if options.read_listen:
         servers.append(_reading_server(parts, options.read_listen, token))
     if options.listen:
@@ -185,7 +185,9 @@ def _tcp_server(
 
     policy = GatePolicy(owner_uid=os.getuid(), token=token, hosts=host_names(host))
     return ApiServer(
-        create_control_app(service, policy, closing, links), [bind_tcp(host, int(port), option="--listen")]
+        create_control_app(service, policy, closing, links),
+        [bind_tcp(host, int(port), option="--listen")],
+        sessions=True,
     )
 
 

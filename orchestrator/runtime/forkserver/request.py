@@ -66,6 +66,8 @@ class Spawn(SpawnRequest):
     stdout: int
     stderr: int
     lifeline: int
+    stdin: int | None = None
+    """None: the null device. A terminal becomes the controlling one of the new process."""
     listen: int | None
     lease: int | None
     """Held open by the keeper alone until nothing is left of the tree; a lock on it says that the tree lives."""
@@ -74,7 +76,7 @@ class Spawn(SpawnRequest):
 
     def descriptors(self) -> set[int]:
         """Every descriptor that came with the request."""
-        optional = {fd for fd in (self.listen, self.lease) if fd is not None}
+        optional = {fd for fd in (self.stdin, self.listen, self.lease) if fd is not None}
         return {self.stdout, self.stderr, self.lifeline} | optional | set(self.extra.values())
 
 
@@ -104,6 +106,7 @@ def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
         stdout=named["stdout"],
         stderr=named["stderr"],
         lifeline=named["lifeline"],
+        stdin=named.get("stdin"),
         listen=named.get("listen"),
         lease=named.get("lease"),
         memory_bytes=_whole_number(message, "memory_bytes"),
@@ -122,11 +125,11 @@ def _name_descriptors(roles: tuple[str, ...], fds: list[int]) -> tuple[dict[str,
         kind, _, number = role.partition(":")
         if kind == "extra" and number.isdigit() and int(number) > 2:
             extra[int(number)] = fd
-        elif role in (*REQUIRED_FDS, "listen", "lease"):
+        elif role in (*REQUIRED_FDS, "stdin", "listen", "lease"):
             named[role] = fd
         else:
             raise BadRequestError(
-                f"descriptor role {role!r} is none of {', '.join(REQUIRED_FDS)}, listen, lease, extra:N (N > 2)"
+                f"descriptor role {role!r} is none of {', '.join(REQUIRED_FDS)}, stdin, listen, lease, extra:N (N > 2)"
             )
     missing = [role for role in REQUIRED_FDS if role not in named]
     if missing:

@@ -1,24 +1,31 @@
-"""Questions to the ranks of a running gang that change nothing: traces, looks at their processes, lines for their logs."""
+"""Questions to the ranks of a running gang: traces, looks at their processes, lines for their logs, sessions beside them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost
 from orchestrator.runtime.gangs.orders import RPC_SECONDS
+from orchestrator.runtime.ranks.sessions.messages import SessionRefusedError
 from orchestrator.train.script.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.table import GangTable
+    from orchestrator.runtime.ranks.sessions.messages import SessionOutput, SessionRequest
 
 LOOK_SECONDS: Final = 15.0
 """A rank whose actor takes longer than this counts as out of reach."""
+
+SESSION_OPEN_SECONDS: Final = 60.0
+"""A fork server that is not there is started first."""
 
 
 class GangCalls:
@@ -57,6 +64,15 @@ class GangCalls:
             [actors[r].note.remote(job.attempt_number, tuple(said)) for r, said in lines.items() if r < len(actors)]
         )
 
+    async def open_session(self, job: Job, rank: int, request: SessionRequest) -> GangSession:
+        """A command or a connection beside a rank. Raises SessionRefusedError."""
+        actors = self._table.actors_up(job)
+        if rank >= len(actors):
+            raise SessionRefusedError(f"the ranks of {job.id} are not up", "ask again when it runs")
+        session = GangSession(actors[rank], f"rank {rank} of {job.id}")
+        await session.open(job.attempt_number, request)
+        return session
+
     async def _answers(self, calls: Sequence[object]) -> list[RankLook | None]:
         """What came back in time; None for a call that failed."""
 
@@ -68,3 +84,52 @@ class GangCalls:
             return found
 
         return await asyncio.gather(*(answer(call) for call in calls))
+
+
+class GangSession:
+    """A session beside a rank whose actor is ``actor``; ``who`` names the rank in errors."""
+
+    def __init__(self, actor: Any, who: str) -> None:
+        self._actor, self._who = actor, who
+        self._number = 0
+
+    async def open(self, attempt: int, request: SessionRequest) -> None:
+        """Have the actor open it, once. Raises SessionRefusedError."""
+        self._number = await self._ask(SESSION_OPEN_SECONDS, self._actor.open_session, attempt, request)
+
+    async def read(self, seconds: float) -> SessionOutput:
+        """What has come out; waits for something for at most ``seconds``. Raises SessionRefusedError."""
+        output: SessionOutput = await self._ask(seconds + RPC_SECONDS, self._actor.read_session, self._number, seconds)
+        return output
+
+    async def write(self, data: bytes | None) -> None:
+        """Input, None for its end; returns when it was taken, however long that is."""
+        await self._ask(None, self._actor.write_session, self._number, data)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """The size of the client's terminal."""
+        await self._ask(RPC_SECONDS, self._actor.resize_session, self._number, rows, columns)
+
+    async def signal(self, number: int) -> None:
+        """A signal for the command."""
+        await self._ask(RPC_SECONDS, self._actor.signal_session, self._number, number)
+
+    async def close(self) -> None:
+        """End it; an actor that is out of reach ends it by itself."""
+        with contextlib.suppress(SessionRefusedError):
+            await self._ask(LOOK_SECONDS, self._actor.close_session, self._number)
+
+    async def _ask(self, seconds: float | None, method: Any, *arguments: object) -> Any:
+        try:
+            call = method.remote(*arguments)
+            return await (call if seconds is None else within(seconds, call))
+        except SessionRefusedError as error:
+            cause = getattr(error, "cause", error)  # without the actor's traceback
+            raise SessionRefusedError(*cause.args) from None
+        except Exception as error:
+            if isinstance(error, AttributeError):
+                raise SessionRefusedError(
+                    f"{self._who} was started by an earlier version of orch", "its next attempt can be entered"
+                ) from error
+            what = "is out of reach" if as_lost(0, error) is None else "is gone"
+            raise SessionRefusedError(f"{self._who} {what}", "`orch status` says more") from error

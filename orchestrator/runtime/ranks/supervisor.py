@@ -30,6 +30,7 @@ from orchestrator.runtime.ranks.process.exits import ExitTeller
 from orchestrator.runtime.ranks.process.rank_process import RankProcess
 from orchestrator.runtime.ranks.rank_checkpoints import RankCheckpoints
 from orchestrator.runtime.ranks.rank_progress import PROGRESS_SECONDS, RankProgress
+from orchestrator.runtime.ranks.sessions.sessions import RankSessions
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ __all__ = ["RankSupervisor", "StaleAttemptError"]  # actors of older versions ra
 
 
 class RankSupervisor:
-    """``feed`` answers polls, ``inspection`` looks at the rank.
+    """``feed`` answers polls, ``inspection`` looks at the rank, ``sessions`` are beside it.
 
     ``start_fork_server`` is called when no fork server answers on the plan's socket.
     """
@@ -69,6 +70,7 @@ class RankSupervisor:
         self._process: RankProcess | None = None
         self.feed = RankFeed(self._fence, self._log, self._progress, self._checkpoints, self._evidence)
         self.inspection = RankInspection(rank, self._fence, self._log, self._progress)
+        self.sessions = RankSessions(self._fence, self._log, node_dir, start_fork_server)
 
     @property
     def attempt(self) -> int:
@@ -138,6 +140,7 @@ class RankSupervisor:
             previous_step=plan.previous_step,
         )
         self._evidence.begin()
+        self.sessions.begin(plan)
         spawned = await starter.rank(output)
         if spawned is None:
             return
@@ -150,6 +153,7 @@ class RankSupervisor:
             output=output,
             evidence=self._evidence,
             exits=ExitTeller(self._log, output, self._evidence, self._checkpoints, plan.log_policies, plan.rank),
+            before_gone=self.sessions.rank_ended,
         )
 
     async def stop(self, attempt: int, grace_seconds: float) -> None:

@@ -121,18 +121,19 @@ class ForkServerClient:
         *,
         stdout: int,
         stderr: int,
+        stdin: int | None = None,
         listen: int | None = None,
         lease: int | None = None,
         extra: Mapping[int, int] | None = None,
     ) -> Spawned:
         """Starts a process. The descriptors stay the caller's, who closes them when he likes.
 
-        `listen` is the bound and listening socket of a store; `lease` stays open in the keeper, and there alone, until
+        `stdin` None is the null device; one that is a terminal becomes the new process's. `listen` is the bound and listening socket of a store; `lease` stays open in the keeper, and there alone, until
         nothing is left of the tree, so a lock on it tells whether the tree lives; `extra` maps a number in the new process (3 and up) to
         a descriptor here.
         """
         with _lifeline_pair() as (ours, theirs):
-            message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
+            message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}, stdin))
             reply = await self._call(message, fds)
             return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
 
@@ -247,10 +248,18 @@ class _lifeline_pair:  # noqa: N801 - used as a function
 
 
 def _roles(
-    stdout: int, stderr: int, lifeline: int, listen: int | None, lease: int | None, extra: Mapping[int, int]
+    stdout: int,
+    stderr: int,
+    lifeline: int,
+    listen: int | None,
+    lease: int | None,
+    extra: Mapping[int, int],
+    stdin: int | None = None,
 ) -> dict[str, int]:
     """Descriptors by the names that the server knows them by."""
     roles = {"stdout": stdout, "stderr": stderr, "lifeline": lifeline}
+    if stdin is not None:  # a server of an earlier version does not know the word
+        roles["stdin"] = stdin
     if listen is not None:
         roles["listen"] = listen
     if lease is not None:

@@ -12,6 +12,7 @@ import fcntl
 import functools
 import os
 import sys
+import termios
 import time
 import traceback
 from typing import TYPE_CHECKING, NoReturn
@@ -92,7 +93,7 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int, 
         os.umask(spawn.umask)
     gate = _place_descriptors(spawn, baseline, gate)
     _enter(spawn.cwd, reports)
-    if spawn.lease is not None:
+    if spawn.lease is not None or spawn.stdin is not None:
         _mark(spawn)
     if spawn.mode == "command":
         _pass(gate)
@@ -187,12 +188,12 @@ def _become_store(spawn: Spawn, baseline: Baseline, reports: Reports) -> Program
 
 
 def _place_descriptors(spawn: Spawn, baseline: Baseline, gate: int | None) -> int | None:
-    """0 is /dev/null, 1 and 2 and the extra ones are where the request wants them, all else is closed.
+    """0 is what the request says or /dev/null, 1 and 2 and the extra ones are where it wants them, all else is closed.
 
     Returns the new number of `gate`.
     """
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    wanted = {0: null, 1: spawn.stdout, 2: spawn.stderr, **spawn.extra}
+    wanted = {0: null if spawn.stdin is None else spawn.stdin, 1: spawn.stdout, 2: spawn.stderr, **spawn.extra}
     # Out of the way first: a source may have the number that another one is to get.
     first = max(_FIRST_SPARE_FD, *wanted, *wanted.values()) + 1
     if gate is not None:
@@ -203,6 +204,8 @@ def _place_descriptors(spawn: Spawn, baseline: Baseline, gate: int | None) -> in
     keep = set(wanted) | set(baseline.descriptors)
     keep.update(number for number in (spawn.listen, gate) if number is not None)
     linux.close_all_but(keep)
+    if spawn.stdin is not None and os.isatty(0):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     return gate
 
 

@@ -63,6 +63,12 @@ class RankStarter:
         """The rendezvous store on ``listener``. Raises ForkServerError."""
         return await self._with_fork_server(lambda: self._spawn_store(listener))
 
+    async def command(self, request: SpawnRequest, stdin: int, stdout: int, stderr: int) -> Spawned | None:
+        """A command beside the rank, with these descriptors. Raises ForkServerError."""
+        return await self._with_fork_server(
+            lambda: self._client.spawn(request, stdin=stdin, stdout=stdout, stderr=stderr)
+        )
+
     async def _with_fork_server(self, call: Callable[[], Awaitable[Spawned | None]]) -> Spawned | None:
         deadline = time.monotonic() + _FORK_SERVER_SECONDS
         while not self._is_called_off():

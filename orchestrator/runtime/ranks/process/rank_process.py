@@ -17,6 +17,7 @@ from orchestrator.runtime.spawn.client import ErrorRaised, Exited, Gone, KeeperL
 from orchestrator.runtime.spawn.rank_remains import end_remains
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from orchestrator.runtime.ranks.event_log import EventLog
@@ -32,7 +33,10 @@ _SIGKILL: Final = 9
 
 
 class RankProcess:
-    """``lock`` is the path of the rank's lock, by which what a lost keeper kept is found."""
+    """``lock`` is the path of the rank's lock, by which what a lost keeper kept is found.
+
+    ``before_gone`` ends what was started beside the rank, before it counts as gone.
+    """
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class RankProcess:
         output: RankOutput,
         evidence: ExitEvidence,
         exits: ExitTeller,
+        before_gone: Callable[[], Awaitable[None]],
     ) -> None:
         self._lifeline = lifeline
         self._keeper = KeeperWatch(keeper_pid)
@@ -52,6 +57,7 @@ class RankProcess:
         self._output = output
         self._evidence = evidence
         self._exits = exits
+        self._before_gone = before_gone
         self._following = asyncio.create_task(self._follow())
 
     def stop(self, grace_seconds: float) -> None:
@@ -116,6 +122,7 @@ class RankProcess:
                     await self._exits.tell(lost)
                 if isinstance(event, KeeperLost):
                     await self._end_remains()
+                await self._before_gone()
                 self._log.add(kind="gone", at=max(event.at, time.time()))
                 return True
         return False

@@ -1,0 +1,208 @@
+"""Sessions beside a rank over a WebSocket: the request that opens one, then bytes and control messages both ways.
+
+The client's first message says what is wanted (``OpenBody``); the answer is ``{"opened": ...}``, or ``{"error": PROBLEM}`` and
+the end. After that a binary message of the client is input; a binary message of the daemon is output, its first byte
+1 (standard output, a terminal, a connection) or 2 (standard error). The last message is ``{"ended": ...}`` or ``{"error": ...}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import structlog
+from fastapi import WebSocket, WebSocketDisconnect
+from pydantic import Field, StringConstraints, ValidationError
+
+from orchestrator.api.errors import (
+    BadRequestError,
+    DaemonStoppingError,
+    DeadlineError,
+    InternalError,
+    NotPermittedError,
+    OrchError,
+)
+from orchestrator.api.protocol import API_PREFIX, BODY_SECONDS, SESSION_READ_SECONDS
+from orchestrator.api.server.bodies import Body, LongText, bad_request
+from orchestrator.api.server.gate import FAILED, STOPPING
+from orchestrator.api.server.ownership import own_job_view
+from orchestrator.api.service import Caller
+from orchestrator.core.ids import JobId
+from orchestrator.runtime.ranks.sessions.messages import SIGNALS, CommandRequest, PortRequest, SessionRequest, Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from fastapi import FastAPI
+
+    from orchestrator.api.service import JobService, SessionChannel
+
+log = structlog.get_logger("orch.api")
+
+B = TypeVar("B", bound=Body)
+Side = Annotated[int, Field(ge=0, le=10_000)]
+
+
+class TerminalBody(Body):
+    """The client's terminal."""
+
+    rows: Side
+    columns: Side
+    kind: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+-]{1,64}$")] = "dumb"
+
+
+class CommandBody(Body):
+    """A command; none: a shell."""
+
+    argv: list[LongText] = Field(default_factory=list, max_length=4096)
+    terminal: TerminalBody | None = None
+
+
+class OpenBody(Body):
+    """What a session is: a command, or a connection to a port of the rank's node."""
+
+    rank: int = Field(default=0, ge=0, le=1_000_000)
+    command: CommandBody | None = None
+    port: int | None = Field(default=None, ge=1, le=65535)
+
+    def request(self, *, secrets: bool) -> SessionRequest:
+        """The runtime's record. Raises BadRequestError unless it is one of the two."""
+        if (self.command is None) == (self.port is None):
+            raise BadRequestError("a session is a command or a port", hint="send one of them")
+        if self.port is not None:
+            return PortRequest(port=self.port)
+        assert self.command is not None
+        terminal = self.command.terminal
+        return CommandRequest(
+            argv=tuple(self.command.argv),
+            terminal=None if terminal is None else Terminal(**terminal.model_dump()),
+            secrets=secrets,
+        )
+
+
+class ControlBody(Body):
+    """A message about an open session; one of the three."""
+
+    resize: Annotated[list[Side], Field(min_length=2, max_length=2)] | None = None
+    signal: int | None = None
+    end_input: bool = False
+
+
+def add_session_routes(app: FastAPI, service: JobService, closing: asyncio.Event, ref_pattern: str) -> None:
+    """The one route."""
+
+    @app.websocket(f"{API_PREFIX}/jobs/{{ref}}/session")
+    async def session(socket: WebSocket, ref: str) -> None:
+        caller = getattr(socket.state, "caller", None)
+        if not isinstance(caller, Caller):
+            raise NotPermittedError("the caller is not authenticated")
+        await socket.accept()
+        with suppress(WebSocketDisconnect, RuntimeError):  # Starlette's words for a client that is gone
+            try:
+                channel = await _opened(socket, _checked(ref, ref_pattern), service, caller)
+                await _Session(socket, channel).run(closing)
+            except OrchError as error:
+                await _send(socket, {"error": error.to_json()})
+            except (WebSocketDisconnect, RuntimeError):
+                raise
+            except Exception:
+                log.exception("api.session_failed", job=ref)
+                await _send(socket, {"error": InternalError(FAILED).to_json()})
+            await socket.close()
+
+
+def _checked(ref: str, pattern: str) -> str:
+    if re.fullmatch(pattern, ref) is None:
+        raise BadRequestError(f"{ref!r} names no job", hint="give an id, the beginning of one, or a name")
+    return ref
+
+
+async def _opened(socket: WebSocket, ref: str, service: JobService, caller: Caller) -> SessionChannel:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = _parsed(OpenBody, await socket.receive_text())
+    except TimeoutError as error:
+        raise DeadlineError("the client did not say what it wants in time", hint="send it again") from error
+    except KeyError as error:
+        raise BadRequestError("the first message is text", hint="see docs/api.md") from error
+    job = await own_job_view(service, ref, caller, "enter")
+    channel = await service.open_session(JobId(job.id), body.rank, body.request(secrets=job.uid == caller.uid), caller)
+    try:
+        await _send(socket, {"opened": {"job_id": job.id, "rank": body.rank}})
+    except BaseException:
+        await channel.close()
+        raise
+    return channel
+
+
+class _Session:
+    """Carries messages between a client and an open session until one of them ends."""
+
+    def __init__(self, socket: WebSocket, channel: SessionChannel) -> None:
+        self._socket, self._channel = socket, channel
+
+    async def run(self, closing: asyncio.Event) -> None:
+        """Return at the session's end. Raises DaemonStoppingError, and what the channel and the client's messages raise."""
+        works: tuple[Coroutine[Any, Any, Any], ...] = (self._out(), self._in(), closing.wait())
+        tasks = [asyncio.ensure_future(work) for work in works]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            if not tasks[0].done() and tasks[2].done():
+                raise DaemonStoppingError(STOPPING)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._channel.close()
+
+    async def _out(self) -> None:
+        while True:
+            output = await self._channel.read(SESSION_READ_SECONDS)
+            if output.stdout:
+                await self._socket.send_bytes(b"\x01" + output.stdout)
+            if output.stderr:
+                await self._socket.send_bytes(b"\x02" + output.stderr)
+            if output.end is not None:
+                await _send(self._socket, {"ended": asdict(output.end)})
+                return
+            if not output.stdout and not output.stderr:
+                await _send(self._socket, {"alive": True})
+
+    async def _in(self) -> None:
+        """Returns when the client is gone."""
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            data, text = message.get("bytes"), message.get("text")
+            if data:
+                await self._channel.write(data)
+            elif text is not None:
+                await self._control(_parsed(ControlBody, text))
+
+    async def _control(self, body: ControlBody) -> None:
+        if body.resize is not None:
+            await self._channel.resize(*body.resize)
+        if body.signal is not None:
+            if body.signal not in SIGNALS:
+                raise BadRequestError(f"signal {body.signal} cannot be sent", hint=f"one of {sorted(SIGNALS)}")
+            await self._channel.signal(body.signal)
+        if body.end_input:
+            await self._channel.write(None)
+
+
+def _parsed(kind: type[B], text: str) -> B:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise bad_request(list(error.errors())) from None  # type: ignore[arg-type]  # dictionaries
+
+
+async def _send(socket: WebSocket, value: dict[str, Any]) -> None:
+    await socket.send_text(json.dumps(value, separators=(",", ":")))

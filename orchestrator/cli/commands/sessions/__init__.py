@@ -1,0 +1,1 @@
+"""Commands that open a session beside a rank of a running job."""

@@ -1,0 +1,93 @@
+"""Opens sessions beside ranks: commands and connections to ports. Who may is decided by the application."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from orchestrator.api.errors import BadRequestError, RefusedError
+from orchestrator.core.states import JobState
+from orchestrator.runtime.ranks.sessions.messages import CommandRequest, SessionRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.api.service import Caller, SessionChannel
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job.record import Job
+    from orchestrator.runtime.gangs.rank_rpc import GangSession
+    from orchestrator.runtime.ranks.sessions.messages import SessionOutput, SessionRequest
+
+
+Result = TypeVar("Result")
+
+
+class SessionRanks(Protocol):
+    """What opens sessions beside a running gang's ranks."""
+
+    async def open_session(self, job: Job, rank: int, request: SessionRequest) -> GangSession:
+        """A command or a connection beside a rank. Raises SessionRefusedError."""
+        ...
+
+
+class JobSessions:
+    """``record`` gives a job's record by its id, and raises NoSuchJobError."""
+
+    def __init__(
+        self, record: Callable[[JobId], Awaitable[Job]], ranks: SessionRanks, log: FilteringBoundLogger
+    ) -> None:
+        self._record, self._ranks, self._log = record, ranks, log
+
+    async def open(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
+        """A session beside a running job's rank. Raises RefusedError, BadRequestError."""
+        job = await self._record(job_id)
+        if job.state is not JobState.RUNNING:
+            raise RefusedError(
+                f"{job.id} is {job.state.value}; only a running job has ranks to enter",
+                hint="`orch status` says where it stands",
+            )
+        if rank >= job.num_workers:
+            hint = f"0 to {job.num_workers - 1}" if job.num_workers > 1 else "it has rank 0 alone"
+            raise BadRequestError(f"{job.id} has no rank {rank}", hint=hint)
+        kind = "command" if isinstance(request, CommandRequest) else f"port {request.port}"
+        try:
+            session = await self._ranks.open_session(job, rank, request)
+        except SessionRefusedError as error:
+            raise RefusedError(error.what, hint=error.remedy) from error
+        self._log.info("session.opened", job=job.id, rank=rank, kind=kind, user=caller.user, channel=caller.channel)
+        return _Channel(session)
+
+
+class _Channel:
+    """Implements ``api.service.SessionChannel``: errors of the runtime become those of the API."""
+
+    def __init__(self, session: GangSession) -> None:
+        self._session = session
+
+    async def read(self, seconds: float) -> SessionOutput:
+        """What has come out; waits for something for at most ``seconds``."""
+        return await _told(self._session.read(seconds))
+
+    async def write(self, data: bytes | None) -> None:
+        """Input; None ends it."""
+        await _told(self._session.write(data))
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """The size of the client's terminal."""
+        await _told(self._session.resize(rows, columns))
+
+    async def signal(self, number: int) -> None:
+        """A signal for the command."""
+        await _told(self._session.signal(number))
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._session.close()
+
+
+async def _told(call: Awaitable[Result]) -> Result:
+    try:
+        return await call
+    except SessionRefusedError as error:
+        raise RefusedError(error.what, hint=error.remedy) from error

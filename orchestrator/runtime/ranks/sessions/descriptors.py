@@ -1,0 +1,128 @@
+"""Reading and writing a session's descriptors without blocking: bounded on both sides, so that a slow reader holds up the writer alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from orchestrator.runtime.ranks.sessions.messages import READ_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_CHUNK = 64 * 1024
+
+
+class OutputEnd:
+    """Collects what comes out of ``descriptor``, which it owns; ``woken`` is called for news."""
+
+    def __init__(self, descriptor: int, woken: Callable[[], None]) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor: int | None = descriptor
+        self._woken = woken
+        self._data = bytearray()
+        self._reading = False
+        self._resume()
+
+    @property
+    def over(self) -> bool:
+        """Everything that will ever come is here."""
+        return self._descriptor is None
+
+    def __bool__(self) -> bool:
+        return bool(self._data)
+
+    def take(self) -> bytes:
+        """What has come, once; the writer goes on."""
+        data = bytes(self._data)
+        self._data.clear()
+        self._resume()
+        return data
+
+    def close(self) -> None:
+        """Read no more."""
+        self._pause()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._woken()
+
+    def _resume(self) -> None:
+        if self._descriptor is not None and not self._reading:
+            asyncio.get_running_loop().add_reader(self._descriptor, self._ready)
+            self._reading = True
+
+    def _pause(self) -> None:
+        if self._descriptor is not None and self._reading:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+        self._reading = False
+
+    def _ready(self) -> None:
+        assert self._descriptor is not None
+        try:
+            data = os.read(self._descriptor, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:  # a terminal whose programs are gone
+            data = b""
+        if not data:
+            self.close()
+            return
+        self._data += data
+        if len(self._data) >= READ_BYTES:
+            self._pause()
+        self._woken()
+
+
+class InputEnd:
+    """Writes to ``descriptor``, which it owns, as fast as the other side reads. One writer at a time."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor: int | None = descriptor
+        self._waiting: asyncio.Future[None] | None = None
+
+    @property
+    def descriptor(self) -> int | None:
+        """What is written to; None once it is closed."""
+        return self._descriptor
+
+    async def write(self, data: bytes) -> None:
+        """Write all of ``data``; what a reader that is gone does not take is dropped."""
+        rest = memoryview(data)
+        while rest and self._descriptor is not None:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except BlockingIOError:
+                await self._writable(self._descriptor)
+            except OSError:
+                self.close()
+
+    def close(self) -> None:
+        """End of file for the reader."""
+        if self._descriptor is None:
+            return
+        if self._waiting is not None:
+            asyncio.get_running_loop().remove_writer(self._descriptor)
+            with contextlib.suppress(asyncio.InvalidStateError):
+                self._waiting.set_result(None)
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    async def _writable(self, descriptor: int) -> None:
+        loop = asyncio.get_running_loop()
+        waiting = self._waiting = loop.create_future()
+        loop.add_writer(descriptor, _resolve, waiting)
+        try:
+            await waiting
+        finally:
+            self._waiting = None
+            if self._descriptor is not None:
+                loop.remove_writer(descriptor)
+
+
+def _resolve(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

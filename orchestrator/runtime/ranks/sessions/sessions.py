@@ -1,0 +1,169 @@
+"""The sessions beside one rank: opened while it runs, ended with it, and when nothing asks for them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.runtime.ranks.launch.start import RankStarter
+from orchestrator.runtime.ranks.sessions.command import CommandSession
+from orchestrator.runtime.ranks.sessions.messages import (
+    CommandRequest,
+    EndReason,
+    SessionEnd,
+    SessionOutput,
+    SessionRefusedError,
+    SessionRequest,
+)
+from orchestrator.runtime.ranks.sessions.port import PortSession
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from orchestrator.runtime.ranks.event_log import EventLog
+    from orchestrator.runtime.ranks.fence import AttemptFence
+    from orchestrator.runtime.ranks.launch_spec import RankPlan
+
+MOST_COMMANDS: Final = 16
+MOST_CONNECTIONS: Final = 128
+"""At once, beside one rank."""
+
+LEASE_SECONDS: Final = 30.0
+"""The daemon asks for output all the time; a session for which nothing was asked for so long ends."""
+
+Session = CommandSession | PortSession
+
+
+class RankSessions:
+    """Of the rank that ``fence`` and ``log`` are of. ``begin`` is called with the plan of each start."""
+
+    def __init__(
+        self,
+        fence: AttemptFence,
+        log: EventLog,
+        node_dir: Path,
+        start_fork_server: Callable[[RankPlan], Awaitable[None]],
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        self._fence, self._log = fence, log
+        self._node_dir = node_dir
+        self._start_fork_server = start_fork_server
+        self._lease_seconds = lease_seconds
+        self._plan: RankPlan | None = None
+        self._numbers = itertools.count(1)
+        self._sessions: dict[int, Session] = {}
+        self._opening = 0
+        self._leases: dict[int, asyncio.TimerHandle] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def begin(self, plan: RankPlan) -> None:
+        """Sessions from now on are beside the process of ``plan``."""
+        self._plan = plan
+
+    async def open(self, attempt: int, request: SessionRequest) -> int:
+        """A new session's number. Raises SessionRefusedError."""
+        self._fence.refuse_older(attempt)
+        plan = self._plan
+        if plan is None or plan.attempt != attempt or attempt != self._fence.attempt or not self._log.running:
+            raise SessionRefusedError("the rank does not run", "`orch status` says what the job does")
+        self._refuse_too_many(request)
+        self._opening += 1
+        try:
+            session = await self._start(plan, request)
+        finally:
+            self._opening -= 1
+        if not self._log.running or attempt != self._fence.attempt:
+            await session.close(EndReason.RANK_ENDED)
+            raise SessionRefusedError("the rank has ended", "`orch status` says how")
+        number = next(self._numbers)
+        self._sessions[number] = session
+        self._renew(number)
+        return number
+
+    async def read(self, number: int, seconds: float) -> SessionOutput:
+        """What has come out of a session; waits for something for at most ``seconds``. The last answer has an end."""
+        session = self._sessions.get(number)
+        if session is None:
+            return SessionOutput(end=SessionEnd(reason=EndReason.ABANDONED))
+        self._stop_lease(number)
+        try:
+            output = await session.read(seconds)
+        finally:
+            self._renew(number)
+        if output.end is not None:
+            await self.close(number)
+        return output
+
+    async def write(self, number: int, data: bytes) -> None:
+        """Input for a session; one that has ended takes none."""
+        session = self._sessions.get(number)
+        if session is not None:
+            await session.write(data)
+
+    async def end_input(self, number: int) -> None:
+        """No more input follows."""
+        session = self._sessions.get(number)
+        if session is not None:
+            await session.end_input()
+
+    def resize(self, number: int, rows: int, columns: int) -> None:
+        """The size of the client's terminal."""
+        session = self._sessions.get(number)
+        if session is not None:
+            session.resize(rows, columns)
+
+    def signal(self, number: int, signal: int) -> None:
+        """A signal for the session's command."""
+        session = self._sessions.get(number)
+        if session is not None:
+            session.signal(signal)
+
+    async def close(self, number: int, reason: EndReason = EndReason.ABANDONED) -> None:
+        """End a session; nothing of it is left when this returns."""
+        session = self._sessions.pop(number, None)
+        self._stop_lease(number)
+        if session is not None:
+            await session.close(reason)
+
+    async def rank_ended(self) -> None:
+        """End every session: what they hold of GPUs and memory is free when this returns. Readers are told why."""
+        sessions = list(self._sessions.values())
+        await asyncio.gather(*(session.close(EndReason.RANK_ENDED) for session in sessions), return_exceptions=True)
+
+    async def _start(self, plan: RankPlan, request: SessionRequest) -> Session:
+        if not isinstance(request, CommandRequest):
+            return await PortSession.start(request)
+        starter = RankStarter(
+            plan,
+            self._node_dir,
+            start_fork_server=self._start_fork_server,
+            is_called_off=lambda: self._fence.called_off >= plan.attempt or not self._log.running,
+        )
+        return await CommandSession.start(starter, plan, request)
+
+    def _refuse_too_many(self, request: SessionRequest) -> None:
+        commands = isinstance(request, CommandRequest)
+        kind, most = (CommandSession, MOST_COMMANDS) if commands else (PortSession, MOST_CONNECTIONS)
+        there = sum(isinstance(session, kind) for session in self._sessions.values())
+        if there + self._opening >= most:
+            what = "commands" if commands else "connections"
+            raise SessionRefusedError(f"the rank has {there} {what} already, as many as it may", "end one of them")
+
+    def _renew(self, number: int) -> None:
+        self._stop_lease(number)
+        if number in self._sessions:
+            loop = asyncio.get_running_loop()
+            self._leases[number] = loop.call_later(self._lease_seconds, self._expire, number)
+
+    def _stop_lease(self, number: int) -> None:
+        lease = self._leases.pop(number, None)
+        if lease is not None:
+            lease.cancel()
+
+    def _expire(self, number: int) -> None:
+        task = asyncio.create_task(self.close(number))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
