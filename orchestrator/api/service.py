@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         SubmitReply,
     )
     from orchestrator.core.ids import JobId
-    from orchestrator.runtime.ranks.sessions.messages import SessionOutput, SessionRequest
+    from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,23 +159,15 @@ class NodeVerb(StrEnum):
 class SessionChannel(Protocol):
     """An open session beside a rank. Every method but ``close`` raises RefusedError when the rank is out of reach.
 
-    ``read`` and ``write`` may run at the same time, each once.
+    ``read`` and ``tell`` may run at the same time, each once.
     """
 
     async def read(self, seconds: float) -> SessionOutput:
         """What has come out; waits for something for at most ``seconds``. The last answer has an end."""
         ...
 
-    async def write(self, data: bytes | None) -> None:
-        """Input, None for its end; returns when it was taken."""
-        ...
-
-    async def resize(self, rows: int, columns: int) -> None:
-        """The size of the client's terminal."""
-        ...
-
-    async def signal(self, number: int) -> None:
-        """A signal for the session's command."""
+    async def tell(self, message: SessionMessage) -> None:
+        """A client's message; returns when it was taken."""
         ...
 
     async def close(self) -> None:

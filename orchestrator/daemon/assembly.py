@@ -368,7 +368,7 @@ def _service(
     own: tuple[NodeQueries, DaemonHealth, Shutdown],
 ) -> Service:
     queries, health, shutdown = own
-    settings, store, reserve = ground.settings, ground.store, nodes.reserving.reserve
+    settings, store, reserve, spawn = ground.settings, ground.store, nodes.reserving.reserve, ground.background.spawn
     reader = JobReader(
         loop, store, settings.paths, ground.pools, progress=jobs.intake, balances=lambda: nodes.gpus.balances.told
     )
@@ -393,9 +393,7 @@ def _service(
         actions=JobActions(loop, reader, submissions, settings),
         pruning=Pruning(store, settings.paths, ground.pools.removals, lambda: still_needed(loop.jobs.values())),
         nodes=queries,
-        node_actions=NodeActions(
-            loop, ground.trust, store, nodes.known, reserve=reserve, spawn=ground.background.spawn
-        ),
+        node_actions=NodeActions(loop, ground.trust, store, nodes.known, reserve=reserve, spawn=spawn),
         changes=ground.changes,
         health=health,
         shutdown=shutdown,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.protocol import PAGE
+from orchestrator.daemon.requests.sessions import SessionService
 from orchestrator.daemon.requests.sharing import SharingService
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
         LogQuery,
         NodeVerb,
         ProfileRequest,
-        SessionChannel,
         SubmitRequest,
     )
     from orchestrator.core.ids import JobId
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
     from orchestrator.daemon.requests.specs import JobSpecs
     from orchestrator.daemon.requests.submissions import Submissions
     from orchestrator.daemon.stopping import Shutdown
-    from orchestrator.runtime.ranks.sessions.messages import SessionRequest
 
 
-class Service(SharingService):
+class Service(SharingService, SessionService):
     """Implements ``api.service.JobService``."""
 
     def __init__(
@@ -112,10 +111,6 @@ class Service(SharingService):
     async def stacks(self, job_id: JobId, rank: int | None) -> v.StacksView:
         """Where the ranks of a running job stand."""
         return await self._inspection.stacks(job_id, rank)
-
-    async def open_session(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
-        """A command, or a connection to a port, beside a rank of a running job."""
-        return await self._sessions.open(job_id, rank, request, caller)
 
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> v.ActionReply:
         """Do something to a job; durable once this returns."""

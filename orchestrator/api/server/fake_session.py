@@ -5,8 +5,25 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.runtime.ranks.sessions.messages import EndReason, SessionEnd, SessionOutput
+from orchestrator.api.errors import RefusedError
+from orchestrator.runtime.ranks.sessions.messages import (
+    EndOfInput,
+    EndReason,
+    Input,
+    SessionEnd,
+    SessionMessage,
+    SessionOutput,
+    SessionRequest,
+    Signal,
+    Size,
+)
+
+if TYPE_CHECKING:
+    from orchestrator.api.service import Caller, SessionChannel
+    from orchestrator.api.views import JobView
+    from orchestrator.core.ids import JobId
 
 FAIL = b"fail\n"
 """The command ends with code 3 when it reads this line."""
@@ -25,18 +42,35 @@ class FakeSession:
                 return await self._out.get()
         return SessionOutput()
 
-    async def write(self, data: bytes | None) -> None:
-        if data is None or data == FAIL:
-            code = 0 if data is None else 3
-            await self._out.put(SessionOutput(end=SessionEnd(reason=EndReason.EXITED, exit_code=code)))
-        else:
-            await self._out.put(SessionOutput(stdout=data))
+    async def tell(self, message: SessionMessage) -> None:
+        match message:
+            case Input(data=data) if data != FAIL:
+                await self._out.put(SessionOutput(stdout=data))
+            case Input():
+                await self._end(exit_code=3)
+            case EndOfInput():
+                await self._end(exit_code=0)
+            case Size(rows=rows, columns=columns):
+                await self._out.put(SessionOutput(stderr=f"{rows}x{columns}\n".encode()))
+            case Signal(number=number):
+                await self._end(signal=number)
 
-    async def resize(self, rows: int, columns: int) -> None:
-        await self._out.put(SessionOutput(stderr=f"{rows}x{columns}\n".encode()))
-
-    async def signal(self, number: int) -> None:
-        await self._out.put(SessionOutput(end=SessionEnd(reason=EndReason.EXITED, signal=number)))
+    async def _end(self, *, exit_code: int | None = None, signal: int | None = None) -> None:
+        end = SessionEnd(reason=EndReason.EXITED, exit_code=exit_code, signal=signal)
+        await self._out.put(SessionOutput(end=end))
 
     async def close(self) -> None:
         self.closed = True
+
+
+class FakeSessions:
+    """The part of the fake service that opens sessions."""
+
+    _jobs: dict[JobId, JobView]
+    calls: list[tuple[str, Any]]
+
+    async def open_session(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
+        if self._jobs[job_id].state != "RUNNING":
+            raise RefusedError(f"{job_id} does not run")
+        self.calls.append(("session", (rank, request, caller.user)))
+        return FakeSession()

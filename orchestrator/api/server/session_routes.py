@@ -32,7 +32,17 @@ from orchestrator.api.server.gate import FAILED, STOPPING
 from orchestrator.api.server.ownership import own_job_view
 from orchestrator.api.service import Caller
 from orchestrator.core.ids import JobId
-from orchestrator.runtime.ranks.sessions.messages import SIGNALS, CommandRequest, PortRequest, SessionRequest, Terminal
+from orchestrator.runtime.ranks.sessions.messages import (
+    SIGNALS,
+    CommandRequest,
+    EndOfInput,
+    Input,
+    PortRequest,
+    SessionRequest,
+    Signal,
+    Size,
+    Terminal,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -182,19 +192,20 @@ class _Session:
                 return
             data, text = message.get("bytes"), message.get("text")
             if data:
-                await self._channel.write(data)
+                await self._channel.tell(Input(data=data))
             elif text is not None:
                 await self._control(_parsed(ControlBody, text))
 
     async def _control(self, body: ControlBody) -> None:
         if body.resize is not None:
-            await self._channel.resize(*body.resize)
+            rows, columns = body.resize
+            await self._channel.tell(Size(rows=rows, columns=columns))
         if body.signal is not None:
             if body.signal not in SIGNALS:
                 raise BadRequestError(f"signal {body.signal} cannot be sent", hint=f"one of {sorted(SIGNALS)}")
-            await self._channel.signal(body.signal)
+            await self._channel.tell(Signal(number=body.signal))
         if body.end_input:
-            await self._channel.write(None)
+            await self._channel.tell(EndOfInput())
 
 
 def _parsed(kind: type[B], text: str) -> B:

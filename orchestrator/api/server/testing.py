@@ -29,7 +29,7 @@ from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOC
 from orchestrator.api.server.app import control_routes
 from orchestrator.api.server.control_socket import bind_control_socket
 from orchestrator.api.server.fake_queues import FakeQueues
-from orchestrator.api.server.fake_session import FakeSession
+from orchestrator.api.server.fake_session import FakeSessions
 from orchestrator.api.server.fake_specs import FakeSpecs
 from orchestrator.api.server.gate import Gate, GatePolicy
 from orchestrator.api.server.listeners import ApiServer, Deadlines, address_of, bind_tcp, host_names
@@ -70,10 +70,8 @@ if TYPE_CHECKING:
         LogQuery,
         NodeVerb,
         ProfileRequest,
-        SessionChannel,
         SubmitRequest,
     )
-    from orchestrator.runtime.ranks.sessions.messages import SessionRequest
 
 FIRST_TIME = 1_790_000_000.0
 OUTCOMES = {
@@ -84,7 +82,7 @@ OUTCOMES = {
 }
 
 
-class FakeService(FakeQueues, FakeSpecs):
+class FakeService(FakeQueues, FakeSpecs, FakeSessions):
     """The service port in memory; satisfies ``JobService`` and ``ReadSource``. Use it from its event loop only."""
 
     def __init__(self, owner: str = "owner") -> None:
@@ -331,12 +329,6 @@ class FakeService(FakeQueues, FakeSpecs):
             for number in ranks
         )
         return StacksView(job_id=job_id, ranks=tuple(looks))
-
-    async def open_session(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
-        if self._jobs[job_id].state != "RUNNING":
-            raise RefusedError(f"{job_id} does not run")
-        self.calls.append(("session", (rank, request, caller.user)))
-        return FakeSession()
 
     async def health(self) -> HealthView:
         counts: dict[str, int] = {}

@@ -158,11 +158,11 @@ def _write(descriptor: int, data: bytes) -> None:
 def _raw_terminal() -> Iterator[None]:
     """Every key goes to the command, Ctrl-C too; as it was at the end."""
     before = termios.tcgetattr(_STANDARD_INPUT)
-    tty.setraw(_STANDARD_INPUT)
+    tty.setraw(_STANDARD_INPUT, termios.TCSADRAIN)  # what was typed ahead stays
     try:
         yield
     finally:
-        termios.tcsetattr(_STANDARD_INPUT, termios.TCSAFLUSH, before)
+        termios.tcsetattr(_STANDARD_INPUT, termios.TCSADRAIN, before)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.rank_rpc import GangSession
-    from orchestrator.runtime.ranks.sessions.messages import SessionOutput, SessionRequest
+    from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
 
 
 Result = TypeVar("Result")
@@ -59,6 +59,16 @@ class JobSessions:
         return _Channel(session)
 
 
+class SessionService:
+    """The part of ``api.service.JobService`` about sessions; ``_sessions`` is given by the class that it is a part of."""
+
+    _sessions: JobSessions
+
+    async def open_session(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
+        """A command, or a connection to a port, beside a rank of a running job."""
+        return await self._sessions.open(job_id, rank, request, caller)
+
+
 class _Channel:
     """Implements ``api.service.SessionChannel``: errors of the runtime become those of the API."""
 
@@ -69,17 +79,9 @@ class _Channel:
         """What has come out; waits for something for at most ``seconds``."""
         return await _told(self._session.read(seconds))
 
-    async def write(self, data: bytes | None) -> None:
-        """Input; None ends it."""
-        await _told(self._session.write(data))
-
-    async def resize(self, rows: int, columns: int) -> None:
-        """The size of the client's terminal."""
-        await _told(self._session.resize(rows, columns))
-
-    async def signal(self, number: int) -> None:
-        """A signal for the command."""
-        await _told(self._session.signal(number))
+    async def tell(self, message: SessionMessage) -> None:
+        """A client's message."""
+        await _told(self._session.tell(message))
 
     async def close(self) -> None:
         """End the session."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost
 from orchestrator.runtime.gangs.orders import RPC_SECONDS
-from orchestrator.runtime.ranks.sessions.messages import SessionRefusedError
+from orchestrator.runtime.ranks.sessions.messages import Input, Leave, SessionRefusedError
 from orchestrator.train.script.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.table import GangTable
-    from orchestrator.runtime.ranks.sessions.messages import SessionOutput, SessionRequest
+    from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
 
 LOOK_SECONDS: Final = 15.0
 """A rank whose actor takes longer than this counts as out of reach."""
@@ -102,22 +102,15 @@ class GangSession:
         output: SessionOutput = await self._ask(seconds + RPC_SECONDS, self._actor.read_session, self._number, seconds)
         return output
 
-    async def write(self, data: bytes | None) -> None:
-        """Input, None for its end; returns when it was taken, however long that is."""
-        await self._ask(None, self._actor.write_session, self._number, data)
-
-    async def resize(self, rows: int, columns: int) -> None:
-        """The size of the client's terminal."""
-        await self._ask(RPC_SECONDS, self._actor.resize_session, self._number, rows, columns)
-
-    async def signal(self, number: int) -> None:
-        """A signal for the command."""
-        await self._ask(RPC_SECONDS, self._actor.signal_session, self._number, number)
+    async def tell(self, message: SessionMessage) -> None:
+        """A client's message; returns when it was taken: input as late as the command reads it."""
+        seconds = None if isinstance(message, Input) else RPC_SECONDS
+        await self._ask(seconds, self._actor.tell_session, self._number, message)
 
     async def close(self) -> None:
         """End it; an actor that is out of reach ends it by itself."""
         with contextlib.suppress(SessionRefusedError):
-            await self._ask(LOOK_SECONDS, self._actor.close_session, self._number)
+            await self._ask(LOOK_SECONDS, self._actor.tell_session, self._number, Leave())
 
     async def _ask(self, seconds: float | None, method: Any, *arguments: object) -> Any:
         try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.runtime.ranks.launch_spec import RankPlan
     from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply
-    from orchestrator.runtime.ranks.sessions.messages import SessionOutput, SessionRequest
+    from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
 
 LEASE_SECONDS: Final = 10.0
 FENCE_SECONDS: Final = LEASE_SECONDS + 4.0  # the lease, and the longest that a check and its call take
@@ -141,22 +141,9 @@ class RankActor:
         """What a session has put out; waits for at most ``seconds``."""
         return await self._supervisor.sessions.read(number, seconds)
 
-    async def write_session(self, number: int, data: bytes | None) -> None:
-        """Input for a session; None ends it."""
-        sessions = self._supervisor.sessions
-        await (sessions.end_input(number) if data is None else sessions.write(number, data))
-
-    async def resize_session(self, number: int, rows: int, columns: int) -> None:
-        """The size of a session's terminal."""
-        self._supervisor.sessions.resize(number, rows, columns)
-
-    async def signal_session(self, number: int, signal: int) -> None:
-        """A signal for a session's command."""
-        self._supervisor.sessions.signal(number, signal)
-
-    async def close_session(self, number: int) -> None:
-        """End a session."""
-        await self._supervisor.sessions.close(number)
+    async def tell_session(self, number: int, message: SessionMessage) -> None:
+        """A client's message for a session."""
+        await self._supervisor.sessions.tell(number, message)
 
     async def _keep_lease(self) -> None:
         import ray

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.ranks.event_log import TOLD_WITH_END_SECONDS, EventLog
@@ -42,6 +42,13 @@ if TYPE_CHECKING:
 __all__ = ["RankSupervisor", "StaleAttemptError"]  # actors of older versions raise the error by this module's name
 
 
+class _Node(NamedTuple):
+    """The node's directory of this daemon, and how a fork server is started there."""
+
+    directory: Path
+    start_fork_server: Callable[[RankPlan], Awaitable[None]]
+
+
 class RankSupervisor:
     """``feed`` answers polls, ``inspection`` looks at the rank, ``sessions`` are beside it.
 
@@ -58,8 +65,7 @@ class RankSupervisor:
         progress_seconds: float = PROGRESS_SECONDS,
         told_with_end_seconds: float = TOLD_WITH_END_SECONDS,
     ) -> None:
-        self._node_dir = node_dir
-        self._start_fork_server = start_fork_server
+        self._node = _Node(node_dir, start_fork_server)
         self._serial = asyncio.Lock()
         self._fence = AttemptFence(job_id, rank)
         self._log = EventLog(self._fence, told_with_end_seconds=told_with_end_seconds)
@@ -118,8 +124,8 @@ class RankSupervisor:
             self._fence.refuse_older(plan.attempt)
             starter = RankStarter(
                 plan,
-                self._node_dir,
-                start_fork_server=self._start_fork_server,
+                self._node.directory,
+                start_fork_server=self._node.start_fork_server,
                 is_called_off=lambda: self._fence.called_off >= plan.attempt,
             )
             if self._fence.launched < plan.attempt:
@@ -148,7 +154,7 @@ class RankSupervisor:
         self._process = RankProcess(
             spawned.lifeline,
             spawned.keeper_pid,
-            rank_lock_path(self._node_dir, plan.job_id, plan.rank),
+            rank_lock_path(self._node.directory, plan.job_id, plan.rank),
             log=self._log,
             output=output,
             evidence=self._evidence,

@@ -48,6 +48,41 @@ class PortRequest:
 SessionRequest = CommandRequest | PortRequest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """Bytes for a session."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndOfInput:
+    """No more input follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The client's terminal has another size."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """A signal for a session's command."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """The client is gone: the session ends."""
+
+
+SessionMessage = Input | EndOfInput | Size | Signal | Leave
+
+
 class EndReason(StrEnum):
     """Why a session is over."""
 

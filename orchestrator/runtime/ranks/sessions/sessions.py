@@ -10,11 +10,17 @@ from orchestrator.runtime.ranks.launch.start import RankStarter
 from orchestrator.runtime.ranks.sessions.command import CommandSession
 from orchestrator.runtime.ranks.sessions.messages import (
     CommandRequest,
+    EndOfInput,
     EndReason,
+    Input,
+    Leave,
     SessionEnd,
+    SessionMessage,
     SessionOutput,
     SessionRefusedError,
     SessionRequest,
+    Signal,
+    Size,
 )
 from orchestrator.runtime.ranks.sessions.port import PortSession
 
@@ -97,29 +103,22 @@ class RankSessions:
             await self.close(number)
         return output
 
-    async def write(self, number: int, data: bytes) -> None:
-        """Input for a session; one that has ended takes none."""
+    async def tell(self, number: int, message: SessionMessage) -> None:
+        """Hand a client's message to a session; one that has ended takes none. Returns when it was taken."""
         session = self._sessions.get(number)
-        if session is not None:
-            await session.write(data)
-
-    async def end_input(self, number: int) -> None:
-        """No more input follows."""
-        session = self._sessions.get(number)
-        if session is not None:
-            await session.end_input()
-
-    def resize(self, number: int, rows: int, columns: int) -> None:
-        """The size of the client's terminal."""
-        session = self._sessions.get(number)
-        if session is not None:
-            session.resize(rows, columns)
-
-    def signal(self, number: int, signal: int) -> None:
-        """A signal for the session's command."""
-        session = self._sessions.get(number)
-        if session is not None:
-            session.signal(signal)
+        if session is None:
+            return
+        match message:
+            case Input():
+                await session.write(message.data)
+            case EndOfInput():
+                await session.end_input()
+            case Size():
+                session.resize(message.rows, message.columns)
+            case Signal():
+                session.signal(message.number)
+            case Leave():
+                await self.close(number)
 
     async def close(self, number: int, reason: EndReason = EndReason.ABANDONED) -> None:
         """End a session; nothing of it is left when this returns."""

@@ -51,6 +51,10 @@ class Scene:
     async def _closed(self) -> None:
         self.did.append("output closed")
 
+    async def _sessions_ended(self) -> None:
+        assert "gone" not in [event.kind for event in self.log.after(0)]
+        self.did.append("sessions ended")
+
     def run(self) -> list[tuple[str, int | None, int | None]]:
         async def follow() -> None:
             process = RankProcess(
@@ -61,6 +65,7 @@ class Scene:
                 output=self.output,  # type: ignore[arg-type]
                 evidence=self.evidence,  # type: ignore[arg-type]
                 exits=self,  # type: ignore[arg-type]
+                before_gone=self._sessions_ended,
             )
             async with asyncio.timeout(300):
                 await process.end()
@@ -73,7 +78,7 @@ class Scene:
 def test_the_story_of_a_process_is_told_in_order() -> None:
     scene = Scene(STARTED, EXITED, Gone(at=3.0))
     assert scene.run() == [("started", None, None), ("exited", 3, None), ("gone", None, None)]
-    assert scene.did == ["kill", "evidence closed", "output closed", "lifeline closed"]
+    assert scene.did == ["kill", "sessions ended", "evidence closed", "output closed", "lifeline closed"]
 
 
 def test_a_message_that_is_none_is_left_out() -> None:
