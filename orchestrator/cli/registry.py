@@ -41,6 +41,7 @@ ENTRIES = (
     Entry("profile", "profile", JOBS),
     Entry("stacks", "stacks", JOBS),
     Entry("report", "runs.report", JOBS),
+    Entry("compare", "runs.compare", JOBS),
     Entry("up", "machine", MACHINE),
     Entry("down", "machine", MACHINE),
     Entry("serve", "machine", MACHINE),

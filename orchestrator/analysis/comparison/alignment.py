@@ -1,0 +1,179 @@
+"""Where readings of a run lie on the axis that runs share: its step, or its time; and means in equal parts of that axis."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from orchestrator.analysis.measure.statistics import energy_curve
+from orchestrator.analysis.reading.series import Floats, Quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.analysis.reading.series import Progress, Run
+
+MOST_PARTS: Final = 2000
+POINTS_A_PART: Final = 2
+LEAST_PARTS: Final = 8
+SUMMED: Final = (Quantity.MEMORY, Quantity.POWER)
+
+
+class Align(enum.StrEnum):
+    """What makes two moments of two runs comparable."""
+
+    STEP = "step"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """A run's readings of one figure along the axis: the figure is ``amounts`` over ``weights``, added up over any stretch."""
+
+    places: Floats
+    amounts: Floats
+    weights: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aligned:
+    """A run on the axis; time begins at the first report where every run has reports, else at the first reading."""
+
+    run: Run
+    align: Align
+    origin: float
+
+    def places(self, times: Floats) -> Floats:
+        """Where moments (Unix time) lie on the axis; NaN before the training, after it, and during a restart."""
+        if self.align is Align.TIME:
+            return np.where(times >= self.origin, times - self.origin, np.nan)
+        progress = self.run.progress
+        assert progress is not None, "only runs with reports are aligned by step"
+        if len(progress.times) < 2:
+            return np.full(len(times), np.nan)
+        at = np.searchsorted(progress.times, times, side="right") - 1
+        at = np.where(times == progress.times[-1], len(progress.times) - 2, at)
+        inside = (at >= 0) & (at < len(progress.times) - 1)
+        moving = np.append(_moving(progress), [False])
+        found: Floats = np.interp(times, progress.times, progress.steps)
+        return np.where(inside & moving[np.clip(at, 0, len(moving) - 1)], found, np.nan)
+
+
+def aligned(runs: Sequence[Run], align: Align) -> list[Aligned]:
+    """The runs on a common axis."""
+    reporting = all(run.progress is not None for run in runs)
+    return [
+        Aligned(run, align, float(run.progress.times[0]) if reporting and run.progress else run.start or 0.0)
+        for run in runs
+    ]
+
+
+def _moving(progress: Progress) -> np.ndarray:
+    """Which spans between two reports belong to one attempt and made steps."""
+    moving: np.ndarray = (np.diff(progress.attempts) == 0) & (np.diff(progress.steps) > 0)
+    return moving
+
+
+def edges_of(lines: Sequence[Line]) -> Floats | None:
+    """Equal parts of the stretch that all lines cover, a few readings in each; None where they have none in common."""
+    spans = [line.places[np.isfinite(line.places) & np.isfinite(line.amounts)] for line in lines]
+    if any(len(span) < 2 for span in spans):
+        return None
+    start, end = max(float(span.min()) for span in spans), min(float(span.max()) for span in spans)
+    if end <= start:
+        return None
+    least = min(int(((span >= start) & (span <= end)).sum()) for span in spans)
+    if least < 2:
+        return None
+    wanted = least // POINTS_A_PART
+    return np.linspace(start, end, (min(MOST_PARTS, wanted) if wanted >= LEAST_PARTS else least) + 1)
+
+
+def parts(line: Line, edges: Floats) -> tuple[Floats, Floats]:
+    """Amounts and weights of each part; 0 weight where the run has nothing in it."""
+    there = np.isfinite(line.places) & np.isfinite(line.amounts) & np.isfinite(line.weights)
+    there &= (line.places >= edges[0]) & (line.places <= edges[-1])
+    count = len(edges) - 1
+    at = np.clip(np.searchsorted(edges, line.places[there], side="right") - 1, 0, count - 1)
+    amounts: Floats = np.bincount(at, weights=line.amounts[there], minlength=count).astype(np.float64)
+    weights: Floats = np.bincount(at, weights=line.weights[there], minlength=count).astype(np.float64)
+    return amounts, weights
+
+
+def gpu_line(run: Aligned, quantity: Quantity) -> Line | None:
+    """All GPUs of a run together at their common moments: memory and power added up, the hottest temperature, else the mean."""
+    gpus = [gpu for gpu in run.run.gpus if gpu.has(quantity)]
+    if not gpus:
+        return None
+    times = max(gpus, key=lambda gpu: len(gpu.times)).times
+    rows = []
+    for gpu in gpus:
+        values = gpu.shown(quantity)
+        there = np.isfinite(values)
+        if gpu.times is not times:
+            values = np.interp(times, gpu.times[there], values[there], left=np.nan, right=np.nan)
+        rows.append(values)
+    table = np.array(rows)
+    if quantity in SUMMED:
+        together = table.sum(axis=0)
+    else:
+        together = table.max(axis=0) if quantity is Quantity.TEMPERATURE else table.mean(axis=0)
+    return Line(run.places(times), together, np.ones(len(times)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """What each span between two reports of one attempt took and gave; the repeated part after a restart is in it."""
+
+    places: Floats
+    seconds: Floats
+    steps: Floats
+    samples: Floats
+    tokens: Floats
+    joules: Floats
+
+    def line(self, amounts: Floats, weights: Floats) -> Line | None:
+        """A rate as a line; None where it was not reported."""
+        usable = np.isfinite(amounts) & np.isfinite(weights) & (weights > 0)
+        if usable.sum() < 2 or not amounts[usable].any():
+            return None
+        return Line(self.places[usable], amounts[usable], weights[usable])
+
+
+def spans_of(run: Aligned) -> Spans | None:
+    """The spans of a run that reports; None for one that does not."""
+    progress = run.run.progress
+    if progress is None or len(progress.times) < 2:
+        return None
+    moving = _moving(progress)
+    middles = (progress.times[1:] + progress.times[:-1]) / 2
+    curves = [energy_curve(gpu) for gpu in run.run.gpus]
+    joules = np.full(len(middles), np.nan)
+    if curves and all(curve is not None and len(curve.times) for curve in curves):
+        known = [curve for curve in curves if curve is not None]
+        used = sum(
+            np.diff(np.interp(progress.times, one.times, one.joules, left=np.nan, right=np.nan)) for one in known
+        )
+        joules = np.asarray(used)
+    places = middles - run.origin if run.align is Align.TIME else (progress.steps[1:] + progress.steps[:-1]) / 2
+    return Spans(
+        places[moving],
+        np.diff(progress.times)[moving],
+        np.diff(progress.steps)[moving],
+        np.diff(progress.samples)[moving],
+        np.diff(progress.tokens)[moving],
+        joules[moving],
+    )
+
+
+def metric_line(run: Aligned, name: str) -> Line | None:
+    """A metric that the script reported; None where it did not."""
+    progress = run.run.progress
+    values = None if progress is None else progress.metrics.get(name)
+    if progress is None or values is None or np.isfinite(values).sum() < 2:
+        return None
+    places = progress.steps if run.align is Align.STEP else progress.times - run.origin
+    return Line(places, values, np.ones(len(values)))

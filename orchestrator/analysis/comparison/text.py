@@ -1,0 +1,92 @@
+"""A comparison in words: a table of figures, and a sentence for each difference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.analysis.comparison.alignment import Align
+from orchestrator.analysis.comparison.comparing import LETTERS, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from orchestrator.analysis.comparison.comparing import Comparison, Pair, Row
+    from orchestrator.analysis.comparison.conditions import Broken
+
+CAUTION: Final = (
+    "Intervals are of these runs: another run of the same configuration may differ by more. "
+    "Of twenty figures without a difference, one shows one by chance."
+)
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """The whole comparison."""
+    lines = [f"{letter} = {name}" for letter, name in zip(LETTERS, comparison.names, strict=False)]
+    lines[0] += " (baseline)"
+    for pair in comparison.pairs:
+        lines += ["", *_pair(pair, comparison.align)]
+    return "\n".join([*lines, "", CAUTION]) + "\n"
+
+
+def _pair(pair: Pair, align: Align) -> Iterator[str]:
+    yield f"{pair.letter} against A, {stretch(pair, align)}"
+    yield f"{'':<28}{'A':>12}{pair.letter:>12}{'difference':>12}  95 % interval"
+    for row in pair.rows:
+        unit = f" ({row.measure.unit})" if row.measure.unit else ""
+        yield (
+            f"{row.measure.name + unit:<28}{row.baseline:>12.5g}{row.other:>12.5g}{change(row):>12}  {bounds(row)}"
+        ).rstrip()
+    yield ""
+    for row in pair.rows:
+        if row.outcome is not Outcome.SINGLE:
+            yield f"  {sentence(row, pair.letter)}"
+
+
+def stretch(pair: Pair, align: Align) -> str:
+    """What part of the runs was compared."""
+    if pair.start is None or pair.end is None:
+        return f"aligned by {align}"
+    if align is Align.STEP:
+        return f"at equal steps, {pair.start:.0f} to {pair.end:.0f}"
+    return f"at equal time, {pair.start:.0f} to {pair.end:.0f} s after the start"
+
+
+def change(row: Row) -> str:
+    """The difference in per cent or, where that has no meaning, in its unit."""
+    if row.relative is not None:
+        return f"{100 * row.relative.value:+.2f} %"
+    return f"{row.difference.value:+.4g}"
+
+
+def bounds(row: Row) -> str:
+    """The interval of the difference, as ``change`` tells it."""
+    interval, factor, unit = (row.relative, 100.0, " %") if row.relative is not None else (row.difference, 1.0, "")
+    if interval.low is None or interval.high is None:
+        return "" if row.outcome is Outcome.SINGLE else "too few readings"
+    return f"{factor * interval.low:+.3g} to {factor * interval.high:+.3g}{unit}"
+
+
+def sentence(row: Row, letter: str) -> str:
+    """What the data show: "B uses 7.5 % less memory (6.9 to 8.1)"."""
+    measure = row.measure
+    interval, factor, unit = (
+        (row.relative, 100.0, " %") if row.relative is not None else (row.difference, 1.0, measure.unit)
+    )
+    unit = f" {unit.strip()}" if unit.strip() else ""
+    word = measure.lower if interval.value < 0 else measure.higher
+    amount = f"{_digits(abs(factor * interval.value))}{unit}"
+    if interval.low is None or interval.high is None:
+        return f"{letter} {measure.verb} {amount} {word} {measure.noun}, but these are too few readings to tell that from chance"
+    if row.outcome is Outcome.NONE_SHOWN:
+        return f"no difference in {measure.noun} that these data show ({factor * interval.low:+.2g} to {factor * interval.high:+.2g}{unit})"
+    low, high = sorted((abs(factor * interval.low), abs(factor * interval.high)))
+    return f"{letter} {measure.verb} {amount} {word} {measure.noun} ({_digits(low)} to {_digits(high)})"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.1f}" if value >= 0.95 else f"{value:.2g}"
+
+
+def broken_lines(found: Sequence[Broken]) -> list[str]:
+    """A line for each condition that holds."""
+    return [f"{one.condition.text}: {sentence(one.row, one.letter)}" for one in found]
