@@ -54,6 +54,8 @@ class RecordRequest:
     simulate: int = 0
     report: bool = False
     compare_with: Path | None = None
+    gpu: int | None = None
+    stats_file: str | None = None
     job_poll_seconds: float = 2.0
 
 
@@ -73,6 +75,8 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
             rate=request.rate,
             csv=request.csv,
             columns=request.columns,
+            gpu=request.gpu,
+            stats_file=request.stats_file,
             training=watched.training if request.job else said,
         )
         try:

@@ -116,6 +116,13 @@ def record(
         str, typer.Option("--columns", metavar="A,B", help="With --csv: which values of each GPU.")
     ] = "power_w,temp_c",
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the files go.")] = Path(),
+    gpu: Annotated[
+        int | None,
+        typer.Option("--gpu", metavar="N", min=0, help="Which GPU the single-GPU file holds; default the first."),
+    ] = None,
+    stats_file: Annotated[
+        str | None, typer.Option("--stats-file", metavar="NAME", help="Name of the single-GPU file: gpu_stats.json.")
+    ] = None,
     job: Annotated[
         str | None, typer.Option("--job", metavar="JOB", help="Record this job's GPUs on this machine until it ends.")
     ] = None,
@@ -139,6 +146,8 @@ def record(
         csv=csv,
         columns=tuple(column.strip() for column in columns.split(",") if column.strip()),
         output=output,
+        gpu=gpu,
+        stats_file=stats_file,
         job=job,
         simulate=simulate_gpus,
         report=report,

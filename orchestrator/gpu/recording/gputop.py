@@ -15,6 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.gpu.recording.recording import RecordedSample, Recording
+from orchestrator.gpu.recording.rows import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -139,6 +140,9 @@ def _json_row(entry: Mapping[str, Any], gpu: Mapping[str, Any], number: int) -> 
         # Better than nothing: seconds since the start where they are told, else the entry's number.
         timestamp = _number(entry.get("elapsed_seconds"))
         timestamp = float(number) if timestamp is None else timestamp
+    absent = gpu.get(ABSENT)
+    if isinstance(absent, list):  # ours: 0 because gputop's readers want a number, not because it was read
+        gpu = {key: value for key, value in gpu.items() if key not in absent}
     index = _number(gpu.get("gpu_index", gpu.get("gpu_id", 0)))
     if index is None:
         return None

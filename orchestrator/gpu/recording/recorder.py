@@ -50,7 +50,8 @@ class RecordOptions:
 
     `training` is asked for what the run reports of itself (epoch, batch, phase) and must be quick; `started` (local time)
     is in the files' names. What waits is written every `flush_seconds`; a row waits for `grace_seconds` for a GPU that is
-    late before it is written without it.
+    late before it is written without it. `gpu` is the index of the GPU in the single-GPU file, by default the first one's;
+    `stats_file` is that file's name, in `directory`.
     """
 
     directory: Path = field(default_factory=Path)
@@ -62,9 +63,18 @@ class RecordOptions:
     started: dt.datetime = field(default_factory=dt.datetime.now)  # local time, as in the names
     flush_seconds: float = 1.0
     grace_seconds: float = 0.5
+    gpu: int | None = None
+    stats_file: str | None = None
 
     def validate(self) -> None:
         """Raises ValueError naming what cannot be recorded."""
+        if self.csv and (self.gpu is not None or self.stats_file is not None):
+            raise ValueError("a GPU and a file name are chosen for the JSON file; a CSV file has every GPU.")
+        name = self.stats_file
+        if name is not None and (not name.endswith(".json") or len(name) > 200 or any(bad in name for bad in "/\0")):
+            raise ValueError(
+                f"the file name {name[:200]!r} cannot be used; give one like gpu_stats.json, without a directory."
+            )
         if not 0.01 <= self.rate <= 1000.0:
             raise ValueError(f"a rate of {self.rate:g} Hz cannot be recorded; give 0.01 to 1000.")
         unknown = [column for column in self.columns if column not in rows.COLUMNS]
@@ -85,6 +95,7 @@ class Recorder:
             raise ValueError("there is no GPU to record. `orch gpus` lists them; --simulate-gpus N makes some up.")
         self._options = options
         self._infos = tuple(reader.info for reader in readers)
+        _place_of(options.gpu, self._infos)
         self._queues: dict[str, deque[Reading]] = {info.uuid: deque() for info in self._infos}
         self._samplers = tuple(
             Sampler(reader, rate=options.rate, on_reading=self._queues[reader.info.uuid].append) for reader in readers
@@ -218,13 +229,40 @@ class _Sink:
         self._file.close()
 
 
-def _single_row(
-    timestamp: float, elapsed: float, views: Sequence[rows.View], training: Mapping[str, Any]
-) -> str | None:
-    """The single-GPU form holds the first GPU, as gputop's own file has the one that was selected."""
-    if views[0].power is None:
-        return None
-    return json.dumps(rows.single_entry(timestamp, elapsed, views[0], training))
+def _place_of(gpu: int | None, infos: Sequence[GpuInfo]) -> int:
+    """Where the GPU of the single-GPU file is among the recorded ones. Raises ValueError where it is not."""
+    indices = [info.index for info in infos]
+    if gpu is None:
+        return 0
+    if gpu not in indices:
+        raise ValueError(f"there is no GPU {gpu} to record; there are: {', '.join(map(str, sorted(indices)))}.")
+    return indices.index(gpu)
+
+
+def _single_formatter(place: int) -> Formatter:
+    """Of the single-GPU form, which holds the GPU at a place, as gputop's own file has the one that was selected."""
+
+    def row(timestamp: float, elapsed: float, views: Sequence[rows.View], training: Mapping[str, Any]) -> str | None:
+        view = views[place]
+        return None if view.power is None else json.dumps(rows.single_entry(timestamp, elapsed, view, training))
+
+    return _from_a_whole_row(row, lambda views: views[place : place + 1])
+
+
+def _from_a_whole_row(formatter: Formatter, shown: Callable[[Sequence[rows.View]], Sequence[rows.View]]) -> Formatter:
+    """Rows from the first one on in which every GPU has a utilization: a rate needs two readings. Waits only so long."""
+    begun = False
+
+    def row(timestamp: float, elapsed: float, views: Sequence[rows.View], training: Mapping[str, Any]) -> str | None:
+        nonlocal begun
+        if not begun and elapsed < rows.CARRY_SECONDS:
+            loads = [view.load for view in shown(views)]
+            if any(load is None or load.utilization is None for load in loads):
+                return None
+        begun = True
+        return formatter(timestamp, elapsed, views, training)
+
+    return row
 
 
 def _multi_row(timestamp: float, elapsed: float, views: Sequence[rows.View], training: Mapping[str, Any]) -> str:
@@ -246,10 +284,12 @@ def _open_sinks(options: RecordOptions, infos: Sequence[GpuInfo]) -> list[_Sink]
     if options.csv:
         file = LineFile(options.directory / f"gpu_metrics_{stamp}.csv", rows.csv_header(infos, options.columns))
         return [_Sink(file, _csv_formatter(options.columns))]
-    base = f"gpu_stats_{options.name}_{stamp}"
-    sinks = [_Sink(JsonArrayFile(options.directory / f"{base}.json"), _single_row)]
+    base = (options.stats_file or f"gpu_stats_{options.name}_{stamp}.json").removesuffix(".json")
+    single = _single_formatter(_place_of(options.gpu, infos))
+    sinks = [_Sink(JsonArrayFile(options.directory / f"{base}.json"), single)]
     if len(infos) > 1:
-        sinks.append(_Sink(JsonArrayFile(options.directory / f"{base}_multi_gpu.json"), _multi_row))
+        multi = _from_a_whole_row(_multi_row, lambda views: views)
+        sinks.append(_Sink(JsonArrayFile(options.directory / f"{base}_multi_gpu.json"), multi))
     return sinks
 
 

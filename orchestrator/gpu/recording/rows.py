@@ -1,8 +1,9 @@
 """What a recording writes: gputop's JSON entries and the power log's CSV rows, made from samples.
 
 Formats and units are those files' own (MiB, per cent, MHz, local time without a zone), so that the tools which read them
-read ours; keys of our own are added to, never in place of, theirs. A value that a sample does not have is left out of an
-entry and leaves its CSV cell empty: those tools wrote 0 there, which no one can tell from a reading.
+read ours; keys of our own are added to, never in place of, theirs. A value that a sample does not have leaves its CSV cell
+empty. In JSON it is 0, because those tools end with a KeyError where a key is missing; the key `absent` lists such keys, so
+that a reader who knows it can tell a missing sensor from a reading of 0.
 """
 
 from __future__ import annotations
@@ -29,6 +30,43 @@ VENDOR_NAMES: Final = {
     Vendor.INTEL: "Intel",
     Vendor.SIMULATED: "simulated",
 }
+
+
+MULTI_KEYS: Final[Mapping[str, Any]] = {
+    "utilization": 0,
+    "memory_used": 0,
+    "memory_total": 0,
+    "memory_percent": 0,
+    "temperatures": {},
+    "power": 0,
+    "power_limit": 0,
+    "clocks": {},
+}
+"""What gputop's readers look up in each GPU of a multi-GPU entry, and what stands for a missing value."""
+SINGLE_KEYS: Final[Mapping[str, Any]] = {
+    **MULTI_KEYS,
+    "temp_limits": {},
+    "fan_speed": 0,
+    "clock_states": {},
+    "performance_level": "unknown",
+}
+AGGREGATE_KEYS: Final[Mapping[str, Any]] = {
+    "total_memory_used": 0,
+    "total_memory_total": 0,
+    "total_memory_percent": 0,
+    "average_utilization": 0,
+    "total_power": 0,
+    "total_power_limit": 0,
+    "max_temperature": 0,
+}
+ABSENT: Final = "absent"
+
+
+def _whole(entry: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry with every key that gputop's readers expect; numbers that are not readings are listed under `absent`."""
+    missing = {key: value for key, value in expected.items() if key not in entry}
+    absent = [key for key, value in missing.items() if value == 0]
+    return {**entry, **missing, **({ABSENT: absent} if absent else {})}
 
 
 class View:
@@ -150,7 +188,10 @@ def _gpu_entry(view: View) -> dict[str, Any]:
     if full is not None and full.power_limit_watts is not None:
         entry["power_limit"] = round(full.power_limit_watts, 1)
     if load is not None and load.clocks:
-        entry["clocks"] = {domain: round(hertz / 1e6) for domain, hertz in load.clocks}
+        clocks = {domain: round(hertz / 1e6) for domain, hertz in load.clocks}
+        if "sm" in clocks:
+            clocks = {"gpu": clocks["sm"], **clocks}  # gputop's name for it
+        entry["clocks"] = clocks
     return entry
 
 
@@ -193,17 +234,17 @@ def single_entry(timestamp: float, elapsed: float, view: View, training: Mapping
             entry["throttle"] = list(full.throttle_active)
     if training:
         entry["training_metadata"] = dict(training)
-    return entry
+    return _whole(entry, SINGLE_KEYS)
 
 
 def multi_entry(timestamp: float, elapsed: float, views: Sequence[View], training: Mapping[str, Any]) -> dict[str, Any]:
     """One element of `..._multi_gpu.json`: every GPU that answered, and totals over the very same values."""
-    data = [_gpu_entry(view) for view in views if view.power is not None]
+    known = [_gpu_entry(view) for view in views if view.power is not None]
     entry: dict[str, Any] = {
         "timestamp": local_time(timestamp),
         "elapsed_seconds": round(elapsed, 3),
-        "multi_gpu_data": data,
-        "aggregate_stats": _aggregate(data),
+        "multi_gpu_data": [_whole(gpu, MULTI_KEYS) for gpu in known],
+        "aggregate_stats": _aggregate(known),
     }
     if training:
         entry["training_metadata"] = dict(training)
@@ -211,7 +252,7 @@ def multi_entry(timestamp: float, elapsed: float, views: Sequence[View], trainin
 
 
 def _aggregate(data: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Totals over the GPUs that have the value; a total that no GPU has a part of is left out."""
+    """Totals over the GPUs that have the value; a total that no GPU has a part of is 0 and listed under `absent`."""
 
     def values(key: str) -> list[float]:
         return [entry[key] for entry in data if key in entry]
@@ -231,4 +272,4 @@ def _aggregate(data: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if hottest:
         stats["max_temperature"] = max(hottest)
     stats["gpu_count"] = len(data)
-    return stats
+    return _whole(stats, AGGREGATE_KEYS)

@@ -16,7 +16,7 @@ import pytest
 from orchestrator.gpu.drivers.nvidia.nvml import open_nvidia
 from orchestrator.gpu.reader import Detail
 from orchestrator.gpu.recording.gputop import read_recording
-from orchestrator.gpu.recording.recorder import Recorder, RecordOptions, TrainingFile
+from orchestrator.gpu.recording.recorder import Recorder, RecordOptions, TrainingFile, _single_formatter
 from orchestrator.gpu.recording.rows import COLUMNS, View, csv_header, csv_row, multi_entry, single_entry
 from orchestrator.gpu.recording.stats import GpuStats, Quantiles, RecordStats
 from orchestrator.gpu.sample import Sample, Throttle, Vendor
@@ -72,7 +72,9 @@ def test_the_single_gpu_entry_has_the_sources_keys_and_units() -> None:
         "power": 150.25,
         "power_limit": 300.0,
         "fan_speed": 40,
-        "clocks": {"sm": 1980, "memory": 2619},
+        "clocks": {"gpu": 1980, "sm": 1980, "memory": 2619},
+        "clock_states": {},
+        "performance_level": "unknown",
         "energy_joules": 1000.0,
         "throttle": ["power_cap"],
         "fresh": True,
@@ -98,13 +100,79 @@ def test_the_multi_gpu_entry_adds_up_the_very_same_samples() -> None:
     assert "training_metadata" not in entry
 
 
-def test_what_a_gpu_does_not_say_is_left_out_and_never_0() -> None:
-    silent = sample()
-    single = single_entry(AT, 0.0, view_of(silent), {})
-    assert set(single) == {"timestamp", "gpu_index", "gpu_name", "gpu_type", "gpu_uuid", "elapsed_seconds", "fresh"}
-    entry = multi_entry(AT, 0.0, [view_of(silent, 0), view_of(None, 1)], {})
-    assert entry["multi_gpu_data"] == [{"gpu_index": 0, "gpu_name": "NVIDIA A10G"}]
-    assert entry["aggregate_stats"] == {"gpu_count": 1}
+GPUTOP_NUMBERS = ("utilization", "memory_used", "memory_total", "memory_percent", "power", "power_limit", "fan_speed")
+"""Keys that gputop's --gen-graph and --compare look up in each row without asking whether they are there."""
+
+
+def test_every_row_has_what_gputops_readers_look_up() -> None:
+    no_fan = full(fan=None, utilization=None)
+    for value in (full(), no_fan, sample()):
+        entry = single_entry(AT, 0.0, view_of(value), {})
+        assert all(isinstance(entry[key], int | float) for key in GPUTOP_NUMBERS)
+        assert all(isinstance(entry[key], dict) for key in ("temperatures", "temp_limits", "clocks", "clock_states"))
+        assert all(isinstance(entry[key], str) for key in ("timestamp", "gpu_name", "gpu_type", "performance_level"))
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}", entry["timestamp"])
+        many = multi_entry(AT, 0.0, [view_of(value), view_of(full(), 1)], {})
+        assert set(GPUTOP_NUMBERS) - {"fan_speed"} <= many["multi_gpu_data"][0].keys()
+
+
+def test_what_a_gpu_does_not_say_is_listed_as_absent(tmp_path: Path) -> None:
+    single = single_entry(AT, 0.0, view_of(sample()), {})
+    assert single["absent"] == [
+        "utilization",
+        "memory_used",
+        "memory_total",
+        "memory_percent",
+        "power",
+        "power_limit",
+        "fan_speed",
+    ]
+    entry = multi_entry(AT, 0.0, [view_of(sample(), 0), view_of(None, 1)], {})
+    assert [gpu["gpu_index"] for gpu in entry["multi_gpu_data"]] == [0]
+    assert entry["aggregate_stats"]["gpu_count"] == 1
+    assert "average_utilization" in entry["aggregate_stats"]["absent"]
+    path = tmp_path / "stats.json"
+    path.write_text(json.dumps([single, single_entry(AT + 1, 1.0, view_of(full(utilization=0.0, fan=None)), {})]))
+    silent, idle = read_recording(path).samples
+    assert (silent.utilization, silent.memory_used_bytes, silent.fan, silent.power_watts) == (None, None, None, None)
+    assert (idle.utilization, idle.memory_used_bytes, idle.fan) == (0.0, 12800 << 20, None)
+
+
+def test_the_first_row_is_a_whole_one() -> None:
+    """A GPU whose first reading has no rate: the recording begins with the second one."""
+    formatter = _single_formatter(0)
+    view = view_of(full(utilization=None))
+    assert formatter(AT, 0.0, [view], {}) is None
+    assert formatter(AT, 0.1, [view_of(full())], {}) is not None
+    assert formatter(AT, 0.2, [view], {}) is not None, "a later row that lacks a rate is kept"
+    assert _single_formatter(0)(AT, 2.0, [view], {}) is not None, "a GPU that never tells it is recorded all the same"
+
+
+def test_the_single_file_holds_the_gpu_that_was_chosen_under_the_name_that_was_given(
+    nvml: FakeNvml, tmp_path: Path
+) -> None:
+    chosen = options(tmp_path, rate=50.0, gpu=1, stats_file="gpu_monitoring.json")
+    with Recorder(open_nvidia(), chosen) as running:
+        wait_for(lambda: running.stats.lateness.count > 8, "a few readings")
+    assert {path.name for path in running.paths} == {"gpu_monitoring.json", "gpu_monitoring_multi_gpu.json"}
+    assert {entry["gpu_index"] for entry in json.loads((tmp_path / "gpu_monitoring.json").read_bytes())} == {1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpu": 7}, "there is no GPU 7 to record; there are: 0."),
+        ({"stats_file": "../x.json"}, "cannot be used"),
+        ({"stats_file": "x.csv"}, "'x.csv' cannot be used"),
+        ({"stats_file": "a" * 300 + ".json"}, "cannot be used"),
+        ({"gpu": 0, "csv": True}, "a CSV file has every GPU"),
+    ],
+)
+def test_a_choice_that_cannot_be_recorded_is_named(
+    make_reader: MakeReader, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Recorder([make_reader("GPU-a")], options(tmp_path, **changes))
 
 
 def test_other_vendors_keep_their_sensors_names() -> None:
@@ -122,7 +190,9 @@ def test_values_read_less_often_are_repeated_for_a_while_only() -> None:
     view.update(Reading(tick=2, lateness=0.0, detail=Detail.POWER, sample=sample(at=102.5, power_watts=98.0)))
     entry = single_entry(AT, 0.0, view, {})
     assert entry["power"] == 98.0
-    assert not {"utilization", "temperature", "temperatures"} & entry.keys()
+    assert "utilization" in entry["absent"]
+    assert entry["temperatures"] == {}
+    assert "temperature" not in entry
 
 
 def test_csv_rows_for_every_column() -> None:
