@@ -31,11 +31,15 @@ class Align(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """A run's readings of one figure along the axis: the figure is ``amounts`` over ``weights``, added up over any stretch."""
+    """A run's readings of one figure along the axis: the figure is ``amounts`` over ``weights``, added up over any stretch.
+
+    ``moments``: each reading is the figure at its place, and runs were read at places of their own.
+    """
 
     places: Floats
     amounts: Floats
     weights: Floats
+    moments: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +94,27 @@ def edges_of(lines: Sequence[Line]) -> Floats | None:
         return None
     wanted = least // POINTS_A_PART
     return np.linspace(start, end, (min(MOST_PARTS, wanted) if wanted >= LEAST_PARTS else least) + 1)
+
+
+def at_common_places(first: Line, second: Line) -> tuple[Line, Line]:
+    """Both lines at every place at which either was read, as far as both reach; straight lines lie between readings.
+
+    A figure that falls steeply differs between places. Read at places of its own, a run would look better than another one with the
+    same curve; at the places of both, each is between readings as often as the other.
+    """
+    curves = [_curve(line) for line in (first, second)]
+    places = np.unique(np.concatenate([places for places, _ in curves]))
+    reach = (places >= max(one[0][0] for one in curves)) & (places <= min(one[0][-1] for one in curves))
+    places = places[reach]
+    one, other = (Line(places, np.interp(places, *curve), np.ones(len(places)), moments=True) for curve in curves)
+    return one, other
+
+
+def _curve(line: Line) -> tuple[Floats, Floats]:
+    """Places in rising order with the figure there: the mean, where a step was made again after a restart."""
+    there = np.isfinite(line.places) & np.isfinite(line.amounts)
+    places, at, counts = np.unique(line.places[there], return_inverse=True, return_counts=True)
+    return places, np.bincount(at, weights=line.amounts[there]) / counts
 
 
 def parts(line: Line, edges: Floats) -> tuple[Floats, Floats]:
@@ -176,4 +201,4 @@ def metric_line(run: Aligned, name: str) -> Line | None:
     if progress is None or values is None or np.isfinite(values).sum() < 2:
         return None
     places = progress.steps if run.align is Align.STEP else progress.times - run.origin
-    return Line(places, values, np.ones(len(values)))
+    return Line(places, values, np.ones(len(values)), moments=True)

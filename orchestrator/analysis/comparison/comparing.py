@@ -19,6 +19,7 @@ from orchestrator.analysis.comparison.alignment import (
     Aligned,
     Line,
     aligned,
+    at_common_places,
     edges_of,
     gpu_line,
     metric_line,
@@ -169,6 +170,8 @@ def _row(measure: Measure, first: Line, second: Line, align: Align) -> Row | Non
     edges = edges_of((first, second))
     if edges is None:
         return None
+    if first.moments and second.moments:
+        first, second = at_common_places(first, second)
     one, other = parts(first, edges), parts(second, edges)
     usable = (one[1] > 0) & (other[1] > 0)
     if not usable.any():

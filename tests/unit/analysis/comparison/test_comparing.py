@@ -86,6 +86,20 @@ def test_a_loss_is_compared_at_equal_steps_and_at_equal_time() -> None:
     assert row(found, "joules_per_sample").baseline == pytest.approx(100 / 320, rel=0.01)
 
 
+@pytest.mark.parametrize("offset", [1, 2, 3])
+@pytest.mark.parametrize("every", [5, 6])
+def test_one_loss_curve_read_at_other_steps_shows_no_difference(offset: int, every: int) -> None:
+    """The same training twice; the daemon notes a step a second, and not the same ones."""
+
+    def noted(first: int, every: int) -> Run:
+        rows = [progress_row(step / 5, step, {"loss": 1.0 / step}) for step in range(first, 121, every)]
+        return run(gpu(seconds=24, power=100.0), name=f"from {first}", progress=progress_of(rows))
+
+    found = row(compare([noted(5, 5), noted(5 + offset, every)]), "loss_at_equal_steps")
+    assert found.outcome is Outcome.NONE_SHOWN
+    assert found.other == pytest.approx(found.baseline, rel=0.01)
+
+
 def test_readings_of_different_rates_are_aligned_by_time_not_by_number() -> None:
     rising = gpu(seconds=600, memory=1000 + np.arange(600.0))
     sparse = run(gpu(seconds=600, memory=1000 + np.arange(600.0)), name="sparse")
