@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # What needs processors runs where the integration tests wait for something.
 PARTS := lint tools types+layers+unit+integration
 
-.PHONY: setup demo test check tools lint types layers unit integration faults reference campaign soak dashboards format instructions clean
+.PHONY: setup demo test check tools lint types layers unit integration faults reference campaign soak dashboards pictures format instructions clean
 
 setup: $(STAMP)
 
@@ -77,6 +77,10 @@ instructions: $(STAMP)
 
 dashboards: $(STAMP)
 	$(BIN)/python -m dashboards.build
+
+# The pictures of the page in docs/pictures, taken in chromium; a test says when they are out of date.
+pictures: $(STAMP)
+	$(BIN)/python -m tests.support.page_pictures
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -3,7 +3,8 @@
 A service in memory with ``--jobs`` jobs (a quarter runs) and ``--gpus`` GPUs is served over HTTP from this process, and changes
 all the time. ``--viewers`` processes of one kind read the overview's stream. ``ours`` is the share of one core that serving
 takes beyond what it takes without viewers, in percent; ``assets_kb`` and ``page_kb`` are compressed sizes. The jobs' own
-records are not read: this is the cost of rendering and sending.
+records are not read: this is the cost of rendering and sending. ``paint_ms`` is the median first contentful paint of the
+overview and of a job's page with charts, in Debian's chromium, each in a new context; it is left out where that is missing.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
+import shutil
 import subprocess
 import sys
 import time
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import parser, report, result
+from orchestrator.api.curve_views import POINTS, ChartView, CurveQuery, CurvesView, CurveView
 from orchestrator.api.server.listeners import ApiServer, address_of, bind_tcp
 from orchestrator.api.server.testing import FakeService
 from orchestrator.api.views import NodeView, ProgressView
+from orchestrator.core.ids import JobId
 from orchestrator.web.rendering import static_files
 from orchestrator.web.serving import LazyPage
 from orchestrator.web.sign_in import SignIn
@@ -28,6 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 WINDOW_SECONDS = 5.0
+PAINTS = 6
+"""Of each page; the first one is left out."""
+
+PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 READER = """
 import http.client, sys
 connection = http.client.HTTPConnection(sys.argv[1])
@@ -51,7 +60,16 @@ class BusyService(FakeService):
             self.add(f"job-{number}", state="PENDING" if number % 4 else "RUNNING").id for number in range(jobs)
         ]
 
-    async def gpus(self) -> Sequence[Mapping[str, Any]]:
+    async def curves(self, job_id: JobId, query: CurveQuery) -> CurvesView:  # noqa: ARG002 - the port's signature
+        """Eight charts of eight lines."""
+        xs = tuple(float(n) for n in range(POINTS))
+        lines = tuple(
+            CurveView(label=f"GPU {n}", x=xs, values=tuple((x * 7 + 11 * n) % 100 for x in xs)) for n in range(8)
+        )
+        charts = tuple(ChartView(name=f"quantity {n}", unit="%", curves=lines) for n in range(8))
+        return CurvesView(job_id=job_id, begin=0.0, end=float(POINTS), charts=charts)
+
+    async def gpus(self, max_age_seconds: float = 0.0) -> Sequence[Mapping[str, Any]]:  # noqa: ARG002 - the port's signature
         """A row for each GPU, with what the heat map shows."""
         return [
             {"node": f"node-{n // 8:03d}", "index": n % 8, "utilization_ratio": (n * 7 + self.turn) % 100 / 100}
@@ -89,13 +107,48 @@ async def _measure(arguments: Any) -> tuple[list[float], dict[str, float]]:
     viewers = [subprocess.Popen(command) for _ in range(arguments.viewers)]  # noqa: ASYNC220 - some milliseconds each
     try:
         watched = [await _share(service) for _ in range(arguments.pairs)]
+        for viewer in viewers:
+            viewer.kill()
+            viewer.wait()
+        links = [sign_in.new_link(os.getuid()) for _ in range(2 * PAINTS)]
+        paints = await asyncio.to_thread(_paints, f"http://{address_of(sock)}", links, service.ids[0])
     finally:
         for viewer in viewers:
             viewer.kill()
             viewer.wait()
         closing.set()
         await server.stop()
-    return [with_them - without for with_them, without in zip(watched, alone, strict=True)], await _sizes(service)
+    shares = [with_them - without for with_them, without in zip(watched, alone, strict=True)]
+    return shares, {**await _sizes(service), **paints}
+
+
+def _paints(address: str, links: list[str], job_id: str) -> dict[str, float]:
+    """First contentful paints, as the browser tells them."""
+    program = shutil.which("chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        program = None
+    if program is None:
+        return {}
+    found: dict[str, list[float]] = {"/": [], f"/jobs/{job_id}": []}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        for number, link in enumerate(links):
+            path = list(found)[number % 2]
+            context = browser.new_context()
+            tab = context.new_page()
+            tab.goto(f"{address}/signin?link={link}")
+            tab.goto(f"{address}{path}")
+            while (paint := tab.evaluate(PAINT)) is None:
+                tab.wait_for_timeout(10)
+            found[path].append(paint)
+            context.close()
+        browser.close()
+    return {
+        f"paint_ms_{name}": round(median(found[path][1:]))
+        for name, path in zip(("overview", "job"), found, strict=True)
+    }
 
 
 async def _share(service: BusyService) -> float:
@@ -107,13 +160,19 @@ async def _share(service: BusyService) -> float:
 
 
 async def _sizes(service: BusyService) -> dict[str, float]:
+    from orchestrator.web.charts import Window, charts_html
     from orchestrator.web.overview import overview_parts
 
     parts = await overview_parts(service, time.time(), "load")
+    begin, end = 0.0, float(POINTS)
+    charts = charts_html(
+        (await service.curves(JobId(service.ids[0]), CurveQuery())).charts, (begin, end), Window(), "/jobs/x"
+    )
     assets = sum(len(gzip.compress(file.body)) for file in static_files().values())
     return {
         "assets_kb": round(assets / 1000, 1),
         "page_kb": round(len(gzip.compress("".join(parts.values()).encode())) / 1000, 1),
+        "charts_kb": round(len(gzip.compress(charts.encode())) / 1000, 1),
     }
 
 

@@ -17,6 +17,7 @@ from orchestrator.api.protocol import PAGE
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    from orchestrator.api.curve_views import CurveQuery, CurvesView, GpuHistoryView
     from orchestrator.api.queue_views import QueueChange, QueueShares, QueueView
     from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.api.views import (
@@ -93,7 +94,8 @@ class LogQuery:
 
     ``attempt`` None means the newest; ``tail`` keeps the last lines of what there is now; ``since`` keeps lines with
     ``at >= since`` (of every attempt when ``attempt`` is None, so that a follower can pick up where it was cut off);
-    ``follow`` goes on, across restarts, until the job has ended and all its output was sent.
+    ``follow`` goes on, across restarts, until the job has ended and all its output was sent. ``contains`` keeps lines with
+    that text, whatever its case; of those that ``tail`` leaves.
     """
 
     rank: int | None = None
@@ -101,6 +103,11 @@ class LogQuery:
     tail: int | None = None
     follow: bool = False
     since: float | None = None
+    contains: str = ""
+
+    def has(self, text: str) -> bool:
+        """Whether a line with this text is wanted."""
+        return not self.contains or self.contains.casefold() in text.casefold()
 
     def check(self, job_id: str, *, ranks: int, attempts: int) -> None:
         """Raise BadRequestError for a rank or an attempt that the job does not have.
@@ -223,6 +230,14 @@ class JobService(Protocol):
         """In what two jobs differ: keys, interpreter, git commit, files of the archive."""
         ...
 
+    async def curves(self, job_id: JobId, query: CurveQuery) -> CurvesView:
+        """What the job recorded over time, thinned out for drawing; a bounded part of it is read."""
+        ...
+
+    async def gpu_history(self, uuids: Sequence[str], query: CurveQuery) -> GpuHistoryView:
+        """What GPUs did over time, and for which jobs, as far as jobs recorded it."""
+        ...
+
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> ActionReply:
         """Do something to a job; durable once this returns.
 
@@ -266,8 +281,8 @@ class JobService(Protocol):
         """Every node of the cluster, by name."""
         ...
 
-    async def gpus(self) -> Sequence[Mapping[str, Any]]:
-        """Every GPU of every node: rows as ``gpu.view.GpuRow`` describes them."""
+    async def gpus(self, max_age_seconds: float = 0.0) -> Sequence[Mapping[str, Any]]:
+        """Every GPU of every node: rows as ``gpu.view.GpuRow`` describes them, with values at most that old."""
         ...
 
     async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> NodeActionReply:

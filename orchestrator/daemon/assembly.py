@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.daemon.curves.desk import CurveDesk
 from orchestrator.daemon.daemon import Daemon
 from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, senses_of
 from orchestrator.daemon.gpus.balances import JobBalances
@@ -23,7 +24,7 @@ from orchestrator.daemon.jobs.prerequisites import still_needed
 from orchestrator.daemon.jobs.progress import ProgressBook
 from orchestrator.daemon.jobs.progress_intake import ProgressIntake
 from orchestrator.daemon.jobs.tidying import Tidying
-from orchestrator.daemon.loop import Loop
+from orchestrator.daemon.loop import Loop, decided_jobs, live_jobs
 from orchestrator.daemon.metrics.view_source import MetricsViewSource
 from orchestrator.daemon.metrics_source import Reading
 from orchestrator.daemon.nodes.actions import NodeActions
@@ -186,24 +187,10 @@ def assemble(ground: Ground, make_runtime: Callable[[Hooks], Runtime]) -> Parts:
         shares=ShareBook(sharing_of(ground.settings)),
         log=ground.log,
     )
-    runtime = make_runtime(Hooks(decided=_decided(loop), post=loop.post, reported=reported, head_lost=head_lost))
+    runtime = make_runtime(Hooks(decided=decided_jobs(loop), post=loop.post, reported=reported, head_lost=head_lost))
     nodes = _nodes(ground, loop, runtime)
     jobs = _jobs(ground, loop, runtime, nodes)
     return _parts(ground, loop, runtime, nodes, jobs)
-
-
-def _live(loop: Loop) -> Callable[[], Collection[Job]]:  # the loop replaces its dictionary when it has read the store
-    def live() -> Collection[Job]:
-        return loop.jobs.values()
-
-    return live
-
-
-def _decided(loop: Loop) -> Callable[[], Collection[Job]]:
-    def decided() -> Collection[Job]:
-        return loop.decided.values()
-
-    return decided
 
 
 def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
@@ -230,7 +217,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
         cluster.ray,
         cluster.nodes,
         cluster.holds,
-        jobs=_decided(loop),
+        jobs=decided_jobs(loop),
         conditions=lambda: known_conditions(cluster.nodes, exporters, ground.trust.quarantined_gpus, driver=False),
         refresh=care.refresh,
         log=log,
@@ -247,7 +234,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
         ground.trust, ground.store, cluster.ray, cluster.nodes, known, reserve=reserving.reserve, spawn=spawn, log=log
     )
     balances = JobBalances()
-    gpus = GpuWatch(cluster.ray, cluster.nodes, exporters, ground.settings.paths, _live(loop), balances, log)
+    gpus = GpuWatch(cluster.ray, cluster.nodes, exporters, ground.settings.paths, live_jobs(loop), balances, log)
     return Nodes(
         known=known, care=care, fork_servers=fork_servers, head=head, reserving=reserving, health=health, gpus=gpus
     )
@@ -255,9 +242,9 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
 
 def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
     settings, log, spawn = ground.settings, ground.log, ground.background.spawn
-    hangs = HangWatch(jobs=_live(loop), looker=runtime.calls, command=loop.command, log=log)
+    hangs = HangWatch(jobs=live_jobs(loop), looker=runtime.calls, command=loop.command, log=log)
     senses = senses_of(nodes.gpus, ground.book, hangs, runtime.exporters)
-    findings = FindingWatch(senses, jobs=_live(loop), post=loop.post, log=log)
+    findings = FindingWatch(senses, jobs=live_jobs(loop), post=loop.post, log=log)
     intake = ProgressIntake(
         ground.book,
         settings.paths,
@@ -284,7 +271,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
 def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jobs) -> Parts:
     shutdown = Shutdown(ground.stop, loop, ground.changes, lambda: ground.background.failure is not None, ground.log)
     known, blind = runtime.cluster.nodes, runtime.files.blind
-    table = GpuTable(known, runtime.exporters, _live(loop))
+    table = GpuTable(known, runtime.exporters, live_jobs(loop))
     queries = NodeQueries(known, loop, ground.trust, runtime.exporters, blind=blind, rows=table.rows)
     health = DaemonHealth(
         loop,
@@ -390,6 +377,7 @@ def _service(
         sessions=JobSessions(reader.record, runtime.calls, ground.log),
         specs=JobSpecs(store, settings.paths, ground.pools.outputs),
         sharing=SharingDesk(loop, store),
+        curves=CurveDesk(settings.paths, ground.pools.records),
         actions=JobActions(loop, reader, submissions, settings),
         pruning=Pruning(store, settings.paths, ground.pools.removals, lambda: still_needed(loop.jobs.values())),
         nodes=queries,

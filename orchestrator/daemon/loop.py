@@ -26,7 +26,7 @@ from orchestrator.daemon.sharing.book import ShareBook
 from orchestrator.store.errors import BrokenChainError, VersionConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -309,3 +309,21 @@ class Loop:
                 now=job.state.value,
                 reason=sentence(job.reason),
             )
+
+
+def live_jobs(loop: Loop) -> Callable[[], Collection[Job]]:
+    """A function that gives the loop's jobs: it replaces its dictionary when it has read the store."""
+
+    def live() -> Collection[Job]:
+        return loop.jobs.values()
+
+    return live
+
+
+def decided_jobs(loop: Loop) -> Callable[[], Collection[Job]]:
+    """The same for the jobs as the last decision left them."""
+
+    def decided() -> Collection[Job]:
+        return loop.decided.values()
+
+    return decided

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.protocol import PAGE
+from orchestrator.daemon.curves.desk import CurveService
 from orchestrator.daemon.requests.sessions import SessionService
 from orchestrator.daemon.requests.sharing import SharingService
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     )
     from orchestrator.core.ids import JobId
     from orchestrator.daemon.changes import Changes
+    from orchestrator.daemon.curves.desk import CurveDesk
     from orchestrator.daemon.health import DaemonHealth
     from orchestrator.daemon.nodes.actions import NodeActions
     from orchestrator.daemon.nodes.queries import NodeQueries
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.stopping import Shutdown
 
 
-class Service(SharingService, SessionService):
+class Service(SharingService, SessionService, CurveService):
     """Implements ``api.service.JobService``."""
 
     def __init__(
@@ -49,6 +51,7 @@ class Service(SharingService, SessionService):
         sessions: JobSessions,
         specs: JobSpecs,
         sharing: SharingDesk,
+        curves: CurveDesk,
         actions: JobActions,
         pruning: Pruning,
         nodes: NodeQueries,
@@ -57,7 +60,8 @@ class Service(SharingService, SessionService):
         health: DaemonHealth,
         shutdown: Shutdown,
     ) -> None:
-        super().__init__(specs, sharing)
+        SharingService.__init__(self, specs, sharing)
+        CurveService.__init__(self, curves)
         self._submissions = submissions
         self._reader = reader
         self._inspection = inspection
@@ -120,9 +124,9 @@ class Service(SharingService, SessionService):
         """Every node of the cluster."""
         return self._nodes.views()
 
-    async def gpus(self) -> Sequence[dict[str, Any]]:
+    async def gpus(self, max_age_seconds: float = 0.0) -> Sequence[dict[str, Any]]:
         """Every GPU of every node, with its newest values and holders."""
-        return [row.to_json() for row in await self._nodes.gpu_rows()]
+        return [row.to_json() for row in await self._nodes.gpu_rows(max_age_seconds)]
 
     async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> v.NodeActionReply:
         """Cordon, drain or uncordon a node."""

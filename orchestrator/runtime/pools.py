@@ -100,6 +100,7 @@ class Pools:
         self.checkpoints = Pool("checkpoints", 2)
         self.starts = Pool("starts of attempts", 4)  # which checkpoint an attempt begins from
         self.outputs = Pool("outputs", 2)
+        self.records = Pool("records of metrics and GPUs", 2)
         self.submissions = SharedPool("submissions", 8, each=3)
         self.removals = Pool("removals of old jobs", 1)
 
@@ -118,4 +119,12 @@ class Pools:
             pool.close()
 
     def _all(self) -> tuple[Pool, ...]:
-        return self.logs, self.checkpoints, self.starts, self.outputs, self.submissions, self.removals
+        return (
+            self.logs,
+            self.checkpoints,
+            self.starts,
+            self.outputs,
+            self.records,
+            self.submissions,
+            self.removals,
+        )

@@ -8,12 +8,11 @@ from __future__ import annotations
 import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qs, quote, urlencode
+from urllib.parse import urlencode
 
-from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from orchestrator.api.errors import (
@@ -27,34 +26,41 @@ from orchestrator.api.errors import (
 )
 from orchestrator.api.server.app import own_job
 from orchestrator.api.server.gate import FAILED, STOPPING
-from orchestrator.api.service import ActionRequest, Caller, JobFilter, Verb
+from orchestrator.api.service import ActionRequest, JobFilter, Verb
 from orchestrator.core.states import JobState
 from orchestrator.store.errors import StoreClosedError
+from orchestrator.web.answers import MOST_NOTE, caller_of, event_stream, form_of, frame, job_address, markup, page
+from orchestrator.web.chart_shelf import ChartShelf
+from orchestrator.web.charts import window_of
+from orchestrator.web.compare_page import CompareViews
 from orchestrator.web.guard import Guard
 from orchestrator.web.job_page import EFFECTS, LogQuestion, follow_log, job_parts, log_lines, verbs_for
 from orchestrator.web.live import Channel, Channels, follow, stream
+from orchestrator.web.node_page import NodeViews
 from orchestrator.web.overview import SHOWN, overview_parts
 from orchestrator.web.rendering import render, static_files
-from orchestrator.web.sign_in import COOKIE_SECONDS, REMEDY
+from orchestrator.web.sign_in import COOKIE_SECONDS
+from orchestrator.web.submit_page import SubmitViews
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from starlette.requests import Request
 
-    from orchestrator.api.service import JobService
+    from orchestrator.api.service import Caller, JobService
     from orchestrator.core.ids import JobId
+    from orchestrator.web.charts import Window
     from orchestrator.web.sign_in import SignIn
 
 JOBS_ON_A_PAGE: Final = 100
-EVENT_STREAM: Final = "text/event-stream"
-MOST_NOTE: Final = 400
 
 
 def create_page_app(service: JobService, sign_in: SignIn, closing: asyncio.Event, *, owner_uid: int) -> Guard:
     """The page behind its guard."""
     views = PageViews(service, closing)
+    nodes = NodeViews(service, views.shelf, views.streamed)
+    compare, submission = CompareViews(service), SubmitViews(service)
     doors = Doors(sign_in)
     routes = [
         Route("/", views.overview),
@@ -62,7 +68,14 @@ def create_page_app(service: JobService, sign_in: SignIn, closing: asyncio.Event
         Route("/jobs/{ref}", views.job),
         Route("/jobs/{ref}/{verb}", views.confirm, methods=["GET"]),
         Route("/jobs/{ref}/{verb}", views.act, methods=["POST"]),
+        Route("/nodes/{name}", nodes.node),
+        Route("/nodes/{name}/{verb}", nodes.confirm, methods=["GET"]),
+        Route("/nodes/{name}/{verb}", nodes.act, methods=["POST"]),
+        Route("/compare", compare.compare),
+        Route("/submit", submission.form, methods=["GET"]),
+        Route("/submit", submission.send, methods=["POST"]),
         Route("/live/overview", views.live_overview),
+        Route("/live/nodes/{name}", nodes.live),
         Route("/live/jobs/{ref}", views.live_job),
         Route("/live/jobs/{ref}/log", views.live_log),
         Route("/signin", doors.enter),
@@ -97,7 +110,7 @@ class Doors:
 
     async def leave(self, request: Request) -> Response:
         """Remove the cookie."""
-        answer = _page(request, "signed_out.html", title="Signed out", caller=None)
+        answer = page(request, "signed_out.html", title="Signed out", caller=None)
         answer.delete_cookie(self._sign_in.cookie_name, httponly=True, samesite="strict")
         return answer
 
@@ -110,22 +123,35 @@ class PageViews:
         self._closing = closing
         self._now = now
         self._channels = Channels()
+        self.shelf = ChartShelf(service)
+
+    def streamed(
+        self,
+        key: tuple[object, ...],
+        draw: Callable[[], Awaitable[Mapping[str, str]]],
+        jobs: frozenset[JobId] = frozenset(),
+    ) -> AsyncGenerator[bytes, None]:
+        """Server-sent events with what ``draw`` returns, after changes of ``jobs`` (none: of any)."""
+
+        def make() -> Channel:
+            return self._channel(draw, jobs)
+
+        return stream(self._channels.channel(key, make), self._closing)
 
     async def overview(self, request: Request) -> Response:
         """What is wrong, what runs, what waits, every GPU."""
         shown = _shown(request)
         parts = await overview_parts(self._service, self._now(), shown)
         live = f"/live/overview?gpus={shown}"
-        return _page(request, "overview.html", title="Overview", here="/", live=live, parts=_markup(parts))
+        return page(request, "overview.html", title="Overview", here="/", live=live, parts=markup(parts))
 
     async def live_overview(self, request: Request) -> Response:
         """The overview's stream."""
         shown = _shown(request)
 
-        def make() -> Channel:
-            return self._channel(lambda: overview_parts(self._service, self._now(), shown), frozenset())
-
-        return _stream(stream(self._channels.channel(("overview", shown), make), self._closing))
+        return event_stream(
+            self.streamed(("overview", shown), lambda: overview_parts(self._service, self._now(), shown))
+        )
 
     async def jobs(self, request: Request) -> Response:
         """All jobs, newest first, by state and user."""
@@ -139,7 +165,7 @@ class PageViews:
         )
         found = await self._service.jobs(wanted)
         more = {"state": state.lower(), "user": user, "before": found[-1].id} if len(found) == JOBS_ON_A_PAGE else {}
-        return _page(
+        return page(
             request,
             "jobs.html",
             title="Jobs",
@@ -155,54 +181,55 @@ class PageViews:
         """One job and its log. A prefix or a name leads to the address that lasts."""
         job_id = await self._service.resolve(request.path_params["ref"])
         if job_id != request.path_params["ref"]:
-            return RedirectResponse(_job_address(job_id), status_code=HTTPStatus.SEE_OTHER)
+            return RedirectResponse(job_address(job_id), status_code=HTTPStatus.SEE_OTHER)
         question = _log_question(request)
         job = await self._service.job(job_id)
-        parts = await job_parts(self._service, job_id, self._now(), may_act=await self._may_act(request, job_id))
+        window = window_of(request.query_params)
+        parts = await self._job_parts(job_id, window, may_act=await self._may_act(request, job_id))
         lines = await log_lines(self._service, job_id, question)
-        return _page(
+        return page(
             request,
             "job.html",
             title=job.id,
-            live=f"/live{_job_address(job_id)}",
-            parts=_markup(parts),
+            live=f"/live{job_address(job_id)}{f'?{urlencode(window.query)}' if window.query else ''}",
+            parts=markup(parts),
             job=job,
             asked=question,
             lines=lines,
-            log_live=f"/live{_job_address(job_id)}/log?{_log_query(question)}",
+            log_live=f"/live{job_address(job_id)}/log?{_log_query(question)}",
             spec=await self._service.spec(job_id),
         )
 
     async def live_job(self, request: Request) -> Response:
         """A job's stream; users who may act on it see other parts than those who may not."""
         job_id = await self._service.resolve(request.path_params["ref"])
-        may_act = await self._may_act(request, job_id)
-
-        def make() -> Channel:
-            return self._channel(
-                lambda: job_parts(self._service, job_id, self._now(), may_act=may_act), frozenset({job_id})
+        may_act, window = await self._may_act(request, job_id), window_of(request.query_params)
+        return event_stream(
+            self.streamed(
+                ("job", job_id, may_act, window),
+                lambda: self._job_parts(job_id, window, may_act=may_act),
+                frozenset({job_id}),
             )
-
-        return _stream(stream(self._channels.channel(("job", job_id, may_act), make), self._closing))
+        )
 
     async def live_log(self, request: Request) -> Response:
         """The lines of a job's log, as they are written."""
         job_id = await self._service.resolve(request.path_params["ref"])
-        return _stream(follow(follow_log(self._service, job_id, _log_question(request)), self._closing))
+        return event_stream(follow(follow_log(self._service, job_id, _log_question(request)), self._closing))
 
     async def confirm(self, request: Request) -> Response:
         """What an action does, and the button that does it."""
         verb = _verb(request)
-        job_id = await own_job(self._service, request.path_params["ref"], _caller(request), verb)
+        job_id = await own_job(self._service, request.path_params["ref"], caller_of(request), verb)
         job = await self._service.job(job_id)
         title = f"{verb.capitalize()} {job_id}?"
-        return _page(request, "confirm.html", title=title, verb=verb, job=job, effect=EFFECTS[verb])
+        return page(request, "confirm.html", title=title, verb=verb, job=job, effect=EFFECTS[verb])
 
     async def act(self, request: Request) -> Response:
         """Cancel, pause, resume or rerun a job that the API lets this user act on."""
-        verb, caller = _verb(request), _caller(request)
+        verb, caller = _verb(request), caller_of(request)
         job_id = await own_job(self._service, request.path_params["ref"], caller, verb)
-        form = _form(await request.body())
+        form = await form_of(request)
         rerun = verb is Verb.RERUN
         wanted = ActionRequest(
             verb=verb,
@@ -211,10 +238,14 @@ class PageViews:
         )
         reply = await self._service.act(job_id, wanted, caller)
         note = urlencode({"note": f"{job_id} {reply.message}"})
-        return RedirectResponse(f"{_job_address(reply.job_id)}?{note}", status_code=HTTPStatus.SEE_OTHER)
+        return RedirectResponse(f"{job_address(reply.job_id)}?{note}", status_code=HTTPStatus.SEE_OTHER)
+
+    async def _job_parts(self, job_id: JobId, window: Window, *, may_act: bool) -> Mapping[str, str]:
+        charts = await self.shelf.of_job(await self._service.job(job_id), job_id, window)
+        return await job_parts(self._service, job_id, self._now(), may_act=may_act, charts=charts)
 
     async def _may_act(self, request: Request, job_id: JobId) -> bool:
-        caller, job = _caller(request), await self._service.job(job_id)
+        caller, job = caller_of(request), await self._service.job(job_id)
         return bool(verbs_for(job, may_act=caller.is_owner or job.uid == caller.uid))
 
     def _channel(self, render_parts: Callable[[], Awaitable[Mapping[str, str]]], jobs: frozenset[JobId]) -> Channel:
@@ -237,7 +268,7 @@ async def static(request: Request) -> Response:
 def error_page(error: OrchError, caller: Caller | None) -> bytes:
     """An error for people, with what to do next."""
     title = "Sign in" if isinstance(error, UnauthenticatedError) else error.code.replace("_", " ").capitalize()
-    return render("error.html", **_frame(caller), title=title, error=error).encode("utf-8", "replace")
+    return render("error.html", **frame(caller), title=title, error=error).encode("utf-8", "replace")
 
 
 async def _ours(request: Request, error: Exception) -> Response:
@@ -259,31 +290,6 @@ async def _http(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return await _ours(request, MethodNotAllowedError(f"{request.method} is not a method of {request.url.path}"))
     return await _ours(request, NotFoundError(f"there is no page {request.url.path}"))
-
-
-def _frame(caller: Caller | None) -> dict[str, Any]:
-    return {"caller": caller, "here": "", "live": "", "note": ""}
-
-
-def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
-    note = request.query_params.get("note", "")[:MOST_NOTE]
-    frame = {**_frame(getattr(request.state, "caller", None)), "note": note}
-    return HTMLResponse(render(template, **{**frame, **values}).encode("utf-8", "replace"))
-
-
-def _stream(events: Any) -> Response:
-    return StreamingResponse(events, media_type=EVENT_STREAM, headers={"cache-control": "no-store"})
-
-
-def _markup(parts: Mapping[str, str]) -> dict[str, Markup]:
-    return {name: Markup(html) for name, html in parts.items()}  # noqa: S704 - a template's output, escaped there
-
-
-def _caller(request: Request) -> Caller:
-    caller = getattr(request.state, "caller", None)
-    if not isinstance(caller, Caller):
-        raise UnauthenticatedError("this browser is not signed in", hint=REMEDY)
-    return caller
 
 
 def _verb(request: Request) -> Verb:
@@ -317,12 +323,3 @@ def _log_question(request: Request) -> LogQuestion:
 def _log_query(question: LogQuestion) -> str:
     values = {"rank": question.rank, "attempt": question.attempt, "q": question.text}
     return urlencode({name: value for name, value in values.items() if value not in {None, ""}})
-
-
-def _job_address(job_id: str) -> str:
-    return f"/jobs/{quote(job_id, safe='')}"
-
-
-def _form(body: bytes) -> dict[str, str]:
-    found = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=32)
-    return {name: values[-1] for name, values in found.items()}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import Markup
 
 from orchestrator.api.errors import OrchError
-from orchestrator.api.service import JobService, LogQuery, Verb
+from orchestrator.api.service import LogQuery, Verb
 from orchestrator.web import words
 from orchestrator.web.rendering import render_parts
 from orchestrator.web.timeline import timeline
@@ -18,10 +18,11 @@ from orchestrator.web.timeline import timeline
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    from orchestrator.api.service import JobService
     from orchestrator.api.views import JobView, LogLine
     from orchestrator.core.ids import JobId
 
-PARTS: Final = ("head", "findings", "totals", "attempts", "ranks", "events", "checkpoints")
+PARTS: Final = ("head", "findings", "totals", "attempts", "charts", "ranks", "events", "checkpoints")
 EVENTS: Final = 60
 LOG_LINES: Final = 300
 SEARCHED_LINES: Final = 100_000
@@ -43,9 +44,10 @@ class LogQuestion:
     attempt: int | None = None
     text: str = ""
 
-    def wants(self, line: LogLine) -> bool:
-        """The text is in the line, whatever its case."""
-        return self.text.casefold() in line.text.casefold()
+    def query(self, *, follow: bool) -> LogQuery:
+        """The same for the service."""
+        tail = SEARCHED_LINES if self.text else LOG_LINES
+        return LogQuery(rank=self.rank, attempt=self.attempt, tail=tail, follow=follow, contains=self.text)
 
 
 def verbs_for(job: JobView, *, may_act: bool) -> list[Verb]:
@@ -59,8 +61,8 @@ def verbs_for(job: JobView, *, may_act: bool) -> list[Verb]:
     return [Verb.PAUSE, Verb.CANCEL, Verb.RERUN]
 
 
-async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: bool) -> Mapping[str, str]:
-    """The parts of the page as HTML."""
+async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: bool, charts: str) -> Mapping[str, str]:
+    """The parts of the page as HTML; ``charts`` are drawn already."""
     job = await service.job(job_id)
     events = await service.events(job_id, 0, tail=EVENTS)
     try:
@@ -74,6 +76,7 @@ async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: 
         pairs=[(None, one) for one in job.findings],
         verbs=verbs_for(job, may_act=may_act),
         timeline=Markup(timeline(job, now)),  # noqa: S704 - a template's output, escaped there
+        charts=Markup(charts),  # noqa: S704 - likewise
         events=events,
         checkpoints=checkpoints,
         now=now,
@@ -82,12 +85,10 @@ async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: 
 
 async def log_lines(service: JobService, job_id: JobId, question: LogQuestion) -> list[dict[str, Any]]:
     """The newest lines of the log that the question asks for."""
-    tail = SEARCHED_LINES if question.text else LOG_LINES
-    query = LogQuery(rank=question.rank, attempt=question.attempt, tail=tail)
     found: deque[LogLine] = deque(maxlen=LOG_LINES)
-    async with aclosing(service.logs(job_id, query)) as batches:
+    async with aclosing(service.logs(job_id, question.query(follow=False))) as batches:
         async for batch in batches:
-            found.extend(line for line in batch if question.wants(line))
+            found.extend(batch)
     return [shown(line) for line in found]
 
 
@@ -95,12 +96,10 @@ async def follow_log(
     service: JobService, job_id: JobId, question: LogQuestion
 ) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
     """The same lines, and what follows them until the job has ended."""
-    tail = SEARCHED_LINES if question.text else LOG_LINES
-    query = LogQuery(rank=question.rank, attempt=question.attempt, tail=tail, follow=True)
-    async with aclosing(service.logs(job_id, query)) as batches:
+    async with aclosing(service.logs(job_id, question.query(follow=True))) as batches:
         async for batch in batches:
-            if lines := [shown(line) for line in batch if question.wants(line)]:
-                yield lines
+            if batch:
+                yield [shown(line) for line in batch[-LOG_LINES:]]
 
 
 def shown(line: LogLine) -> dict[str, Any]:

@@ -134,18 +134,20 @@ async def stream(
     """Server-sent events with the parts of ``channel``, until the daemon stops or the browser leaves."""
     viewer = channel.join()
     stopped = asyncio.ensure_future(closing.wait())
+    woken = asyncio.ensure_future(viewer.woken.wait())
     try:
         while not stopped.done() and not viewer.ended:
-            woken = asyncio.ensure_future(viewer.woken.wait())
             await asyncio.wait([woken, stopped], timeout=heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED)
-            woken.cancel()
-            viewer.woken.clear()
+            if woken.done():
+                viewer.woken.clear()
+                woken = asyncio.ensure_future(viewer.woken.wait())
             if not viewer.pending:
                 yield HEARTBEAT
                 continue
             parts, viewer.pending = viewer.pending, {}
             yield event("parts", parts)
     finally:
+        woken.cancel()
         stopped.cancel()
         channel.leave(viewer)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
 
 from orchestrator.api.service import JobFilter
 from orchestrator.web import words
+from orchestrator.web.answers import job_address, node_address
 from orchestrator.web.rendering import render_parts
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 MOST_ROWS: Final = 100
 """Of each table; the counts are of all, and a link leads to the rest."""
 
+GPU_AGE_SECONDS: Final = 10.0
+"""How old the values of a GPU may be that no job holds; those of the others are some two seconds old."""
+
 MOST_JOBS: Final = 5000
 ENDED_ROWS: Final = 10
 CONDITIONS: Final = {"quarantined": "held", "failing": "fails"}
@@ -36,7 +41,7 @@ class GpuCell:
     text: str
     below: str
     title: str
-    job: str | None
+    href: str
     trouble: bool
 
 
@@ -46,9 +51,10 @@ async def overview_parts(service: JobService, now: float, shown: str) -> Mapping
     live = await service.jobs(JobFilter(states=RUNNING | WAITING, limit=MOST_JOBS))
     ended = await service.jobs(JobFilter(states=ENDED, limit=ENDED_ROWS))
     nodes = await service.nodes()
-    rows = await service.gpus()
+    rows = await service.gpus(GPU_AGE_SECONDS)
     running = [job for job in live if job.state in RUNNING]
-    waiting = sorted((job for job in live if job.state in WAITING), key=_place)
+    order = {job_id: place for place, job_id in enumerate((await service.queue_shares()).order)}
+    waiting = sorted((job for job in live if job.state in WAITING), key=lambda job: _place(job, order))
     return render_parts(
         "overview.html",
         PARTS,
@@ -67,9 +73,9 @@ async def overview_parts(service: JobService, now: float, shown: str) -> Mapping
     )
 
 
-def _place(job: JobView) -> tuple[bool, int, float]:
-    """The order of the queue: paused jobs last, then by priority and arrival."""
-    return job.state == "SUSPENDED", -job.priority, job.submitted_at
+def _place(job: JobView, order: Mapping[str, int]) -> tuple[bool, int, float]:
+    """The scheduler's order; paused jobs, and those that came this moment, after it."""
+    return job.state == "SUSPENDED", order.get(job.id, len(order)), job.submitted_at
 
 
 def _findings(jobs: Sequence[JobView]) -> list[tuple[JobView, Any]]:
@@ -91,7 +97,7 @@ def gpus_by_node(
 def _cell(row: Mapping[str, Any], shown: str, jobs: Sequence[str]) -> GpuCell:
     load, used, total = row.get("utilization_ratio"), row.get("memory_used_bytes"), row.get("memory_total_bytes")
     memory = used / total if used is not None and total else None
-    job, condition = row.get("job"), str(row.get("condition") or "ok")
+    node, job, condition = str(row.get("node")), row.get("job"), str(row.get("condition") or "ok")
     trouble = condition != "ok"
     text = {"load": words.percent(load), "memory": words.percent(memory)}.get(shown, words.percent(load)) or "–"
     ratio: float | None = {"load": load, "memory": memory}.get(shown)
@@ -111,6 +117,6 @@ def _cell(row: Mapping[str, Any], shown: str, jobs: Sequence[str]) -> GpuCell:
         text=text if not trouble else CONDITIONS.get(condition, condition),
         below=(job if shown == "job" else f"rank {row.get('rank')}") if job else "free",
         title=words.clean("; ".join(told)),
-        job=None if job is None else str(job),
+        href=job_address(str(job)) if job else f"{node_address(node)}?{urlencode({'gpu': row.get('gpu_uuid') or ''})}",
         trouble=trouble,
     )

@@ -22,6 +22,11 @@ STATE_SYMBOLS: Final = {
     "LOST": "✕",
     "PREEMPTED": "‖",
     "ABORTED": "⊘",
+    "READY": "✓",
+    "ok": "✓",
+    "CORDONED": "⊘",
+    "QUARANTINED": "✕",
+    "UNREACHABLE": "✕",
 }
 """Beside the word, never instead of it: a state is told by shape and text as well as by colour."""
 
@@ -34,6 +39,12 @@ def clean(value: object) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " if c in "\n\t\r" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+class Verbatim(str):
+    """A text of several lines that the page shows as it is: escaped, but with its line breaks and tabs."""
+
+    __slots__ = ()
 
 
 def span(seconds: float | None) -> str:

@@ -28,6 +28,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION
 from orchestrator.api.server.app import control_routes
 from orchestrator.api.server.control_socket import bind_control_socket
+from orchestrator.api.server.fake_curves import FakeCurves
 from orchestrator.api.server.fake_queues import FakeQueues
 from orchestrator.api.server.fake_session import FakeSessions
 from orchestrator.api.server.fake_specs import FakeSpecs
@@ -59,7 +60,7 @@ from orchestrator.api.views import (
 from orchestrator.core.ids import JobId, job_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
     from pathlib import Path
 
     from orchestrator.api.server.control_socket import ControlSocket
@@ -82,10 +83,11 @@ OUTCOMES = {
 }
 
 
-class FakeService(FakeQueues, FakeSpecs, FakeSessions):
+class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves):
     """The service port in memory; satisfies ``JobService`` and ``ReadSource``. Use it from its event loop only."""
 
     def __init__(self, owner: str = "owner") -> None:
+        super().__init__()
         self.owner = owner
         self.ready = True
         self.accepted: dict[tuple[int, str], tuple[str, JobId]] = {}
@@ -267,6 +269,7 @@ class FakeService(FakeQueues, FakeSpecs, FakeSessions):
                 (query.rank is None or line.rank == query.rank)
                 and (query.attempt is None or line.attempt == query.attempt)
                 and (query.since is None or line.at >= query.since)
+                and query.has(line.text)
             )
 
         first = [line for line in lines if wanted(line) and attempt in {None, line.attempt}]
@@ -286,9 +289,6 @@ class FakeService(FakeQueues, FakeSpecs, FakeSessions):
 
     async def nodes(self) -> Sequence[NodeView]:
         return sorted(self._nodes.values(), key=lambda node: node.name)
-
-    async def gpus(self) -> Sequence[Mapping[str, Any]]:
-        return []
 
     async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> NodeActionReply:
         self.calls.append((verb, caller.user))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from orchestrator.core.facts.codec import fact_to_dict
@@ -25,16 +27,35 @@ if TYPE_CHECKING:
 
 
 class GpuTable:
-    """Asks the exporters of all GPUs when a reader asks. ``jobs`` gives the live jobs."""
+    """Asks the exporters of all GPUs when a reader asks. ``jobs`` gives the live jobs, ``clock`` seconds."""
 
-    def __init__(self, nodes: NodeRegistry, exporters: Exporters, jobs: Callable[[], Collection[Job]]) -> None:
+    def __init__(
+        self,
+        nodes: NodeRegistry,
+        exporters: Exporters,
+        jobs: Callable[[], Collection[Job]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._nodes = nodes
         self._exporters = exporters
         self._jobs = jobs
+        self._clock = clock
+        self._asked_at = -inf
 
-    async def rows(self, quarantined: Mapping[str, Fact]) -> list[GpuRow]:
-        """A row for each GPU, by node and index; ``quarantined`` says by UUID why some are held back."""
-        reports = await self._exporters.ask()
+    async def _reports(self, max_age_seconds: float) -> Mapping[str, ExporterReport]:
+        """Those that exporters gave last, whatever asked them; those of GPUs that jobs hold are the newer ones."""
+        if self._clock() - self._asked_at < max_age_seconds:
+            return dict(self._exporters.reports)
+        self._asked_at = self._clock()
+        return await self._exporters.ask()
+
+    async def rows(self, quarantined: Mapping[str, Fact], max_age_seconds: float = 0.0) -> list[GpuRow]:
+        """A row for each GPU, by node and index; ``quarantined`` says by UUID why some are held back.
+
+        Exporters are asked where what they said last is older than ``max_age_seconds``.
+        """
+        reports = await self._reports(max_age_seconds)
         holders: dict[str, list[GpuOwner]] = {}
         for job in self._jobs():
             for seat in job.seats if job.gang_open else ():

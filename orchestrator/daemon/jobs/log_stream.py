@@ -40,7 +40,7 @@ class LogStream:
             async for batch in self._in_pool(reader.batches(query.since)):
                 yield batch
         else:
-            for entries in batched(await self._pool.run(reader.last, query.tail, query.since), BATCH_LINES):
+            for entries in batched(await self._pool.run(self._last, reader), BATCH_LINES):
                 yield _lines(entries)
         while query.follow:
             # In this order: what was written before the end is read after it was known.
@@ -51,6 +51,10 @@ class LogStream:
                 return
             await asyncio.sleep(FOLLOW_SECONDS)
 
+    def _last(self, reader: LogReader) -> list[LogEntry]:
+        query = self._query
+        return [entry for entry in reader.last(query.tail or 0, query.since) if query.has(entry.text)]
+
     def _reader(self, newest: int) -> LogReader:
         query = self._query
         if query.attempt is not None or query.since is not None:
@@ -60,8 +64,13 @@ class LogStream:
         return LogReader(self._directory, attempt=newest or None, rank=query.rank)
 
     async def _in_pool(self, batches: Iterator[list[LogEntry]]) -> AsyncGenerator[Sequence[LogLine], None]:
-        while entries := await self._pool.run(next, batches, []):
-            yield _lines(entries)
+        while (entries := await self._pool.run(self._next, batches)) is not None:
+            if entries:
+                yield _lines(entries)
+
+    def _next(self, batches: Iterator[list[LogEntry]]) -> list[LogEntry] | None:
+        entries = next(batches, None)
+        return None if entries is None else [entry for entry in entries if self._query.has(entry.text)]
 
 
 def _lines(entries: Sequence[LogEntry]) -> list[LogLine]:

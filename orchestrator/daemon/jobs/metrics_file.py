@@ -16,7 +16,10 @@ from orchestrator.train.script.progress_facts import ProgressSnapshot
 from orchestrator.train.script.progress_layout import MAX_METRIC_NAME_BYTES, MAX_METRICS, MAX_PHASE_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from orchestrator.core.diagnosis.straggler import Pace
 
 TAIL_BYTES: Final = 64 * 1024  # several of the longest lines
 MOST_BYTES: Final = (
@@ -33,13 +36,14 @@ def append(
     snapshot: ProgressSnapshot,
     at: float,
     *,
+    ranks: Sequence[Pace] = (),
     most_bytes: int = MOST_BYTES,
 ) -> None:
-    """Add a line of what was reported ``at``. Raises OSError; a line that does not fit on the disk is not begun.
+    """Add a line of what was reported ``at``, with the paces of ``ranks`` if any. Raises OSError; a line that does not fit on the disk is not begun.
 
     A file that would be longer than ``most_bytes`` becomes metrics.jsonl.1 first, in place of an older one.
     """
-    line = {
+    line: dict[str, Any] = {
         "at": round(at, 3),
         "attempt": attempt,
         "step": snapshot.step,
@@ -53,9 +57,22 @@ def append(
         # JSON has no NaN, and a diverged loss is one.
         "metrics": {name: value if math.isfinite(value) else None for name, value in snapshot.metrics.items()},
     }
+    line |= _paces(ranks)
     if _append(path, (json.dumps(line) + "\n").encode()) > most_bytes:
         path.replace(path.with_name(path.name + ".1"))
         _append(path, (json.dumps(line) + "\n").encode())
+
+
+def _paces(ranks: Sequence[Pace]) -> dict[str, list[float | None]]:
+    """Seconds for a step by rank, from rank 0 on; without the key where no rank's are known."""
+    by_rank = {pace.rank: pace for pace in ranks}
+    count = max(by_rank, default=-1) + 1
+    found: dict[str, list[float | None]] = {}
+    for key, attribute in (("rank_step_seconds", "step_seconds"), ("rank_own_seconds", "own_seconds")):
+        values = [getattr(by_rank.get(rank), attribute, None) for rank in range(count)]
+        if any(value is not None for value in values):
+            found[key] = [None if value is None or not math.isfinite(value) else round(value, 6) for value in values]
+    return found
 
 
 def _append(path: Path, data: bytes) -> int:

@@ -18,6 +18,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.straggler import Pace, paces
 from orchestrator.core.facts import notes as n
 from orchestrator.daemon.jobs import metrics_file
+from orchestrator.gpu.drivers.simulated import is_simulated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 METRICS_SECONDS = 1.0
+RANKS_SECONDS = 5.0
+"""How often a line has each rank's step as well."""
 BACKLOG_SECONDS = 0.5
 """Waiting for storage is told once it has taken as long as this, and again each time that it has doubled."""
 REMEMBER_RECALLED = 4096
@@ -36,6 +39,11 @@ MOST_NOTES = 100
 """Notes of one kind that one job may make, for as long as the daemon lives."""
 TOLD_AGAIN_FACTOR = 2.0
 """An interval between saves that follows what is measured is told again once it has changed by more."""
+
+
+def no_real_gpu(job: Job) -> bool:
+    """Whether none of the job's GPUs is a real one."""
+    return all(is_simulated(uuid) for seat in job.seats for uuid in seat.gpu_uuids)
 
 
 @dataclass(slots=True)
@@ -47,6 +55,7 @@ class JobProgress:
     highest_step: int = 0
     previous_step: int = 0
     written_at: float = 0.0
+    ranks_written_at: float = 0.0
     written_step: int | None = None
     written_report_at: float | None = None
     quarantined: set[str] = field(default_factory=set)
@@ -138,7 +147,7 @@ class ProgressBook:
             book.waited_seconds, book.left_out = 0.0, 0
         book.ranks[rank] = snapshot
         book.highest_step = max(book.highest_step, snapshot.max_step or 0)
-        self._write_metrics(book, path)
+        self._write_metrics(book, path, job=job)
         notes = [
             *_unusable(job, book, rank, snapshot),
             *_notes(job, book, snapshot),
@@ -150,7 +159,7 @@ class ProgressBook:
             *_few(job, book, notes),
         ]
 
-    def _write_metrics(self, book: JobProgress, path: Path, *, last: bool = False) -> None:
+    def _write_metrics(self, book: JobProgress, path: Path, *, last: bool = False, job: Job | None = None) -> None:
         """At most one line a second, and one for each step; the ``last`` one whenever it was not written."""
         leader = book.leader
         now = time.time()
@@ -161,7 +170,15 @@ class ProgressBook:
         book.written_at, book.written_step, book.written_report_at = now, leader.step, leader.last_report_at
         # A full disk costs history, never the job; `orch status` still shows the newest.
         with contextlib.suppress(OSError):
-            metrics_file.append(path, book.attempt, book.highest_step, leader, leader.last_report_at or now)
+            at, ranks = leader.last_report_at or now, () if job is None else _due_paces(job, book, now)
+            metrics_file.append(path, book.attempt, book.highest_step, leader, at, ranks=ranks)
+
+
+def _due_paces(job: Job, book: JobProgress, now: float) -> tuple[Pace, ...]:
+    if len(book.ranks) < 2 or now - book.ranks_written_at < RANKS_SECONDS:
+        return ()
+    book.ranks_written_at = now
+    return book.paces(busy_tells=no_real_gpu(job))
 
 
 def _recalled(path: Path) -> JobProgress | None:

@@ -13,7 +13,7 @@ from orchestrator.core.job.past_attempts import recovery_seconds
 from orchestrator.core.sentences import failure_advice, failure_sentence, sentence
 from orchestrator.core.sentences.findings import finding_to_dict
 from orchestrator.core.states import JobState
-from orchestrator.gpu.drivers.simulated import is_simulated
+from orchestrator.daemon.jobs.progress import no_real_gpu
 from orchestrator.spec.job import to_dict
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def _attempt(attempt: Attempt) -> v.AttemptView:
 
 
 def _paces(job: Job, progress: JobProgress) -> Mapping[int, Pace]:
-    no_real_gpu = all(is_simulated(uuid) for seat in job.seats for uuid in seat.gpu_uuids)
-    return {pace.rank: pace for pace in progress.paces(busy_tells=no_real_gpu)}
+    return {pace.rank: pace for pace in progress.paces(busy_tells=no_real_gpu(job))}
 
 
 def _rank(job: Job, rank: int, paces: Mapping[int, Pace]) -> v.RankView:

@@ -33,7 +33,7 @@ class NodeQueries:
         exporters: Exporters,
         *,
         blind: Callable[[str, Collection[str]], Awaitable[list[str]]],
-        rows: Callable[[Mapping[str, Fact]], Awaitable[Sequence[GpuRow]]],
+        rows: Callable[[Mapping[str, Fact], float], Awaitable[Sequence[GpuRow]]],
     ) -> None:
         self._exporters = exporters
         self._nodes = nodes
@@ -58,9 +58,9 @@ class NodeQueries:
         ]
         return sorted(views, key=lambda n: (n.name, n.id))
 
-    async def gpu_rows(self) -> Sequence[GpuRow]:
-        """Every GPU of every node, with its newest values and holders."""
-        return await self._rows(self._trust.quarantined_gpus)
+    async def gpu_rows(self, max_age_seconds: float) -> Sequence[GpuRow]:
+        """Every GPU of every node, with its holders and with values at most that old."""
+        return await self._rows(self._trust.quarantined_gpus, max_age_seconds)
 
     def simulated_gpus(self) -> int:
         """How many of the cluster's GPUs are simulated."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from orchestrator.api.errors import AmbiguousReferenceError, BadRequestError, NoSuchJobError, Problem, RefusedError
 from orchestrator.api.protocol import PAGE
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api import views as v
     from orchestrator.api.service import JobFilter, LogQuery
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from orchestrator.store.port import Store
 
 T = TypeVar("T")
+
+REMEMBER_VIEWS: Final = 4096
 
 
 class Progress(Protocol):
@@ -62,6 +66,7 @@ class JobReader:
         self._pools = pools
         self._progress = progress
         self._balances = balances
+        self._views: OrderedDict[JobId, tuple[Job, tuple[object, ...], v.JobView]] = OrderedDict()
 
     async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
         """Jobs that fit the filter, newest first."""
@@ -79,12 +84,26 @@ class JobReader:
         return self._view(job)
 
     def _view(self, job: Job) -> v.JobView:
+        """A job that has reported nothing looks as it did, until its record or what it waits for is another."""
+        progress, told = self._progress.of(job.id), (self._loop.waiting.get(job.id), self._balances().get(job.id))
+        if progress is not None:
+            return self._made(job, progress, *told)
+        known = self._views.get(job.id)
+        if known is None or known[0] is not job or known[1] != told:
+            known = self._views[job.id] = (job, told, self._made(job, None, *told))
+            while len(self._views) > REMEMBER_VIEWS:
+                self._views.popitem(last=False)
+        return known[2]
+
+    def _made(
+        self, job: Job, progress: JobProgress | None, waiting: Fact | None, balance: dict[str, Any] | None
+    ) -> v.JobView:
         return job_view(
             job,
-            self._progress.of(job.id),
-            self._loop.waiting.get(job.id),
+            progress,
+            waiting,
             str(self._paths.logs(job.id)),
-            self._balances().get(job.id),
+            balance,
             outputs_dir=str(self._paths.outputs(job.id)) if job.spec.outputs else "",
         )
 

@@ -21,21 +21,125 @@ function isSelected(element) {
 function put(name, html) {
   const part = document.getElementById(`part-${name}`);
   if (!part) return;
-  if (isSelected(part)) {
+  if (isSelected(part) || (name === "charts" && dragged)) {
     waiting.set(name, html);
     return;
   }
   waiting.delete(name);
   const focused = part.contains(document.activeElement) ? document.activeElement : null;
   const href = focused && focused.getAttribute("href");
+  const focusedPlot = focused ? [...part.querySelectorAll(".plot")].indexOf(focused) : -1;
   const open = [...part.querySelectorAll("details[open]")].map((one) => one.id).filter(Boolean);
   part.innerHTML = html;
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
   if (href) part.querySelector(`[href="${CSS.escape(href)}"]`)?.focus({ preventScroll: true });
+  if (focusedPlot >= 0) part.querySelectorAll(".plot")[focusedPlot]?.focus({ preventScroll: true });
+  if (name === "charts") pointAt(pointed);
 }
 
 document.addEventListener("selectionchange", () => {
   for (const [name, html] of [...waiting]) put(name, html);
+});
+
+// Charts: one place on the axis is shown in all of them, and dragging goes to the address of a part.
+// Lines bring their figures along: data-x are places from 0 to WIDTH, data-y the values there in words.
+const WIDTH = 1000;
+let pointed = null; // the place that is pointed at
+let dragged = null; // the plot and the place where a drag began
+
+function toldAt(place) {
+  const charts = document.querySelector(".charts");
+  const begin = Number(charts.dataset.begin);
+  const value = begin + ((Number(charts.dataset.end) - begin) * place) / WIDTH;
+  if (charts.dataset.kind === "step") return `step ${Math.round(value)}`;
+  if (charts.dataset.kind === "span") return `${value.toFixed(0)} s`;
+  return new Date(1000 * value).toLocaleTimeString([], { hour12: false });
+}
+
+// The number of the point that is nearest, if one is near.
+function nearest(places, place) {
+  let best = -1;
+  for (let number = 0; number < places.length; number += 1) {
+    if (best < 0 || Math.abs(places[number] - place) < Math.abs(places[best] - place)) best = number;
+  }
+  return best >= 0 && Math.abs(places[best] - place) <= WIDTH / 20 ? best : -1;
+}
+
+function pointAt(place) {
+  pointed = place;
+  for (const chart of document.querySelectorAll(".chart")) {
+    chart.querySelector(".cursor").setAttribute("d", place === null ? "" : `M${place} 0V100`);
+    chart.querySelector(".at").textContent = place === null ? "" : toldAt(place);
+    const values = chart.querySelectorAll(".legend .value");
+    chart.querySelectorAll(".plot .line").forEach((line, number) => {
+      let text = values[number].dataset.last;
+      if (place !== null) {
+        const found = nearest(line.dataset.x.split(" ").map(Number), place);
+        text = found < 0 ? "–" : line.dataset.y.split("|")[found];
+      }
+      values[number].textContent = text;
+    });
+  }
+}
+
+function placeOf(event, plot) {
+  const box = plot.getBoundingClientRect();
+  return Math.round(WIDTH * Math.min(1, Math.max(0, (event.clientX - box.left) / box.width)));
+}
+
+function zoomTo(plot, one, other) {
+  const { base, begin, end } = plot.closest(".charts").dataset;
+  const address = new URL(base, location.href);
+  const scale = (Number(end) - Number(begin)) / WIDTH;
+  const digits = scale * WIDTH < 1e4 ? 3 : 0;
+  address.searchParams.set("from", (Number(begin) + scale * Math.min(one, other)).toFixed(digits));
+  address.searchParams.set("to", (Number(begin) + scale * Math.max(one, other)).toFixed(digits));
+  location.assign(address);
+}
+
+function choose(plot, one, other) {
+  const chosen = plot.querySelector(".chosen");
+  chosen.setAttribute("x", Math.min(one, other));
+  chosen.setAttribute("width", Math.abs(one - other));
+}
+
+document.addEventListener("pointermove", (event) => {
+  const plot = dragged ? dragged.plot : event.target.closest?.(".plot");
+  if (plot) {
+    const place = placeOf(event, plot);
+    pointAt(place);
+    if (dragged) choose(plot, dragged.place, place);
+  } else if (pointed !== null && !document.activeElement?.matches(".plot")) {
+    pointAt(null);
+  }
+});
+document.addEventListener("pointerdown", (event) => {
+  const plot = event.target.closest?.(".plot");
+  if (plot && event.button === 0 && event.pointerType !== "touch") {
+    dragged = { plot, place: placeOf(event, plot) };
+    event.preventDefault();
+    plot.focus({ preventScroll: true });
+  }
+});
+document.addEventListener("pointerup", (event) => {
+  if (!dragged) return;
+  const { plot, place } = dragged;
+  const end = placeOf(event, plot);
+  dragged = null;
+  choose(plot, 0, 0);
+  if (Math.abs(end - place) >= WIDTH / 100) zoomTo(plot, place, end);
+});
+document.addEventListener("keydown", (event) => {
+  const plot = event.target.closest?.(".plot");
+  const step = { ArrowLeft: -10, ArrowRight: 10, Home: -WIDTH, End: WIDTH }[event.key];
+  if (plot && step !== undefined) {
+    event.preventDefault();
+    pointAt(Math.min(WIDTH, Math.max(0, (pointed ?? WIDTH) + (event.shiftKey ? 10 * step : step))));
+    const values = [...plot.closest(".chart").querySelectorAll(".legend li")].map((one) => one.textContent.trim());
+    document.getElementById("told").textContent = `${toldAt(pointed)}: ${values.join(", ")}`;
+  } else if (plot && event.key === "Escape") {
+    pointAt(null);
+  }
 });
 
 // A stream that is open while the page is seen, and opens again by itself.

@@ -10,8 +10,9 @@ import pytest
 from playwright.sync_api import expect
 
 from orchestrator.api.views import ProgressView
-from tests.support.page_story import HOSTILE, tell_hostile, tell_story
+from tests.support.page_story import HOSTILE, recorded, tell_hostile, tell_story
 from tests.support.served_page import PHONE, ServedPage
+from tests.support.stack import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -30,6 +31,13 @@ def addresses(job_id: str, failed_id: str) -> list[str]:
         f"/jobs/{failed_id}?q=nan",
         f"/jobs/{job_id}/cancel",
         f"/jobs/{job_id}/rerun",
+        f"/jobs/{job_id}?from=1&to=1e10",
+        "/nodes/node-a",
+        "/nodes/node-a?gpu=GPU-1",
+        "/nodes/node-b/uncordon",
+        f"/compare?job={job_id}&job={failed_id}&by=time",
+        "/compare",
+        "/submit",
         "/jobs/none",
     ]
 
@@ -71,6 +79,8 @@ def test_no_script_of_a_name_or_a_log_line_runs(served: ServedPage, page: Page) 
         f"/jobs/{job_id}",
         f"/jobs/{job_id}/cancel",
         f"/jobs/{job_id}?q=%3Cscript%3E&note=%3Cb%3E",
+        f"/compare?job={job_id}&by=time",
+        "/nodes/node-a",
     ):
         page.goto(f"{served.address}{address}")
         expect(page.locator("main")).to_contain_text("script" if "cancel" not in address else "img")
@@ -93,7 +103,7 @@ def test_the_policy_refuses_a_script_that_got_into_the_page_all_the_same(
     page.evaluate(
         "const s = document.createElement('style'); s.textContent = '*{display:none}'; document.body.append(s)"
     )
-    page.wait_for_function("document.querySelector('img[src=x]').complete")
+    wait_until("the picture was tried", lambda: page.evaluate("document.querySelector('img[src=x]').complete"))
     assert page.evaluate("window.ran") is None
     assert page.locator("main").is_visible()
     assert len([one for one in errors if "Content Security Policy" in one]) >= 3
@@ -208,7 +218,9 @@ def test_the_page_is_in_no_frame(served: ServedPage, new_page: Callable[..., Pag
     page = new_page()
     page.goto("about:blank")
     page.set_content(f"<iframe src='{served.address}/'></iframe>")
-    page.wait_for_function("document.querySelector('iframe').contentDocument === null")
+    wait_until(
+        "it is another origin's", lambda: page.evaluate("document.querySelector('iframe').contentDocument === null")
+    )
     assert [frame.locator("main").count() for frame in page.frames[1:]] == [0]
     errors.clear()
 
@@ -242,3 +254,110 @@ def test_a_page_works_without_javascript(served: ServedPage, new_page: Callable[
     page.get_by_role("link", name="Pause").click()
     page.get_by_role("button", name="Pause").click()
     expect(page.locator("#part-head")).to_contain_text("SUSPENDED")
+
+
+def charted(served: ServedPage, page: Page) -> str:
+    job_id: str = served.do(tell_story)
+    page.goto(f"{served.address}/jobs/{job_id}")
+    expect(page.locator(".chart")).to_have_count(6)
+    return job_id
+
+
+def test_pointing_at_one_chart_shows_the_figures_of_that_time_in_all(served: ServedPage, page: Page) -> None:
+    charted(served, page)
+    load = page.locator(".chart", has_text="GPU load")
+    last = load.locator(".value").first.inner_text()
+    load.locator(".plot").hover()
+    expect(load.locator(".at")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+    expect(load.locator(".value").first).not_to_have_text(last)
+    for chart in page.locator(".chart").all():
+        assert chart.locator(".at").inner_text() == load.locator(".at").inner_text()
+        assert chart.locator(".cursor").get_attribute("d") == load.locator(".cursor").get_attribute("d")
+    page.mouse.move(5, 5)
+    expect(load.locator(".value").first).to_have_text(last)
+
+
+def test_dragging_over_a_chart_leads_to_the_address_of_that_part_and_back(served: ServedPage, page: Page) -> None:
+    job_id = charted(served, page)
+    plot = page.locator(".plot").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20, steps=4)
+    page.mouse.up()
+    page.wait_for_url(re.compile(r"from=\d+.*to=\d+.*#charts"))
+    whole = served.service.recorded[job_id]
+    since, until = served.service.curve_queries[-1].since, served.service.curve_queries[-1].until
+    assert since is not None
+    assert until is not None
+    length = whole.end - whole.begin
+    assert (since, until) == pytest.approx((whole.begin + 0.25 * length, whole.begin + 0.5 * length), abs=0.02 * length)
+    page.get_by_role("link", name="All", exact=True).click()
+    page.wait_for_url(re.compile(r"/jobs/[^?]*#charts$"))
+
+
+def test_a_chart_is_read_by_keyboard(served: ServedPage, page: Page) -> None:
+    charted(served, page)
+    plot = page.locator(".chart", has_text="GPU power").locator(".plot")
+    plot.focus()
+    page.keyboard.press("Home")
+    first = page.locator("#told").inner_text()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d: GPU 0 [\d.]+, GPU 1 [\d.]+, GPU 2 [\d.]+, GPU 3 [\d.]+", first)
+    page.keyboard.press("Shift+ArrowRight")
+    assert page.locator("#told").inner_text() != first
+    page.keyboard.press("Escape")
+    expect(page.locator(".chart .at").first).to_have_text("")
+
+
+def test_a_chart_that_is_pointed_at_stays_so_when_newer_ones_come(served: ServedPage, page: Page) -> None:
+    job_id = charted(served, page)
+    page.locator(".chart", has_text="GPU load").locator(".plot").hover()
+    expect(page.locator(".chart .at").first).not_to_have_text("")
+    served.do(lambda service: service.recorded.update({job_id: recorded(job_id, service.now - 3600, gpus=2)}))
+    served.do(lambda service: service.set(job_id, reason="goes on"))
+    expect(page.locator(".chart", has_text="GPU load").locator(".legend li")).to_have_count(2)
+    assert page.locator(".chart .cursor").first.get_attribute("d") != ""
+    assert page.locator(".chart .at").first.inner_text() != ""
+
+
+def test_a_node_is_cordoned_and_uncordoned_in_the_page(served: ServedPage, page: Page) -> None:
+    served.do(tell_story)
+    page.goto(served.address)
+    page.get_by_role("link", name="node-a", exact=True).click()
+    for verb, state in (("Cordon", "CORDONED"), ("Uncordon", "READY")):
+        page.get_by_role("link", name=verb, exact=True).click()
+        page.get_by_role("button", name=verb, exact=True).click()
+        expect(page.locator("#part-head")).to_contain_text(state)
+    assert [one for one, _ in served.service.calls] == ["cordon", "uncordon"]
+    page.get_by_role("link", name="1", exact=True).first.click()
+    page.wait_for_url(re.compile("gpu=GPU-1"))
+    expect(page.locator("#part-uses tbody tr")).to_have_count(1)
+
+
+def test_jobs_are_chosen_and_compared(served: ServedPage, page: Page) -> None:
+    served.do(tell_story)
+    page.goto(f"{served.address}/jobs")
+    for name in ("broken", "digits"):
+        page.get_by_label(re.compile(f"compare {name}")).check()
+    page.get_by_role("button", name="Compare the chosen jobs").click()
+    expect(page.locator(".chart").first.locator(".legend li")).to_have_count(2)
+    page.get_by_role("link", name="by time").click()
+    page.wait_for_url(re.compile("by=time"))
+    page.locator(".plot").first.hover()
+    expect(page.locator(".chart .at").first).to_have_text(re.compile(r"^\d+ s$"))
+
+
+def test_a_job_with_an_error_is_mended_checked_and_submitted(served: ServedPage, page: Page, errors: list[str]) -> None:
+    page.goto(f"{served.address}/submit")
+    page.get_by_label("job.yaml", exact=True).fill("name: new\n")
+    page.get_by_role("button", name="Check").click()
+    expect(page.locator(".numbered .wrong")).to_contain_text("is missing")
+    page.get_by_label("job.yaml", exact=True).fill("name: new\nentrypoint: python train.py\n")
+    page.get_by_role("button", name="Check").click()
+    expect(page.locator("main")).to_contain_text("two GPUs are free on node-a")
+    page.get_by_role("button", name="Submit").click()
+    page.wait_for_url(re.compile("/jobs/new-"))
+    expect(page.locator(".note")).to_contain_text("was submitted")
+    errors[:] = [one for one in errors if "422" not in one]

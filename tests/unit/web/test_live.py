@@ -160,3 +160,19 @@ def test_a_followed_log_ends_with_the_daemon() -> None:
         assert not [event for event in rest if b"end" in event]
 
     asyncio.run(work())
+
+
+def test_a_browser_that_leaves_leaves_no_task_behind() -> None:
+    async def work() -> None:
+        events = stream(Source().channel(), asyncio.Event(), 60.0)
+        await parts(events)
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await events.aclose()
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            assert all(task.cancelling() for task in others)
+            await asyncio.sleep(0)
+
+    asyncio.run(work())

@@ -31,7 +31,7 @@ ALLOWED = {
     "html", "head", "meta", "title", "link", "script", "body", "a", "header", "img", "nav", "div", "span", "form", "button",
     "main", "h1", "h2", "p", "section", "dl", "dt", "dd", "table", "thead", "tbody", "tr", "th", "td", "progress", "ul", "li",
     "time", "label", "select", "option", "input", "details", "summary", "pre", "code", "strong", "small", "svg", "line",
-    "rect", "text", "br",
+    "rect", "text", "br", "path", "figure", "figcaption", "textarea", "ol",
 }  # fmt: skip
 
 
@@ -122,11 +122,14 @@ def row(**values: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("shown", "text", "level"), [("load", "50%", 4), ("memory", "25%", 2), ("job", "50%", 2)])
 def test_gpus_are_coloured_by_load_memory_or_job_and_say_so_in_words(shown: str, text: str, level: int) -> None:
-    rows = [row(memory_used_bytes=20, memory_total_bytes=80, job="digits", rank=3), row(index=1, condition="lost")]
+    rows = [
+        row(memory_used_bytes=20, memory_total_bytes=80, job="digits", rank=3),
+        row(index=1, gpu_uuid="GPU-1", condition="lost"),
+    ]
     ((_, (cell, lost)),) = gpus_by_node([NodeView(id="a", name="a", state="READY")], rows, shown)
-    assert (cell.text, cell.level, cell.job) == (text, level, "digits")
+    assert (cell.text, cell.level, cell.href) == (text, level, "/jobs/digits")
     assert "rank 3 of digits" in cell.title
-    assert (lost.text, lost.trouble) == ("lost", True)
+    assert (lost.text, lost.trouble, lost.href) == ("lost", True, "/nodes/a?gpu=GPU-1")
 
 
 def test_a_gpu_without_values_has_no_colour() -> None:

@@ -24,3 +24,24 @@ def test_a_gpu_whose_exporter_says_nothing(*, starting: bool, health: Health, co
     (row,) = asyncio.run(GpuTable(nodes, exporters, lambda: ()).rows({}))  # type: ignore[arg-type]
     assert (row.health, row.condition) == (health, condition)
     assert (row.problem is None) is starting
+
+
+def test_exporters_are_asked_again_only_for_readers_that_want_newer_values() -> None:
+    asked: list[float] = []
+    now = 100.0
+
+    async def ask() -> dict[str, object]:
+        asked.append(now)
+        return {}
+
+    nodes = SimpleNamespace(reports={}, lost_gpus={})
+    exporters = SimpleNamespace(ask=ask, reports={}, is_starting=lambda _: True)
+    table = GpuTable(nodes, exporters, lambda: (), clock=lambda: now)  # type: ignore[arg-type]
+    asyncio.run(table.rows({}, 10.0))
+    asyncio.run(table.rows({}, 10.0))
+    assert asked == [100.0]
+    asyncio.run(table.rows({}))
+    assert asked == [100.0, 100.0]
+    now = 111.0
+    asyncio.run(table.rows({}, 10.0))
+    assert asked == [100.0, 100.0, 111.0]

@@ -75,3 +75,10 @@ def test_a_long_log_comes_in_batches(tmp_path: Path, pool: Pool) -> None:
 
     assert asyncio.run(sizes(LogQuery())) == [1000, 1000, 500]
     assert asyncio.run(sizes(LogQuery(tail=1500))) == [1000, 500]
+
+
+def test_a_search_gives_the_lines_that_contain_a_text_whatever_its_case(tmp_path: Path, pool: Pool) -> None:
+    write(tmp_path, 2, 0, "Loss 1", "step 1", *map(str, range(2500)), "LOSS 2")
+    assert asyncio.run(lines(tmp_path, pool, contains="loss")) == ["Loss 1", "LOSS 2"]
+    assert asyncio.run(lines(tmp_path, pool, contains="loss", tail=100)) == ["LOSS 2"]
+    assert asyncio.run(lines(tmp_path, pool, contains="nothing", follow=True)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,8 @@ from orchestrator.api.errors import (
     RefusedError,
 )
 from orchestrator.api.service import ActionRequest, Caller, JobFilter, ProfileRequest, SubmitRequest, Verb
+from orchestrator.core.facts.reasons import PlacingGang
+from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
 
@@ -387,3 +389,18 @@ def test_a_job_of_a_queue_that_is_not_there_is_refused_and_a_plan_says_so(tmp_pa
             await desk.act(reply.job_id, Verb.RERUN, overrides=("queue=gone",))
 
     on_a_desk(tmp_path, story)
+
+
+def test_the_view_of_a_job_that_waits_is_made_again_only_when_it_looks_otherwise(tmp_path: Path) -> None:
+    async def story() -> None:
+        rounds = Rounds()  # its loop does not run: nothing changes but what this test changes
+        reader = Desk(rounds, tmp_path / "home").reader
+        job = await rounds.accept()
+        first = await reader.job(job.id)
+        assert await reader.job(job.id) is first
+        rounds.loop.waiting[job.id] = PlacingGang()
+        assert (await reader.job(job.id)).reason != first.reason
+        rounds.loop.jobs[job.id] = replace(job, priority=77)
+        assert (await reader.job(job.id)).priority == 77
+
+    asyncio.run(story())

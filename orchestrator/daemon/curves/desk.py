@@ -1,0 +1,226 @@
+"""Answers what jobs and GPUs did over time, from jobs' records alone. Files are read in threads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.api.curve_views import MOST_POINTS, ChartView, CurveQuery, CurvesView, GpuHistoryView, GpuUseView
+from orchestrator.daemon.curves import progress_rows, telemetry_rows
+from orchestrator.daemon.curves.record_file import extent, read_part
+from orchestrator.daemon.curves.telemetry_rows import PREFIX, QUANTITIES, GpuReadings
+from orchestrator.daemon.curves.thinning import MOST_CURVES, Grid, chart
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.daemon.curves.record_file import Extent, TimeOf
+    from orchestrator.runtime.pools import Pool
+    from orchestrator.spec.paths import Paths
+
+MOST_BYTES: Final = 1024 * 1024
+"""Read at once, of all records together: some milliseconds of a processor."""
+
+MOST_METRICS: Final = 12
+MOST_USES: Final = 200
+MOST_GPUS: Final = 1024
+
+
+class CurveDesk:
+    """``pool`` has the threads."""
+
+    def __init__(self, paths: Paths, pool: Pool) -> None:
+        self._paths = paths
+        self._pool = pool
+
+    async def curves(self, job_id: JobId, query: CurveQuery) -> CurvesView:
+        """What the job recorded."""
+        return await self._pool.run(job_curves, self._paths.job(job_id), job_id, query)
+
+    async def gpu_history(self, uuids: Sequence[str], query: CurveQuery) -> GpuHistoryView:
+        """What these GPUs did, for whichever jobs."""
+        return await self._pool.run(gpu_history, self._paths.jobs, uuids, query)
+
+
+class CurveService:
+    """The part of the service that these questions come to."""
+
+    def __init__(self, desk: CurveDesk) -> None:
+        self._desk = desk
+
+    async def curves(self, job_id: JobId, query: CurveQuery) -> CurvesView:
+        """What the job recorded over time."""
+        return await self._desk.curves(job_id, query)
+
+    async def gpu_history(self, uuids: Sequence[str], query: CurveQuery) -> GpuHistoryView:
+        """What GPUs did over time, and for which jobs."""
+        return await self._desk.gpu_history(uuids, query)
+
+
+def job_curves(directory: Path, job_id: JobId, query: CurveQuery) -> CurvesView:
+    """What the records in a job's directory say. Blocks."""
+    reported = [p for p in (directory / "metrics.jsonl.1", directory / "metrics.jsonl") if p.is_file()]
+    sampled_gpus = [] if query.by_step else _telemetry(directory)
+    spans = _extents(
+        [(p, progress_rows.time_of) for p in reported] + [(p, telemetry_rows.time_of) for p in sampled_gpus]
+    )
+    if not spans:
+        return CurvesView(job_id=job_id)
+    bounds = (None, None) if query.by_step else (query.since, query.until)
+    share = MOST_BYTES // (len(reported) + len(sampled_gpus))
+    lines, sampled = _lines(reported, progress_rows.time_of, bounds, share)
+    readings = progress_rows.readings_of(lines, by_step=query.by_step)
+    begin, end = _ends(spans, readings if query.by_step else None)
+    grid = _grid(query, begin, end)
+    charts = _progress_charts(readings, grid, ranks=not query.together)
+    gpus, also = _gpus(sampled_gpus, bounds, share)
+    return CurvesView(
+        job_id=job_id,
+        begin=begin,
+        end=end,
+        charts=(*charts, *gpu_charts(gpus, grid, most=1 if query.together else MOST_CURVES)),
+        sampled=sampled or also,
+    )
+
+
+def gpu_history(jobs: Path, uuids: Sequence[str], query: CurveQuery) -> GpuHistoryView:
+    """What telemetry in the directories of jobs says of these GPUs. Blocks."""
+    wanted = {_file_name(uuid): uuid for uuid in uuids[:MOST_GPUS]}
+    files = _newest(path for job in _entries(jobs) for path in _telemetry(job) if path.name in wanted)
+    spans = {path: span for path, span in ((p, _extent(p, telemetry_rows.time_of)) for p in files) if span is not None}
+    if not spans:
+        return GpuHistoryView()
+    uses = tuple(
+        GpuUseView(gpu_uuid=wanted[path.name], job_id=path.parent.parent.name, begin=span.begin, end=span.end)
+        for path, span in spans.items()
+    )
+    begin, end = min(u.begin for u in uses), max(u.end for u in uses)
+    grid = _grid(query, begin, end)
+    seen = [p for p, span in spans.items() if span.end >= grid.begin and span.begin <= grid.end]
+    gpus, sampled = _gpus(seen, (query.since, query.until), MOST_BYTES // max(1, len(seen)))
+    return GpuHistoryView(
+        uses=tuple(sorted(uses, key=lambda use: -use.end)),
+        begin=begin,
+        end=end,
+        charts=gpu_charts(gpus, grid),
+        sampled=sampled,
+    )
+
+
+def gpu_charts(gpus: Sequence[GpuReadings], grid: Grid, *, most: int = MOST_CURVES) -> tuple[ChartView, ...]:
+    """A chart for each quantity that was measured."""
+    indices = [gpu.index for gpu in gpus]
+    labels = [_gpu_label(gpu, shared=indices.count(gpu.index) > 1) for gpu in gpus]
+    made = (
+        chart(
+            one.name,
+            one.unit,
+            [(label, grid.parts(gpu.values.get(one.name, ()))) for label, gpu in zip(labels, gpus, strict=True)],
+            most=most,
+        )
+        for one in QUANTITIES
+    )
+    return tuple(one for one in made if one is not None)
+
+
+def _gpu_label(gpu: GpuReadings, *, shared: bool) -> str:
+    return f"GPU {gpu.index} ({gpu.uuid.removeprefix('GPU-')[:13]})" if shared else f"GPU {gpu.index}"
+
+
+def _progress_charts(readings: progress_rows.Readings, grid: Grid, *, ranks: bool) -> list[ChartView]:
+    names = sorted(readings.metrics, key=lambda name: ("loss" not in name, name))[:MOST_METRICS]
+    made = [chart(name, "", [(name, grid.parts(readings.metrics[name]))]) for name in names]
+    made.append(chart("step time", "s", [("step time", grid.parts(readings.step_seconds))]))
+    for name, values in (
+        ("step time by rank", readings.rank_step_seconds),
+        ("step time by rank, waiting left out", readings.rank_own_seconds),
+    ):
+        if ranks and len(values) > 1:
+            lines = [(f"rank {rank}", grid.parts(found)) for rank, found in sorted(values.items())]
+            made.append(chart(name, "s", lines, kind="ranks"))
+    return [one for one in made if one is not None]
+
+
+def _grid(query: CurveQuery, begin: float, end: float) -> Grid:
+    since = begin if query.since is None else query.since
+    until = end if query.until is None else query.until
+    return Grid(since, max(since, until), max(2, min(query.points, MOST_POINTS)))
+
+
+def _ends(spans: Sequence[Extent], steps: progress_rows.Readings | None) -> tuple[float, float]:
+    if steps is None:
+        return min(span.begin for span in spans), max(span.end for span in spans)
+    known = [x for values in (steps.step_seconds, *steps.metrics.values()) for x, _ in values]
+    return (min(known), max(known)) if known else (0.0, 0.0)
+
+
+def _gpus(
+    files: Sequence[Path], bounds: tuple[float | None, float | None], share: int
+) -> tuple[list[GpuReadings], bool]:
+    """The readings of each GPU, by index; one GPU's files of several jobs follow each other."""
+    found: dict[str, GpuReadings] = {}
+    sampled = False
+    for path in files:
+        uuid, index = telemetry_rows.identity(path)
+        lines, also = _lines([path], telemetry_rows.time_of, bounds, share)
+        telemetry_rows.add_rows(found.setdefault(uuid, GpuReadings(uuid, index)), lines)
+        sampled = sampled or also
+    return sorted(found.values(), key=lambda gpu: (gpu.index, gpu.uuid)), sampled
+
+
+def _lines(
+    files: Sequence[Path], time_of: TimeOf, bounds: tuple[float | None, float | None], share: int
+) -> tuple[list[bytes], bool]:
+    lines: list[bytes] = []
+    sampled = False
+    for path in files:
+        try:
+            found, also = read_part(path, time_of, *bounds, share)
+        except OSError:  # it was removed, or is no record
+            continue
+        lines += found
+        sampled = sampled or also
+    return lines, sampled
+
+
+def _extents(files: Sequence[tuple[Path, TimeOf]]) -> list[Extent]:
+    return [span for path, time_of in files if (span := _extent(path, time_of)) is not None]
+
+
+def _extent(path: Path, time_of: TimeOf) -> Extent | None:
+    try:
+        return extent(path, time_of)
+    except OSError:
+        return None
+
+
+def _telemetry(job: Path) -> list[Path]:
+    folder = job / "telemetry"
+    return [
+        path
+        for path in _entries(folder)[: 2 * MOST_GPUS]
+        if path.name.startswith(PREFIX) and path.name.endswith(".csv") and not path.is_symlink()
+    ]
+
+
+def _newest(files: Iterable[Path]) -> list[Path]:
+    dated = []
+    for path in files:
+        try:
+            dated.append((path.lstat().st_mtime, path))
+        except OSError:
+            continue
+    return [path for _, path in sorted(dated, reverse=True)[:MOST_USES]]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _file_name(uuid: str) -> str:
+    """As ``JobRecorder`` names it."""
+    return f"{PREFIX}{''.join(c if c.isalnum() or c in '-_.' else '_' for c in uuid)}.csv"

@@ -1,0 +1,303 @@
+"""Charts of what was recorded, as SVG without styles or scripts of its own: lines, bands, and the figures for the script beside them.
+
+A drawing is as wide as its place and not scaled evenly, so texts are HTML beside it. Colours are classes; lines beyond the
+eighth are dashed, and each value is told in words as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import floor, isfinite, log10
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+from orchestrator.api.errors import BadRequestError
+from orchestrator.web import words
+from orchestrator.web.rendering import render
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.api.curve_views import ChartView, CurveView
+
+WIDTH: Final = 1000
+HEIGHT: Final = 100
+COLOURS: Final = 8
+GAP_FACTOR: Final = 6.0
+"""A line is broken where nothing was recorded for so many times the usual distance of its points."""
+
+LEAST_SPAN: Final = 2.0
+FROM_ZERO: Final = ("GPU", "step time")
+"""Quantities whose scale begins at 0."""
+
+FARTHEST: Final = 1e11
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of an axis that is shown; None: all there is."""
+
+    since: float | None = None
+    until: float | None = None
+
+    @property
+    def query(self) -> dict[str, str]:
+        """As the address has it."""
+        ends = {"from": self.since, "to": self.until}
+        return {name: f"{value:.3f}".rstrip("0").rstrip(".") for name, value in ends.items() if value is not None}
+
+    @property
+    def is_all(self) -> bool:
+        """Nothing was chosen."""
+        return self.since is None and self.until is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What is along the charts: ``kind`` is time, step or span (seconds since a begin)."""
+
+    begin: float
+    end: float
+    kind: str = "time"
+
+    def told(self, x: float) -> str:
+        """A place on it, in words."""
+        if self.kind == "time":
+            return words.moment(x)
+        return words.number(round(x)) if self.kind == "step" else words.span(x)
+
+    def place(self, x: float) -> int:
+        """Where ``x`` is drawn."""
+        return round(WIDTH * min(1.0, max(0.0, (x - self.begin) / max(self.end - self.begin, 1e-9))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One drawn line: its colour, its path, and its figures for the script."""
+
+    label: str
+    colour: int
+    dashed: bool
+    path: str
+    band: str
+    xs: str
+    values: str
+    last: str
+    not_finite: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """One chart."""
+
+    title: str
+    unit: str
+    lines: Sequence[Line]
+    top: str
+    middle: str
+    bottom: str
+    told: str
+    merged: int
+
+
+def window_of(query: Mapping[str, str]) -> Window:
+    """The window that an address names. Raises BadRequestError."""
+    since, until = _bound(query, "from"), _bound(query, "to")
+    if since is not None and until is not None and until <= since:
+        raise BadRequestError(f"from {query['from']!r} is not before to {query['to']!r}")
+    return Window(since, until)
+
+
+def _bound(query: Mapping[str, str], name: str) -> float | None:
+    text = query.get(name, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value) or not 0 <= value <= FARTHEST:
+        raise BadRequestError(
+            f"{name} {text[:40]!r} is not a time or a step", hint="write Unix time, as in from=1790000000"
+        )
+    return value
+
+
+def axis_of(begin: float, end: float, window: Window, kind: str) -> Axis:
+    """The axis of a window."""
+    since = begin if window.since is None else window.since
+    until = end if window.until is None else window.until
+    return Axis(begin=since, end=max(until, since + 1e-3), kind=kind)
+
+
+def charts_html(
+    charts: Sequence[ChartView],
+    ends: tuple[float, float],
+    window: Window,
+    address: str,
+    *,
+    sampled: bool = False,
+    kind: str = "time",
+    more: Mapping[str, Any] | None = None,
+) -> str:
+    """The charts, and what chooses their part. ``address`` with ``more`` as its query is where they are shown."""
+    axis = axis_of(*ends, window, kind)
+    return render(
+        "charts.html",
+        drawings=[drawing(one, axis) for one in charts],
+        axis=axis,
+        window=window,
+        sampled=sampled,
+        links=zoom_links(ends, window, address, more or {}),
+        base=_address(address, more or {}, {}),
+        width=WIDTH,
+        height=HEIGHT,
+    )
+
+
+def zoom_links(
+    ends: tuple[float, float], window: Window, address: str, more: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Names and addresses of other parts."""
+    axis = axis_of(*ends, window, "time")
+    length = axis.end - axis.begin
+    whole = max(ends[1] - ends[0], 0.0)
+
+    def part(begin: float, end: float) -> str:
+        begin, end = max(ends[0], begin), min(ends[1], end)
+        return _address(address, more, Window(begin, max(end, begin + min(whole, LEAST_SPAN))).query)
+
+    found = []
+    if length > LEAST_SPAN:
+        found.append(("Zoom in", part(axis.begin + length / 4, axis.end - length / 4)))
+    if not window.is_all:
+        found.append(("Zoom out", part(axis.begin - length / 2, axis.end + length / 2)))
+        if axis.begin > ends[0]:
+            found.append(("Earlier", part(axis.begin - length / 2, axis.end - length / 2)))
+        if axis.end < ends[1]:
+            found.append(("Later", part(axis.begin + length / 2, axis.end + length / 2)))
+        found.append(("All", _address(address, more, {})))
+    return found
+
+
+def _address(address: str, more: Mapping[str, Any], query: Mapping[str, str]) -> str:
+    text = urlencode({**more, **query}, doseq=True)
+    return f"{address}?{text}#charts" if text else f"{address}#charts"
+
+
+def drawing(chart: ChartView, axis: Axis) -> Drawing:
+    """A chart on an axis."""
+    low, high = _scale(chart)
+    lines = [
+        _line(one, number, axis, (low, high), alone=len(chart.curves) == 1) for number, one in enumerate(chart.curves)
+    ]
+    told = "; ".join(f"{one.label}: {_in_words(curve)}" for one, curve in zip(lines, chart.curves, strict=True))
+    return Drawing(
+        title=chart.name,
+        unit=chart.unit,
+        lines=lines,
+        top=words.number(high),
+        middle=words.number((low + high) / 2),
+        bottom=words.number(low),
+        told=f"{chart.name}{f' in {chart.unit}' if chart.unit else ''}, {axis.told(axis.begin)} to {axis.told(axis.end)}. {told}",
+        merged=chart.merged,
+    )
+
+
+def _scale(chart: ChartView) -> tuple[float, float]:
+    if chart.unit == "%":
+        return 0.0, 100.0
+    shown = [value for curve in chart.curves for values in (curve.lows, curve.highs, curve.values) for value in values]
+    known = [value for value in shown if value is not None]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    if chart.name.startswith(FROM_ZERO):
+        low, high = min(low, 0.0), max(high, 0.0)
+    if high <= low:
+        high = low + (abs(low) or 1.0)
+    return nice_scale(low, high)
+
+
+def nice_scale(low: float, high: float) -> tuple[float, float]:
+    """Ends that are round numbers, as is the middle."""
+    size = 10.0 ** floor(log10((high - low) / 2))
+    for step in (size * factor for factor in (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0)):
+        begin = floor(low / step + 1e-9) * step
+        if begin + 2 * step >= high - step * 1e-6:
+            return begin, begin + 2 * step
+    return low, high
+
+
+def _line(curve: CurveView, number: int, axis: Axis, scale: tuple[float, float], *, alone: bool) -> Line:
+    xs = [axis.place(x) for x in curve.x]
+    gap = GAP_FACTOR * max(1.0, median([b - a for a, b in pairwise(xs)] or [1]))
+    has_band = alone and bool(curve.lows) and any(a != b for a, b in zip(curve.lows, curve.highs, strict=True))
+    last = next((value for value in reversed(curve.values) if value is not None), None)
+    return Line(
+        label=curve.label,
+        colour=number % COLOURS,
+        dashed=number >= COLOURS,
+        path=_path(xs, curve.values, scale, gap),
+        band=_band(xs, curve, scale, gap) if has_band else "",
+        xs=" ".join(map(str, xs)),
+        values="|".join(_figures(curve, place, has_band=has_band) for place in range(len(xs))),
+        last=words.number(last) or "–",
+        not_finite=curve.not_finite,
+    )
+
+
+def _figures(curve: CurveView, place: int, *, has_band: bool) -> str:
+    value = curve.values[place]
+    if value is None:
+        return "not finite"
+    if has_band and curve.lows[place] != curve.highs[place]:
+        return f"{words.number(value)} ({words.number(curve.lows[place])} to {words.number(curve.highs[place])})"
+    return words.number(value)
+
+
+def _y(value: float, scale: tuple[float, float]) -> str:
+    low, high = scale
+    return f"{HEIGHT - HEIGHT * (min(max(value, low), high) - low) / (high - low):.1f}"
+
+
+def _path(xs: Sequence[int], values: Sequence[float | None], scale: tuple[float, float], gap: float) -> str:
+    found: list[str] = []
+    before: int | None = None
+    for x, value in zip(xs, values, strict=True):
+        if value is None:
+            before = None
+            continue
+        starts = before is None or x - before > gap
+        found.append(f"{'M' if starts else 'L'}{x} {_y(value, scale)}" + ("h1" if starts else ""))
+        before = x
+    return "".join(found)
+
+
+def _band(xs: Sequence[int], curve: CurveView, scale: tuple[float, float], gap: float) -> str:
+    """The area between the extremes, one polygon for each stretch without a gap."""
+    stretches: list[list[tuple[int, float, float]]] = []
+    before: int | None = None
+    for x, low, high in zip(xs, curve.lows, curve.highs, strict=True):
+        if low is None or high is None:
+            before = None
+            continue
+        if before is None or x - before > gap:
+            stretches.append([])
+        stretches[-1].append((x, low, high))
+        before = x
+    return "".join(
+        "M"
+        + "L".join(
+            [f"{x} {_y(high, scale)}" for x, _, high in one] + [f"{x} {_y(low, scale)}" for x, low, _ in one[::-1]]
+        )
+        + "Z"
+        for one in stretches
+    )
+
+
+def _in_words(curve: CurveView) -> str:
+    known = [value for value in curve.values if value is not None]
+    if not known:
+        return "nothing finite"
+    return f"last {words.number(known[-1])}, least {words.number(min(known))}, most {words.number(max(known))}"

@@ -1,0 +1,146 @@
+"""Charts as they are drawn: scales, lines with breaks, bands, parts by address; and how often records are read for them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from orchestrator.api.curve_views import ChartView, CurvesView, CurveView
+from orchestrator.api.errors import BadRequestError
+from orchestrator.api.server.testing import FakeService
+from orchestrator.core.ids import JobId
+from orchestrator.web.chart_shelf import KEEP_SECONDS, ChartShelf
+from orchestrator.web.charts import Axis, Window, axis_of, charts_html, drawing, nice_scale, window_of, zoom_links
+from tests.unit.web.conftest import Browser, Clock
+
+AXIS = Axis(begin=0.0, end=100.0, kind="step")
+
+
+def curve(*values: float | None, label: str = "GPU 0", spread: float = 0.0) -> CurveView:
+    return CurveView(
+        label=label,
+        x=tuple(10.0 * n for n in range(len(values))),
+        values=values,
+        lows=tuple(None if v is None else v - spread for v in values),
+        highs=tuple(None if v is None else v + spread for v in values),
+    )
+
+
+def chart(*curves: CurveView, name: str = "loss", unit: str = "") -> ChartView:
+    return ChartView(name=name, unit=unit, curves=curves)
+
+
+def test_a_line_is_broken_where_a_value_is_not_finite_or_nothing_was_recorded() -> None:
+    (line,) = drawing(chart(curve(0.0, 50.0, None, 100.0), name="GPU load", unit="%"), AXIS).lines
+    assert line.path == "M0 100.0h1L100 50.0M300 0.0h1"
+    assert (line.xs, line.values, line.last) == ("0 100 200 300", "0|50|not finite|100", "100")
+    far = CurveView(label="x", x=(0.0, 1.0, 2.0, 90.0), values=(1.0, 1.0, 1.0, 1.0))
+    (line,) = drawing(chart(far), AXIS).lines
+    assert line.path.count("M") == 2
+
+
+def test_a_line_alone_has_a_band_between_its_extremes() -> None:
+    (line,) = drawing(chart(curve(1.0, 2.0, spread=0.5)), AXIS).lines
+    assert line.band.startswith("M0 ")
+    assert line.values == "1 (0.5 to 1.5)|2 (1.5 to 2.5)"
+    assert [one.band for one in drawing(chart(curve(1.0, spread=0.5), curve(2.0, spread=0.5)), AXIS).lines] == ["", ""]
+
+
+def test_a_chart_says_in_words_what_it_shows() -> None:
+    told = drawing(chart(curve(3.0, 1.0, 2.0), name="GPU power", unit="W"), AXIS).told
+    assert told == "GPU power in W, 0 to 100. GPU 0: last 2, least 1, most 3"
+    assert "nothing finite" in drawing(chart(curve(None)), AXIS).told
+
+
+def test_the_ninth_line_is_dashed_since_its_colour_is_the_first_ones() -> None:
+    lines = drawing(chart(*(curve(1.0, label=f"GPU {n}") for n in range(9))), AXIS).lines
+    assert (lines[0].colour, lines[0].dashed) == (0, False)
+    assert (lines[8].colour, lines[8].dashed) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale"),
+    [
+        (0.0, 65.4, (0.0, 80.0)),
+        (0.0, 410.0, (0.0, 500.0)),
+        (0.25, 2.6, (0.0, 3.0)),
+        (0.0, 0.066, (0.0, 0.08)),
+        (7.0, 7.1, (7.0, 7.1)),
+    ],
+)
+def test_scales_have_round_ends(low: float, high: float, scale: tuple[float, float]) -> None:
+    assert nice_scale(low, high) == pytest.approx(scale)
+
+
+@pytest.mark.parametrize("values", [(5.0, 5.0), (0.0, 0.0), (-3.0, -3.0), (1e-12, 2e-12), (1e15, -1e15), (None, None)])
+def test_any_values_can_be_drawn(values: tuple[float | None, ...]) -> None:
+    for name in ("loss", "GPU power"):
+        (line,) = drawing(chart(curve(*values), name=name), AXIS).lines
+        assert all(0.0 <= float(y) <= 100.0 for y in re.findall(r" ([-\d.]+)", line.path))
+
+
+@pytest.mark.parametrize(
+    "query", [{"from": "x"}, {"from": "nan"}, {"to": "inf"}, {"from": "-1"}, {"from": "5", "to": "5"}, {"to": "1e300"}]
+)
+def test_a_part_that_is_none_is_refused(query: dict[str, str]) -> None:
+    with pytest.raises(BadRequestError):
+        window_of(query)
+
+
+def test_parts_have_addresses() -> None:
+    assert dict(zoom_links((0.0, 100.0), Window(), "/jobs/a", {})) == {"Zoom in": "/jobs/a?from=25&to=75#charts"}
+    links = dict(zoom_links((0.0, 100.0), Window(40.0, 60.0), "/compare", {"job": ["a", "b"]}))
+    assert links == {
+        "Zoom in": "/compare?job=a&job=b&from=45&to=55#charts",
+        "Zoom out": "/compare?job=a&job=b&from=30&to=70#charts",
+        "Earlier": "/compare?job=a&job=b&from=30&to=50#charts",
+        "Later": "/compare?job=a&job=b&from=50&to=70#charts",
+        "All": "/compare?job=a&job=b#charts",
+    }
+    window = window_of({"from": "1790000000.25", "to": "1790000010"})
+    assert window.query == {"from": "1790000000.25", "to": "1790000010"}
+    assert axis_of(0.0, 1.0, window, "time").place(1790000010) == 1000
+
+
+def test_without_records_there_is_a_sentence() -> None:
+    assert "Nothing was recorded." in charts_html([], (0.0, 0.0), Window(), "/jobs/a")
+    assert "Nothing was recorded in this part" in charts_html([], (0.0, 9.0), Window(1.0, 2.0), "/jobs/a")
+
+
+def test_records_are_read_once_in_some_seconds_and_once_for_ever_of_an_ended_job() -> None:
+    service, clock = FakeService(), Clock()
+    shelf = ChartShelf(service, clock)
+    running, ended = service.add(state="RUNNING"), service.add(state="FAILED", ended_at=5.0)
+
+    async def look(job: str, window: Window = Window()) -> None:  # noqa: B008 - it is frozen
+        await shelf.of_job(await service.job(JobId(job)), JobId(job), window)
+
+    def asked() -> int:
+        return len(service.curve_queries)
+
+    asyncio.run(look(running.id))
+    asyncio.run(look(running.id))
+    assert asked() == 1
+    asyncio.run(look(running.id, Window(1.0, 2.0)))
+    assert (asked(), service.curve_queries[-1].since) == (2, 1.0)
+    clock.now += KEEP_SECONDS
+    asyncio.run(look(running.id))
+    assert asked() == 3
+    asyncio.run(look(ended.id))
+    clock.now += 1e6
+    asyncio.run(look(ended.id))
+    assert asked() == 4
+
+
+def test_a_job_page_shows_charts_of_the_part_that_its_address_names(browser: Browser) -> None:
+    job = browser.service.add(state="RUNNING")
+    browser.service.recorded[job.id] = CurvesView(
+        job_id=job.id, begin=0.0, end=100.0, charts=(chart(curve(0.5, 0.25)),), sampled=True
+    )
+    text = browser.get(f"/jobs/{job.id}?from=10&to=20").text
+    assert f'data-live="/live/jobs/{job.id}?from=10&amp;to=20"' in text
+    assert 'data-y="0.5|0.25"' in text
+    assert "evenly spread samples" in text
+    assert browser.get(f"/jobs/{job.id}?from=x").status == 400
