@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.api.errors import BadRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from orchestrator.api.files import FileDigest, FileList
     from orchestrator.api.page_links import PageLinkView
     from orchestrator.api.queue_views import QueueShares, QueueView
     from orchestrator.api.spec_views import SpecDiff, SpecView
@@ -59,6 +60,31 @@ class SpecQuestions(ABC):
         if port is None:
             wanted = {"command": {"argv": list(argv), "terminal": None if terminal is None else dict(terminal)}}
         return SessionStream(self.endpoint, job_path(ref, "/session"), {"rank": rank, **wanted})
+
+    def files(self, ref: str, patterns: Sequence[str] = ()) -> FileList:
+        """Outputs and checkpoints of the job, those that a pattern names; ``transport.download`` fetches them."""
+        from orchestrator.api.files import FileList
+
+        return FileList.from_json(
+            self._call("GET", job_path(ref, "/files"), query={"pattern": list(patterns)}, seconds=120.0)
+        )
+
+    def file_digest(self, ref: str, path: str) -> FileDigest:
+        """The size and SHA-256 of one of them."""
+        from orchestrator.api.files import FileDigest
+
+        reply = self._call("GET", job_path(ref, "/files/digest"), query={"path": path}, seconds=3600.0)
+        return FileDigest.from_json(reply)
+
+    def file_content(self, ref: str, path: str, offset: int = 0) -> Iterator[bytes]:
+        """The bytes of one of them, from ``offset`` on. Raises ConnectionLostError where they were cut."""
+        from urllib.parse import urlencode
+
+        from orchestrator.api.protocol import API_PREFIX
+        from orchestrator.api.transport.wire import pieces
+
+        query = urlencode({"path": path, "offset": offset})
+        return pieces(self.endpoint, f"{API_PREFIX}{job_path(ref, '/files/content')}?{query}")
 
     def page_link(self) -> PageLinkView:
         """A link that signs a browser in to the daemon's page, once, as this user."""

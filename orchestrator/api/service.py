@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from orchestrator.api.curve_views import CurveQuery, CurvesView, GpuHistoryView
+    from orchestrator.api.files import FileReader
     from orchestrator.api.queue_views import QueueChange, QueueShares, QueueView
     from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.api.views import (
@@ -264,6 +265,10 @@ class JobService(Protocol):
 
         Raises RefusedError: the job does not run, or nothing listens there. BadRequestError: it has no such rank.
         """
+        ...
+
+    async def job_files(self, job_id: JobId) -> FileReader:
+        """What the job left: outputs and checkpoints."""
         ...
 
     def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[LogLine], None]:

@@ -37,6 +37,7 @@ ENTRIES = (
     Entry("explain", "history", JOBS),
     Entry("queue", "queues", JOBS),
     Entry("checkpoints", "history", JOBS),
+    Entry("get", "runs.get", JOBS),
     Entry("drill", "drill", JOBS),
     Entry("profile", "profile", JOBS),
     Entry("stacks", "stacks", JOBS),

@@ -40,8 +40,9 @@ from orchestrator.api.server.bodies import (
     SubmitBody,
     bad_request,
 )
+from orchestrator.api.server.file_routes import add_file_routes
 from orchestrator.api.server.gate import FAILED, STOPPING, Gate, GatePolicy
-from orchestrator.api.server.ownership import own_job_view
+from orchestrator.api.server.ownership import REF_PATTERN, Ref, own_job_view
 from orchestrator.api.server.queue_routes import add_queue_routes
 from orchestrator.api.server.session_routes import add_session_routes
 from orchestrator.api.server.streams import log_stream, until_closing
@@ -74,13 +75,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.page_links import PageLinks
 
-REF_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-
-Ref = Annotated[
-    str, Path(pattern=REF_PATTERN, description="A job's id, a unique prefix of one, or a name (its newest)")
-]
 NodeRef = Annotated[str, Path(pattern=REF_PATTERN, description="A node's id or name")]
-"""Both leave no room for a slash or a leading dot: a reference never becomes a path."""
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     "default": {"description": "A problem document", "content": ProblemDocument.media_schema()}
@@ -114,7 +109,8 @@ def control_routes(service: JobService, closing: asyncio.Event, links: PageLinks
     _add_waiting_routes(app, service, closing)
     _add_submission_routes(app, service)
     _add_looking_routes(app, service, closing)
-    add_session_routes(app, service, closing, REF_PATTERN)
+    add_file_routes(app, service, caller_of, answer)
+    add_session_routes(app, service, closing)
     _add_job_routes(app, service)
     _add_daemon_routes(app, service)
     add_queue_routes(app, service, _owner_of_daemon, answer)

@@ -1,14 +1,24 @@
-"""Who may act on a job: its user, and the daemon's owner."""
+"""Names of jobs in paths, and who may act on one: its user, and the daemon's owner."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Path
 
 from orchestrator.api.errors import NotPermittedError
 
 if TYPE_CHECKING:
     from orchestrator.api.service import Caller, JobService
     from orchestrator.api.views import JobView
+
+
+REF_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+"""No room for a slash or a leading dot: a reference never becomes a path."""
+
+Ref = Annotated[
+    str, Path(pattern=REF_PATTERN, description="A job's id, a unique prefix of one, or a name (its newest)")
+]
 
 
 async def own_job_view(service: JobService, ref: str, caller: Caller, verb: str) -> JobView:

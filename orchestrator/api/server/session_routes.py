@@ -29,7 +29,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.protocol import API_PREFIX, BODY_SECONDS, SESSION_READ_SECONDS
 from orchestrator.api.server.bodies import Body, LongText, bad_request
 from orchestrator.api.server.gate import FAILED, STOPPING
-from orchestrator.api.server.ownership import own_job_view
+from orchestrator.api.server.ownership import REF_PATTERN, own_job_view
 from orchestrator.api.service import Caller
 from orchestrator.core.ids import JobId
 from orchestrator.runtime.ranks.sessions.messages import (
@@ -102,7 +102,7 @@ class ControlBody(Body):
     end_input: bool = False
 
 
-def add_session_routes(app: FastAPI, service: JobService, closing: asyncio.Event, ref_pattern: str) -> None:
+def add_session_routes(app: FastAPI, service: JobService, closing: asyncio.Event) -> None:
     """The one route."""
 
     @app.websocket(f"{API_PREFIX}/jobs/{{ref}}/session")
@@ -113,7 +113,7 @@ def add_session_routes(app: FastAPI, service: JobService, closing: asyncio.Event
         await socket.accept()
         with suppress(WebSocketDisconnect, RuntimeError):  # Starlette's words for a client that is gone
             try:
-                channel = await _opened(socket, _checked(ref, ref_pattern), service, caller)
+                channel = await _opened(socket, _checked(ref), service, caller)
                 await _Session(socket, channel).run(closing)
             except OrchError as error:
                 await _send(socket, {"error": error.to_json()})
@@ -125,8 +125,8 @@ def add_session_routes(app: FastAPI, service: JobService, closing: asyncio.Event
             await socket.close()
 
 
-def _checked(ref: str, pattern: str) -> str:
-    if re.fullmatch(pattern, ref) is None:
+def _checked(ref: str) -> str:
+    if re.fullmatch(REF_PATTERN, ref) is None:
         raise BadRequestError(f"{ref!r} names no job", hint="give an id, the beginning of one, or a name")
     return ref
 

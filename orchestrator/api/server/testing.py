@@ -28,10 +28,10 @@ from orchestrator.api.errors import (
 from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION
 from orchestrator.api.server.app import control_routes
 from orchestrator.api.server.control_socket import bind_control_socket
-from orchestrator.api.server.fake_curves import FakeCurves
-from orchestrator.api.server.fake_queues import FakeQueues
-from orchestrator.api.server.fake_session import FakeSessions
-from orchestrator.api.server.fake_specs import FakeSpecs
+from orchestrator.api.server.fakes.curves import FakeCurves
+from orchestrator.api.server.fakes.queues import FakeQueues
+from orchestrator.api.server.fakes.sessions import FakeSessions
+from orchestrator.api.server.fakes.specs import FakeSpecs
 from orchestrator.api.server.gate import Gate, GatePolicy
 from orchestrator.api.server.listeners import ApiServer, Deadlines, address_of, bind_tcp, host_names
 from orchestrator.api.server.read_app import MetricsPage, create_read_app, read_policy

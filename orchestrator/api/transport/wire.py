@@ -297,6 +297,17 @@ def _error_of(reply: Reply, endpoint: Endpoint) -> OrchError:
     return error_from_json(body)
 
 
+def pieces(endpoint: Endpoint, path: str, *, silence_seconds: float = 60.0) -> Iterator[bytes]:
+    """The bytes of a streamed answer as they come; ``silence_seconds`` bounds each wait. A cut connection raises."""
+    sock, stream, status, headers = _open(endpoint, "GET", path, None, time.monotonic() + silence_seconds)
+    with sock:
+        if status >= 400:
+            raise _error_of(Reply(status, headers, b"".join(stream.chunks(headers))), endpoint)
+        for piece in stream.chunks(headers):
+            stream.deadline = time.monotonic() + silence_seconds
+            yield piece
+
+
 def json_lines(
     endpoint: Endpoint, path: str, *, deadline_seconds: float = 10.0, idle_seconds: float = 30.0
 ) -> Iterator[Any]:

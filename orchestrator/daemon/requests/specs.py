@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.errors import RefusedError
 from orchestrator.core.events import JobSubmitted
 from orchestrator.daemon.jobs.specs import spec_diff, spec_view
+from orchestrator.daemon.requests.left_files import left_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
+    from orchestrator.api.files import FileReader
     from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.core.ids import JobId
+    from orchestrator.daemon.requests.left_files import LeftFiles
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
     from orchestrator.store.port import Store
@@ -55,6 +58,13 @@ class JobSpecs:
             f"the record of {job_id} does not hold its submission", hint="`orch doctor` checks the record"
         )
 
+    async def files(self, job_id: JobId) -> LeftFiles:
+        """What the job left: outputs and checkpoints."""
+        configured = (await self._submission(job_id)).spec.checkpoint.storage_path
+        own = str(self._paths.checkpoints(job_id))
+        checkpoints = own if configured is None else f"{configured.rstrip('/')}/{job_id}"
+        return left_files(job_id, self._paths.outputs(job_id), checkpoints, Path, self._pool)
+
     def _files(self, digest: str) -> Mapping[str, str]:
         return archived_files(self._paths.blob(digest)) if digest else {}
 
@@ -82,3 +92,7 @@ class SpecService:
     async def diff(self, before: JobId, after: JobId) -> SpecDiff:
         """In what two jobs differ."""
         return await self._specs.diff(before, after)
+
+    async def job_files(self, job_id: JobId) -> FileReader:
+        """What the job left: outputs and checkpoints."""
+        return await self._specs.files(job_id)

@@ -108,7 +108,7 @@ def find_outputs(work: Path, patterns: Sequence[str], max_bytes: int) -> Outputs
     globs = Globs(f"/{pattern}" for pattern in patterns)
     chosen: list[Output] = []
     size = left_files = left_bytes = 0
-    for found in sorted(_regular_files(work), key=lambda each: each.path):
+    for found in sorted(regular_files(work), key=lambda each: each.path):
         if not globs.matches(found.path):
             continue
         if size + found.size_bytes > max_bytes or len(chosen) >= MAX_OUTPUTS:
@@ -119,7 +119,8 @@ def find_outputs(work: Path, patterns: Sequence[str], max_bytes: int) -> Outputs
     return Outputs(files=tuple(chosen), left_files=left_files, left_bytes=left_bytes)
 
 
-def _regular_files(work: Path) -> Iterator[Output]:
+def regular_files(work: Path) -> Iterator[Output]:
+    """Every regular file below a directory; links are neither followed nor named. Raises ValueError for a link in its place, OSError."""
     root = enter_below(work, "")
     try:
         yield from _regular_files_below(root)

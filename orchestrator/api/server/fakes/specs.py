@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from orchestrator.api.page_links import PageLinkView
 from orchestrator.api.spec_views import SpecDiff, SpecView, ValueChange
 
 if TYPE_CHECKING:
+    from orchestrator.api.files import FileReader
     from orchestrator.api.service import Caller
     from orchestrator.api.views import JobView
     from orchestrator.core.ids import JobId
@@ -21,6 +23,11 @@ class FakeSpecs:
     """Every job runs ``train.py``; two of them differ in their name alone."""
 
     _jobs: dict[JobId, JobView]
+
+    @cached_property
+    def files_of(self) -> dict[JobId, FileReader]:
+        """What jobs left; a test puts it here."""
+        return {}
 
     async def spec(self, job_id: JobId) -> SpecView:
         job = self._jobs[job_id]
@@ -39,6 +46,9 @@ class FakeSpecs:
         names = (self._jobs[before].name, self._jobs[after].name)
         values = () if names[0] == names[1] else (ValueChange(key="name", before=names[0], after=names[1]),)
         return SpecDiff(before=before, after=after, values=values)
+
+    async def job_files(self, job_id: JobId) -> FileReader:
+        return self.files_of[job_id]
 
     def link(self, caller: Caller) -> PageLinkView:
         return PageLinkView(url=f"{PAGE}signin?link={caller.user}", address=PAGE, valid_seconds=600.0)

@@ -1,0 +1,73 @@
+"""Files that a job left: outputs and checkpoints, as the API answers them, and the port that reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from orchestrator.api.view import NESTED, View
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OUTPUTS: Final = "outputs"
+CHECKPOINTS: Final = "checkpoints"
+"""The first part of a file's path: what it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileView(View):
+    """A file; ``path`` begins with ``outputs/`` or ``checkpoints/``."""
+
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileList(View):
+    """Files of a job, by path; ``more``: there are others. ``elsewhere``: where its checkpoints are, if not with the daemon."""
+
+    job_id: str
+    files: tuple[FileView, ...] = ()
+    more: bool = False
+    elsewhere: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDigest(View):
+    """What a file held when it was read: its size, and the SHA-256 of its content."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+NESTED.update({FileList: {"files": FileView}})
+
+
+class FileContent(Protocol):
+    """An open file."""
+
+    async def read(self, offset: int) -> bytes:
+        """The next piece from ``offset`` on; empty at the end."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class FileReader(Protocol):
+    """Reads files of jobs. Paths are those of FileView; whatever they say, nothing else of the machine is read."""
+
+    async def find(self, patterns: Sequence[str]) -> FileList:
+        """The files that a pattern names, as .gitignore has them; all for none. Raises BadRequestError, RefusedError."""
+        ...
+
+    async def digest(self, path: str) -> FileDigest:
+        """What a file holds. Raises NotFoundError."""
+        ...
+
+    async def open(self, path: str) -> FileContent:
+        """A file's content. Raises NotFoundError."""
+        ...

@@ -1,0 +1,114 @@
+"""Downloads files of a job into a directory: goes on where it was cut off, and keeps nothing whose digest is not the daemon's.
+
+Names come from the other side: none leads out of the directory, by its text or by a link in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from orchestrator.api.errors import BadRequestError, ProtocolMismatchError, RefusedError
+from orchestrator.private_files import enter_below
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from orchestrator.api.asking import SpecQuestions
+    from orchestrator.api.files import FileView
+
+_PIECE_BYTES: Final = 1024 * 1024
+_PART: Final = ".orch-part"
+_TRIES: Final = 2
+
+
+class Fetched(NamedTuple):
+    """A file that is here now; ``received`` bytes of it came over the wire, 0 for one that was here already."""
+
+    path: str
+    size_bytes: int
+    received: int
+
+
+class Downloader:
+    """Into ``target``; ``progress`` is told of each piece's size."""
+
+    def __init__(self, client: SpecQuestions, job_id: str, target: Path, progress: Callable[[int], None]) -> None:
+        self._client, self._job_id, self._target = client, job_id, target
+        self._progress = progress
+
+    def fetch(self, file: FileView) -> Fetched:
+        """Have the file here, whole. Raises the daemon's errors, RefusedError for content that does not hold still."""
+        folder, name = _checked(file.path)
+        try:
+            parent = enter_below(self._target, folder, make=True)
+        except (OSError, ValueError) as error:
+            raise BadRequestError(
+                f"{self._target}/{file.path} cannot be written: {error}", hint="name another --output-dir"
+            ) from error
+        try:
+            return self._fetch(file, parent, name)
+        except OSError as error:
+            raise BadRequestError(
+                f"{self._target}/{file.path} cannot be written: {error.strerror or error}",
+                hint="name another --output-dir",
+            ) from error
+        finally:
+            os.close(parent)
+
+    def _fetch(self, file: FileView, parent: int, name: str) -> Fetched:
+        part = f".{name}{_PART}"
+        received = 0
+        for attempt in range(_TRIES):
+            told = self._client.file_digest(self._job_id, file.path)
+            if _digest_of(parent, name) == (told.size_bytes, told.sha256):
+                self._progress(told.size_bytes)
+                return Fetched(file.path, told.size_bytes, 0)
+            received += self._append(file.path, parent, part, afresh=attempt > 0)
+            if _digest_of(parent, part) == (told.size_bytes, told.sha256):
+                os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
+                return Fetched(file.path, told.size_bytes, received)
+        with suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=parent)
+        raise RefusedError(
+            f"{file.path} is not what the daemon has: it changes while it is read",
+            hint="ask again when the job has ended",
+        )
+
+    def _append(self, path: str, parent: int, part: str, *, afresh: bool) -> int:
+        """Write what is missing of the file to its part; returns how much came."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_TRUNC if afresh else 0)
+        received = 0
+        with os.fdopen(os.open(part, flags, 0o600, dir_fd=parent), "wb") as out:
+            offset = os.fstat(out.fileno()).st_size
+            self._progress(offset)
+            out.seek(offset)
+            for piece in self._client.file_content(self._job_id, path, offset):
+                out.write(piece)
+                received += len(piece)
+                self._progress(len(piece))
+        return received
+
+
+def _checked(path: str) -> tuple[str, str]:
+    parts = path.split("/")
+    if any(part in {"", ".", ".."} for part in parts) or "\0" in path or len(parts) < 2:
+        raise ProtocolMismatchError(f"the daemon names a file {path!r}, which leads nowhere; nothing was written")
+    return "/".join(parts[:-1]), parts[-1]
+
+
+def _digest_of(parent: int, name: str) -> tuple[int, str] | None:
+    """Size and SHA-256 of a regular file; None for anything else."""
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+    except OSError:
+        return None
+    sha256, size = hashlib.sha256(), 0
+    with os.fdopen(handle, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            sha256.update(piece)
+            size += len(piece)
+    return size, sha256.hexdigest()

@@ -1,0 +1,123 @@
+"""`orch get`: outputs and checkpoints of a job, here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.api.errors import EXIT_OK, EXIT_PARTLY, NotFoundError
+from orchestrator.cli.commands.shared import Job, Json, Quiet
+from orchestrator.cli.console import clean
+from orchestrator.cli.render.units import size
+from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.status_view import note_which
+
+if TYPE_CHECKING:
+    from orchestrator.api.files import FileList
+
+
+def get(
+    job: Job,
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PATTERN...]", help="As in .gitignore: 'outputs/**', '*.pt'. No pattern: every file."),
+    ] = None,
+    *,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-dir", "-o", metavar="DIR", help="Where they go. Default: a directory with the job's id."
+        ),
+    ] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="List the files; download nothing.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Download outputs and checkpoints of a job; a download that was cut off goes on where it ended.
+
+    Each file's SHA-256 is compared with the daemon's. Exit code 6: some files could not be had.
+    """
+    session = Session(quiet=quiet)
+    client = session.client()
+    found = client.job(job)
+    note_which(session, job, found)
+    files = client.files(found.id, patterns or ())
+    if files.elsewhere:
+        session.console.note(f"the checkpoints of {found.id} are at {files.elsewhere}: fetch them from there")
+    if files.more:
+        session.console.note(f"only the first {len(files.files)} files; choose with a pattern")
+    if not files.files:
+        raise NotFoundError(
+            f"{found.id} has left no such file", hint="outputs are what `outputs:` in job.yaml names; see `orch show`"
+        )
+    if only_list:
+        if json:
+            print_json(session, files.to_json())
+        for file in () if json else files.files:
+            session.console.print(f"{size(file.size_bytes):>10}  {clean(file.path)}")
+        return EXIT_OK
+    return _download(session, files, output_dir or Path(found.id), json=json)
+
+
+def _download(session: Session, files: FileList, target: Path, *, json: bool) -> int:
+    from orchestrator.api.errors import BadRequestError, DaemonUnreachableError, OrchError
+    from orchestrator.api.transport.download import Downloader
+
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadRequestError(f"{target} cannot be made: {error.strerror}", hint="name another --output-dir") from error
+    bar = _Bar(session, sum(file.size_bytes for file in files.files))
+    downloader = Downloader(session.client(), files.job_id, target.resolve(), bar.add)
+    done, failed = [], []
+    for file in files.files:
+        bar.show(file.path)
+        try:
+            done.append(downloader.fetch(file))
+        except DaemonUnreachableError:
+            bar.end()
+            raise
+        except OrchError as error:
+            bar.end()
+            session.console.complain(f"orch: {clean(error.message)}")
+            failed.append(file.path)
+    bar.end()
+    received = sum(each.received for each in done)
+    if json:
+        told = [{"path": each.path, "bytes": each.size_bytes, "received": each.received} for each in done]
+        print_json(session, {"job_id": files.job_id, "directory": str(target), "files": told, "failed": failed})
+    else:
+        count = f"{len(done)} file{'s' if len(done) != 1 else ''}"
+        session.console.print(f"{count} in {target}, {size(received)} received")
+    return EXIT_PARTLY if failed else EXIT_OK
+
+
+class _Bar:
+    """How far it is, on one line of a terminal; nothing elsewhere."""
+
+    def __init__(self, session: Session, total: int) -> None:
+        self._shown = sys.stderr.isatty() and not session.console.quiet
+        self._session, self._total, self._done, self._name = session, total, 0, ""
+
+    def show(self, name: str) -> None:
+        """The file that comes now."""
+        self._name = name
+        self.add(0)
+
+    def add(self, count: int) -> None:
+        """So many bytes more are here."""
+        self._done += count
+        if self._shown:
+            share = min(1.0, self._done / self._total) if self._total else 1.0
+            text = f"{share:4.0%} of {size(self._total)}  {clean(self._name)}"
+            sys.stderr.write(f"\r\x1b[K{text[: max(20, min(self._session.console.width, 200) - 1)]}")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

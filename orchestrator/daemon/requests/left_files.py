@@ -1,0 +1,126 @@
+"""Reads what a job left behind, outputs and checkpoints, and nothing else: no link is followed, no name leads out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from orchestrator.api.errors import BadRequestError, NotFoundError, RefusedError
+from orchestrator.api.files import CHECKPOINTS, OUTPUTS, FileDigest, FileList, FileView
+from orchestrator.private_files import enter_below
+from orchestrator.runtime.nodes.working_copy import open_output, regular_files
+from orchestrator.spec.globs import GlobError, Globs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from orchestrator.runtime.pools import Pool
+
+MOST_FILES: Final = 10_000
+PIECE_BYTES: Final = 1024 * 1024
+
+Result = TypeVar("Result")
+
+
+class LeftFiles:
+    """Implements ``api.files.FileReader`` on ``roots``: directories by the first part of a path. Files are read in ``pool``."""
+
+    def __init__(self, job_id: str, roots: Mapping[str, Path], pool: Pool, *, elsewhere: str = "") -> None:
+        self._job_id, self._roots, self._pool, self._elsewhere = job_id, roots, pool, elsewhere
+
+    async def find(self, patterns: Sequence[str]) -> FileList:
+        """The files that a pattern names; all for none."""
+        try:
+            globs = Globs(patterns)
+        except GlobError as error:
+            raise BadRequestError(
+                f"the pattern cannot be used: {error}", hint="write one like 'outputs/**/*.pt'"
+            ) from error
+        found = sorted(await self._pool.run(self._found, globs), key=lambda file: file.path)
+        return FileList(
+            job_id=self._job_id,
+            files=tuple(found[:MOST_FILES]),
+            more=len(found) > MOST_FILES,
+            elsewhere=self._elsewhere,
+        )
+
+    async def digest(self, path: str) -> FileDigest:
+        """What a file holds."""
+        return await self._pool.run(self._digest, path)
+
+    async def open(self, path: str) -> OpenFile:
+        """A file's content."""
+        return OpenFile(await self._pool.run(self._handle, path), self._pool)
+
+    def _found(self, globs: Globs) -> list[FileView]:
+        found: list[FileView] = []
+        for name, root in self._roots.items():
+            try:
+                for file in regular_files(root):
+                    path = f"{name}/{file.path}"
+                    if (not len(globs) or globs.matches(path)) and _is_text(path):
+                        found.append(FileView(path=path, size_bytes=file.size_bytes))
+            except FileNotFoundError:
+                continue  # nothing was left there yet
+            except (OSError, ValueError) as error:
+                raise RefusedError(
+                    f"the {name} of {self._job_id} cannot be read: {error}", hint=f"look at {root}"
+                ) from error
+        return found
+
+    def _digest(self, path: str) -> FileDigest:
+        with os.fdopen(self._handle(path), "rb") as file:
+            sha256, size = hashlib.sha256(), 0
+            while piece := file.read(PIECE_BYTES):
+                sha256.update(piece)
+                size += len(piece)
+        return FileDigest(path=path, size_bytes=size, sha256=sha256.hexdigest())
+
+    def _handle(self, path: str) -> int:
+        kind, _, below = path.partition("/")
+        root = self._roots.get(kind)
+        missing = NotFoundError(
+            f"{self._job_id} has no file {path!r}", hint=f"`orch get {self._job_id} --list` lists its files"
+        )
+        if root is None or not below or "\0" in path:
+            raise missing
+        folder, _, name = below.rpartition("/")
+        if name in {"", ".", ".."}:
+            raise missing
+        try:
+            parent = enter_below(root, folder)
+            try:
+                return open_output(parent, name)
+            finally:
+                os.close(parent)
+        except (OSError, ValueError) as error:
+            raise missing from error
+
+
+class OpenFile:
+    """Implements ``api.files.FileContent``."""
+
+    def __init__(self, handle: int, pool: Pool) -> None:
+        self._handle, self._pool = handle, pool
+
+    async def read(self, offset: int) -> bytes:
+        """The next piece from ``offset`` on; empty at the end."""
+        return await self._pool.run(os.pread, self._handle, PIECE_BYTES, offset)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._handle)
+
+
+def left_files(job_id: str, outputs: Path, checkpoints: str, path_of: Callable[[str], Path], pool: Pool) -> LeftFiles:
+    """Files of a job whose checkpoints are at ``checkpoints``, a directory or a URL."""
+    if "://" in checkpoints:
+        return LeftFiles(job_id, {OUTPUTS: outputs}, pool, elsewhere=checkpoints)
+    return LeftFiles(job_id, {OUTPUTS: outputs, CHECKPOINTS: path_of(checkpoints)}, pool)
+
+
+def _is_text(path: str) -> bool:
+    """A name that is no UTF-8 cannot be asked for."""
+    return path.isprintable() or not any("\udc80" <= letter <= "\udcff" for letter in path)
