@@ -51,7 +51,8 @@ def get(
         session.console.note(f"only the first {len(files.files)} files; choose with a pattern")
     if not files.files:
         raise NotFoundError(
-            f"{found.id} has left no such file", hint="outputs are what `outputs:` in job.yaml names; see `orch show`"
+            f"{found.id} has left no such file",
+            hint=f"`orch get {found.id} --list` lists what there is; outputs are what `outputs:` in job.yaml names",
         )
     if only_list:
         if json:
