@@ -8,17 +8,16 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from orchestrator.api.errors import BadRequestError, ProtocolMismatchError, RefusedError
 from orchestrator.private_files import enter_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from orchestrator.api.asking import SpecQuestions
-    from orchestrator.api.files import FileView
+    from orchestrator.api.files import FileDigest, FileView
 
 _PIECE_BYTES: Final = 1024 * 1024
 _PART: Final = ".orch-part"
@@ -33,10 +32,22 @@ class Fetched(NamedTuple):
     received: int
 
 
+class FileSource(Protocol):
+    """The client's questions about a job's files."""
+
+    def file_digest(self, ref: str, path: str) -> FileDigest:
+        """The size and SHA-256 of one of them."""
+        ...
+
+    def file_content(self, ref: str, path: str, offset: int = 0) -> Iterator[bytes]:
+        """The bytes of one of them, from ``offset`` on. Raises ConnectionLostError where they were cut."""
+        ...
+
+
 class Downloader:
     """Into ``target``; ``progress`` is told of each piece's size."""
 
-    def __init__(self, client: SpecQuestions, job_id: str, target: Path, progress: Callable[[int], None]) -> None:
+    def __init__(self, client: FileSource, job_id: str, target: Path, progress: Callable[[int], None]) -> None:
         self._client, self._job_id, self._target = client, job_id, target
         self._progress = progress
 
