@@ -68,7 +68,7 @@ def actions(served: ServedFake, job_id: str) -> list[tuple[str, bytes]]:
             .replace("{verb}", path.rpartition("/")[2])
             for p in documented
         ]
-        reading = path.endswith(("/events", "/logs", "/checkpoints", "/spec"))
+        reading = path.endswith(("/events", "/logs", "/checkpoints", "/spec", "/files"))
         everyone_s = {"/api/v1/jobs", "/api/v1/plan", "/api/v1/page/link"}
         if method == "POST" and path in known and not reading and path not in everyone_s:
             found.append((path, body))
