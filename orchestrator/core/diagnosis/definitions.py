@@ -1,8 +1,8 @@
 """Every kind of finding in one table: the figure that is judged, where it opens and closes, and for how long.
 
-A rule computes a figure, larger for worse; a finding opens when the figure has been at ``opens_at`` or above for
-``open_seconds``, and closes when it has been below ``closes_at`` for ``close_seconds``. Figures are taken over windows, so the
-time to a finding is about half a window longer. Nothing else in the daemon has a threshold of its own for findings.
+A rule computes a figure, larger for worse; a finding opens when the figure is at ``opens_at`` or above, was so ``open_seconds``
+ago, and has not been below ``closes_at`` since; it closes when the figure has been below ``closes_at`` for ``close_seconds``.
+Figures are taken over windows, so the time to a finding is about half a window longer. Nothing else in the daemon has a threshold of its own for findings.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WINDOW_SECONDS: Final = 30.0
-"""Figures of GPUs and ranks are means and medians over this time."""
+"""Figures of GPUs are means and medians over this time."""
 LEAST_SAMPLES: Final = 8
 """A window that holds fewer says nothing."""
+RANK_WINDOW_SECONDS: Final = 40.0
+LONG_WINDOW_SECONDS: Final = 120.0
+"""A rank's times are means over either: the long one shows what noise hides in the short one."""
 LEAST_STEPS: Final = 5
-"""A rank's step time is the median of so many steps at least, however long they take."""
+"""A mean is over so many moments with new steps at least, however long they take."""
+CERTAIN_DEVIATIONS: Final = 4.5
+"""A rank or a node that is slower by less than this many standard errors may be so by chance: its figure counts for less."""
 BUSY_UTILIZATION: Final = 0.4
 """GPUs are compared while the job's usual one is busy for this share of the time."""
 SPINNING_UTILIZATION: Final = 0.8

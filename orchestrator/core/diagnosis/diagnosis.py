@@ -91,9 +91,9 @@ class Diagnosis:
 
     def _weigh(self, known: _Known, suspicion: Suspicion, wall: float, *, explained: bool) -> None:
         definition = definition_of(suspicion.finding)
-        if suspicion.figure < definition.opens_at or explained:
+        if suspicion.figure < definition.closes_at or explained:
             known.high_since = None
-        elif known.high_since is None:
+        elif known.high_since is None and suspicion.figure >= definition.opens_at:
             known.high_since, known.high_at = self._clock, wall
         if suspicion.figure >= definition.closes_at and not explained:
             known.low_since = None
@@ -101,9 +101,9 @@ class Diagnosis:
             known.low_since = self._clock
 
     def _is_due(self, known: _Known, suspicion: Suspicion) -> bool:
-        if known.high_since is None:
-            return False
         definition = definition_of(suspicion.finding)
+        if known.high_since is None or suspicion.figure < definition.opens_at:
+            return False
         seconds = definition.open_seconds
         if known.closed_times:
             again = max(seconds, definition.close_seconds) * AGAIN_FACTOR**known.closed_times

@@ -129,7 +129,7 @@ def _idle(gpu: GpuFigures, others: Sequence[GpuFigures]) -> Iterator[Suspicion]:
 
 def _awaited(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
     """Without each rank's own times: every GPU is busy, one draws more power than the rest, and those spin."""
-    if any(rank.own_seconds is not None for rank in job.ranks):
+    if any(rank.own is not None for rank in job.ranks):
         return
     if any((gpu.utilization or 0.0) < SPINNING_UTILIZATION or gpu.power_watts is None for gpu in gpus):
         return

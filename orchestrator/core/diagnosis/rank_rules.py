@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core.diagnosis.estimate import Estimate, above
 from orchestrator.core.diagnosis.gpu_rules import WORKING
 from orchestrator.core.diagnosis.suspicion import Suspicion
 from orchestrator.core.facts import findings as f
@@ -16,12 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from orchestrator.core.diagnosis.observation import JobSeen, SavesSeen
-    from orchestrator.core.diagnosis.windows import JobFigures, LossFigures, RankFigures
+    from orchestrator.core.diagnosis.rank_window import RankFigures
+    from orchestrator.core.diagnosis.windows import JobFigures, LossFigures
 
 LOCKSTEP: Final = 1.1
 """Ranks whose steps take the same time to within this factor meet in a collective at every step."""
 APART: Final = 1.03
-"""The faster quarter of a slow rank's own times is above the others' usual one by this factor."""
+"""Every rank of a slow node is slower than the others' usual one by this factor."""
 LEAST_SECONDS: Final = 0.0002
 """The clock of steps is no better than this."""
 RESTARTS: Final = 3.0
@@ -31,8 +34,13 @@ TRAINING_LOSSES: Final = frozenset({"loss", "train_loss", "train/loss", "trainin
 
 def rank_suspicions(job: JobFigures) -> Iterator[Suspicion]:
     """Everything that the ranks' figures may mean."""
-    for alike in _groups(job):
-        yield from _slow(job, alike)
+    slow: dict[f.FindingKey, Suspicion] = {}
+    for ranks in (job.ranks, job.long_ranks):
+        for suspicion in (one for alike in _groups(job, ranks) for one in _slow(job, alike)):
+            key = f.key_of(suspicion.finding)
+            if key not in slow or slow[key].figure < suspicion.figure:
+                slow[key] = suspicion
+    yield from slow.values()
     yield from _starved(job)
     yield from _still(job.newest)
 
@@ -53,85 +61,97 @@ def job_suspicions(job: JobFigures) -> Iterator[Suspicion]:
         yield Suspicion(finding=finding, figure=restarts.count / RESTARTS)
 
 
-def _groups(job: JobFigures) -> list[list[RankFigures]]:
+def _groups(job: JobFigures, ranks: Sequence[RankFigures]) -> list[list[RankFigures]]:
     """Ranks on the same models of GPUs: a slower model is slower, and no fault."""
     models: dict[int, set[str]] = {}
     for gpu in job.newest.gpus:
         models.setdefault(gpu.rank, set()).add(gpu.model)
     groups: dict[tuple[str, ...], list[RankFigures]] = {}
-    for rank in job.ranks:
+    for rank in ranks:
         groups.setdefault(tuple(sorted(models.get(rank.rank, ()))), []).append(rank)
     return [group for group in groups.values() if len(group) > 1]
 
 
 def _slow(job: JobFigures, ranks: Sequence[RankFigures]) -> Iterator[Suspicion]:
-    steps = [rank.step_seconds for rank in job.ranks]
+    steps = [rank.step.value for rank in ranks]
     lockstep = max(steps) <= LOCKSTEP * min(steps)
-    nodes = {finding.node: finding for finding in _slow_nodes(ranks, lockstep=lockstep)}
-    for node in nodes.values():
-        yield Suspicion(finding=node, figure=node.factor)
+    nodes = list(_slow_nodes(ranks))
+    yield from nodes
+    slow = {suspicion.finding.node for suspicion in nodes}
     for rank in ranks:
-        if rank.node in nodes:
+        if rank.node in slow:
             continue  # its node is what is slow
         others = [other for other in ranks if other is not rank]
-        figure = _own(rank, others) if lockstep else _step(rank, others)
-        if figure is None:
-            continue
-        seconds, usual = figure
-        least = max(LEAST_SECONDS, d.LEAST_STEP_SHARE * rank.step_seconds)
-        if usual <= 0 or seconds - usual < least:
+        found = _slower(rank.step.value, rank.own, _owns(others)) or _slower(
+            rank.step.value, rank.step, [other.step for other in others]
+        )
+        if found is None:
             continue
         gpus = [gpu for gpu in job.newest.gpus if gpu.rank == rank.rank]
         finding = f.RankSlow(
             rank=rank.rank,
             gpu_uuid=gpus[0].gpu_uuid if len(gpus) == 1 else "",
             node=gpus[0].node if gpus else "",
-            factor=seconds / usual,
-            seconds=seconds,
-            usual_seconds=usual,
+            factor=found.factor,
+            seconds=found.seconds,
+            usual_seconds=found.usual_seconds,
             awaited=lockstep,
         )
-        yield Suspicion(finding=finding, figure=finding.factor)
+        yield Suspicion(finding=finding, figure=found.figure)
 
 
-def _slow_nodes(ranks: Sequence[RankFigures], *, lockstep: bool) -> Iterator[f.NodeSlow]:
-    """Nodes whose every rank, two at least, is slower than every rank of the others."""
-    times = {rank.rank: rank.own_seconds if lockstep else rank.step_seconds for rank in ranks}
-    nodes: dict[str, list[float]] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slower:
+    """``figure`` is the factor, or less where chance may have made it."""
+
+    seconds: float
+    usual_seconds: float
+    figure: float
+
+    @property
+    def factor(self) -> float:
+        return self.seconds / self.usual_seconds
+
+
+def _owns(ranks: Sequence[RankFigures]) -> list[Estimate]:
+    return [rank.own for rank in ranks if rank.own is not None]
+
+
+def _slower(step: float, own: Estimate | None, others: Sequence[Estimate]) -> _Slower | None:
+    """How much longer than the others one takes; None where that is too little of a step to matter."""
+    if own is None or not others:
+        return None
+    more = above(own, others)
+    if more.usual <= 0.0 or more.value - more.usual < max(LEAST_SECONDS, d.LEAST_STEP_SHARE * step):
+        return None
+    opens = d.DEFINITIONS[f.RankSlow].opens_at - 1.0
+    certain = 1.0 + opens * more.deviations / d.CERTAIN_DEVIATIONS
+    return _Slower(seconds=more.value, usual_seconds=more.usual, figure=min(more.value / more.usual, certain))
+
+
+def _slow_nodes(ranks: Sequence[RankFigures]) -> Iterator[Suspicion]:
+    """Nodes whose every rank, two at least, is slower than the ranks of the others."""
+    known = {rank.rank: rank.own or rank.step for rank in ranks}
+    nodes: dict[str, list[Estimate]] = {}
     for rank in ranks:
-        nodes.setdefault(rank.node, []).append(times[rank.rank] or 0.0)
-    if "" in nodes or len(nodes) < 2 or min(map(min, nodes.values())) <= 0.0:
+        nodes.setdefault(rank.node, []).append(known[rank.rank])
+    if "" in nodes or len(nodes) < 2:
         return
-    slowest = max(nodes, key=lambda node: median(nodes[node]))
-    own, others = nodes[slowest], [each for node, known in nodes.items() if node != slowest for each in known]
-    factor = median(own) / median(others)
-    if len(own) < 2 or min(own) <= APART * max(others) or factor < d.DEFINITIONS[f.NodeSlow].closes_at:
+    slowest = max(nodes, key=lambda node: median(one.value for one in nodes[node]))
+    own, others = nodes[slowest], [each for node, those in nodes.items() if node != slowest for each in those]
+    middle = Estimate(value=median(one.value for one in own), error=median(one.error for one in own))
+    least = APART * median(one.value for one in others)
+    if len(own) < 2 or min(one.value for one in own) < least or max(one.value for one in others) > middle.value:
         return
-    if median(own) - median(others) >= max(LEAST_SECONDS, d.LEAST_STEP_SHARE * max(r.step_seconds for r in ranks)):
-        yield f.NodeSlow(node=slowest, factor=factor, ranks=len(own))
-
-
-def _own(rank: RankFigures, others: Sequence[RankFigures]) -> tuple[float, float] | None:
-    """The rank's own part of a step, and the others'; None where that is not known of all."""
-    known = [other.own_seconds for other in others if other.own_seconds is not None]
-    if rank.own_seconds is None or len(known) < len(others):
-        return None
-    usual = median(known)
-    if rank.own_low is not None and rank.own_low < APART * usual:
-        return None  # it is sometimes faster than the others, too
-    return rank.own_seconds, usual
-
-
-def _step(rank: RankFigures, others: Sequence[RankFigures]) -> tuple[float, float] | None:
-    """Whole steps of ranks that do not wait for each other; None where the two overlap, as with batches of varied length."""
-    if rank.low <= median(other.high for other in others):
-        return None
-    return rank.step_seconds, median(other.step_seconds for other in others)
+    found = _slower(max(rank.step.value for rank in ranks), middle, others)
+    if found is not None and found.figure >= d.DEFINITIONS[f.NodeSlow].closes_at:
+        node = f.NodeSlow(node=slowest, factor=found.factor, ranks=len(own))
+        yield Suspicion(finding=node, figure=found.figure)
 
 
 def _starved(job: JobFigures) -> Iterator[Suspicion]:
     shares = {
-        rank.rank: rank.data_seconds / max(rank.step_seconds, rank.data_seconds)
+        rank.rank: rank.data_seconds / max(rank.step.value, rank.data_seconds)
         for rank in job.ranks
         if rank.data_seconds
     }

@@ -7,19 +7,27 @@ or a save on one rank is no difference between them. Pure: the caller brings the
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from statistics import fmean, median, quantiles
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.diagnosis.definitions import LEAST_SAMPLES, LEAST_STEPS, STILL_PAUSES, WINDOW_SECONDS
+from orchestrator.core.diagnosis.definitions import (
+    LEAST_SAMPLES,
+    LEAST_STEPS,
+    LONG_WINDOW_SECONDS,
+    RANK_WINDOW_SECONDS,
+    STILL_PAUSES,
+    WINDOW_SECONDS,
+)
 from orchestrator.core.diagnosis.growth import GrowthWindow
-from orchestrator.core.diagnosis.straggler import paces
+from orchestrator.core.diagnosis.rank_window import RankWindow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from orchestrator.core.diagnosis.growth import Growth
-    from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen
+    from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen
+    from orchestrator.core.diagnosis.rank_window import RankFigures
 
 PAUSE_SECONDS: Final = 6.0
 """No step for so long, or for three usual ones, is a pause."""
@@ -27,20 +35,6 @@ BUSY: Final = 0.5
 """A clock counts where its GPU was busy for this share of the sample."""
 SETTLE_SECONDS: Final = 10.0
 """A job that reports no steps is looked at once it has run for so long."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFigures:
-    """A rank over the window: medians in seconds. ``low`` and ``high`` are the quartiles of its step times, ``own_low`` the lower of its own part's."""
-
-    rank: int
-    node: str
-    step_seconds: float
-    low: float
-    high: float
-    own_seconds: float | None
-    own_low: float | None
-    data_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +70,11 @@ class LossFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFigures:
-    """A job over the window. ``ranks`` and ``gpus`` are empty while they cannot be compared."""
+    """A job over the window; ``long_ranks`` over the long one. They are empty while ranks and GPUs cannot be compared."""
 
     newest: JobSeen
     ranks: tuple[RankFigures, ...] = ()
+    long_ranks: tuple[RankFigures, ...] = ()
     gpus: tuple[GpuFigures, ...] = ()
     losses: tuple[LossFigures, ...] = ()
     reports: bool = False
@@ -96,7 +91,7 @@ class _Loss:
 
 @dataclass(slots=True)
 class _Rows:
-    ranks: dict[int, deque[tuple[float, RankSeen]]] = field(default_factory=dict)
+    ranks: dict[int, RankWindow] = field(default_factory=dict)
     gpus: dict[str, deque[tuple[float, GpuSeen]]] = field(default_factory=dict)
     memory: dict[str, GrowthWindow] = field(default_factory=dict)
 
@@ -124,7 +119,8 @@ class JobWindows:
         self._note_memory(clock, seen)
         return JobFigures(
             newest=seen,
-            ranks=self._rank_figures(seen) if reports else (),
+            ranks=self._rank_figures(seen, clock - RANK_WINDOW_SECONDS) if reports else (),
+            long_ranks=self._rank_figures(seen, clock - LONG_WINDOW_SECONDS) if reports else (),
             gpus=tuple(self._gpu_figures(gpu) for gpu in seen.gpus),
             losses=tuple(
                 LossFigures(
@@ -152,7 +148,7 @@ class JobWindows:
 
     def _take(self, clock: float, seen: JobSeen) -> None:
         for rank in seen.ranks:
-            self._rows.ranks.setdefault(rank.rank, deque()).append((clock, rank))
+            self._rows.ranks.setdefault(rank.rank, RankWindow()).add(clock, rank)
         for gpu in seen.gpus:
             rows = self._rows.gpus.setdefault(gpu.gpu_uuid, deque())
             if not gpu.silent and (not rows or rows[-1][1].sampled_at != gpu.sampled_at):
@@ -160,52 +156,32 @@ class JobWindows:
 
     def _expire(self, clock: float) -> None:
         for ranks in self._rows.ranks.values():
-            while ranks and ranks[0][0] <= clock - WINDOW_SECONDS:
-                ranks.popleft()
+            ranks.expire(clock)
         for gpus in self._rows.gpus.values():
             while gpus and gpus[0][0] <= clock - WINDOW_SECONDS:
                 gpus.popleft()
 
     # -- ranks
 
-    def _rank_figures(self, seen: JobSeen) -> tuple[RankFigures, ...]:
-        windows = {rank.rank: [row for _, row in self._rows.ranks.get(rank.rank, ())] for rank in seen.ranks}
-        if any(len(rows) < LEAST_SAMPLES for rows in windows.values()):
+    def _rank_figures(self, seen: JobSeen, since: float) -> tuple[RankFigures, ...]:
+        windows = {rank.rank: self._rows.ranks.get(rank.rank) or RankWindow() for rank in seen.ranks}
+        if not all(window.whole for window in windows.values()):
             return ()
-        steps = {rank: _newest_steps(rows) for rank, rows in windows.items()}
-        if any(len(known) < LEAST_STEPS for known in steps.values()):
-            return ()
-        usual = {rank: median(known) for rank, known in steps.items()}
-        parts = {rank: _parts(rows) for rank, rows in windows.items()}
-        busy = {rank: self._busy(rank, rows, usual[rank], seen) for rank, rows in windows.items()}
-        own = {pace.rank: pace.own_seconds for pace in paces(usual, parts, busy)}
-        figures = []
-        for rank, known in steps.items():
-            low, _, high = quantiles(known, n=4)
-            figures.append(
-                RankFigures(
-                    rank=rank,
-                    node=windows[rank][-1].node,
-                    step_seconds=usual[rank],
-                    low=low,
-                    high=high,
-                    own_seconds=own[rank],
-                    own_low=_low(windows[rank], parts=all(parts.values())) if own[rank] is not None else None,
-                    data_seconds=parts[rank].get("data_seconds"),
-                )
+        parts = all(window.told_parts for window in windows.values())
+        figures = tuple(
+            windows[rank.rank].figures(
+                rank, since, parts=parts, busy=seen.certain_work, work=self._work(rank.rank, seen)
             )
-        return tuple(figures)
+            for rank in seen.ranks
+        )
+        known = all(one.own is not None for one in figures)  # own parts are compared where every rank's is known
+        return figures if known else tuple(replace(one, own=None) for one in figures)
 
-    def _busy(self, rank: int, rows: list[RankSeen], step: float, seen: JobSeen) -> float | None:
-        """Seconds of a step in which the rank worked; on a real GPU its thread spins, and they say nothing."""
-        if not seen.certain_work:
-            return None
-        told = _median(row.busy_seconds for row in rows)
-        if told is not None:
-            return told
+    def _work(self, rank: int, seen: JobSeen) -> float | None:
+        """The share of time in which the rank worked, as its simulated GPUs show it."""
         gpus = [gpu.gpu_uuid for gpu in seen.gpus if gpu.rank == rank]
         shares = [_mean(row.work for _, row in self._rows.gpus.get(uuid, ())) for uuid in gpus]
-        return max((step * share for share in shares if share is not None), default=None)
+        return max((share for share in shares if share is not None), default=None)
 
     # -- GPUs
 
@@ -244,24 +220,6 @@ class JobWindows:
                 known.longest = max(known.longest, step - known.step) if known.changes else 0
                 known.changes += 1
                 known.value, known.step, known.at = value, step, clock
-
-
-def _newest_steps(rows: list[RankSeen]) -> tuple[float, ...]:
-    """The durations of the steps that were made in the window, and of the last few where those are fewer."""
-    made = rows[-1].steps - rows[0].steps
-    return rows[-1].step_seconds[-max(LEAST_STEPS, made) :]
-
-
-def _parts(rows: list[RankSeen]) -> dict[str, float]:
-    names = {name for row in rows for name in row.parts}
-    return {name: median(row.parts[name] for row in rows if name in row.parts) for name in names}
-
-
-def _low(rows: list[RankSeen], *, parts: bool) -> float | None:
-    """The lower quartile of a rank's own part of a step; None where that is known from elsewhere."""
-    known = [sum(row.parts.values()) for row in rows if row.parts] if parts else []
-    known = known or [row.busy_seconds for row in rows if row.busy_seconds is not None]
-    return quantiles(known, n=4)[0] if len(known) >= LEAST_SAMPLES else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.diagnosis.heartbeat import TRAINING_PHASES
 from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen, RestartsSeen, SavesSeen
-from orchestrator.core.diagnosis.straggler import APART
+from orchestrator.core.diagnosis.pace import APART
 from orchestrator.core.facts.gpus import GpuEcc, GpuLost, Xid
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.daemon.gpus.conditions import driver_faults

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.core.diagnosis.health import RankLook
-    from orchestrator.core.diagnosis.straggler import Pace
+    from orchestrator.core.diagnosis.pace import Pace
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.attempt import Attempt
     from orchestrator.core.job.record import Job

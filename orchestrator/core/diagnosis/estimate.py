@@ -1,0 +1,53 @@
+"""A figure with its standard error, from samples with outliers: a difference counts by how often chance would make it. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TRIMMED: Final = 0.2
+"""This share of the samples is left out at either end: a save or an evaluation in the window changes no figure."""
+FEW: Final = 3.0
+"""The spread of n samples may be larger than it looks: by this, over n."""
+LEAST_ERROR: Final = 1e-3
+"""Of the value: no clock and no window is more exact than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """``value`` is the trimmed mean of samples and ``error`` its standard error."""
+
+    value: float
+    error: float
+
+
+def estimate(samples: Sequence[float]) -> Estimate:
+    """The trimmed mean, and its error by the winsorized deviation. ``samples`` are two at least."""
+    ordered, cut = sorted(samples), int(TRIMMED * len(samples))
+    kept = ordered[cut : len(ordered) - cut]
+    value = fmean(kept)
+    winsorized = [*[kept[0]] * cut, *kept, *[kept[-1]] * cut]
+    share = len(kept) / len(ordered)
+    error = (1.0 + FEW / len(ordered)) * stdev(winsorized) / (share * math.sqrt(len(ordered)))
+    return Estimate(value=value, error=max(error, LEAST_ERROR * abs(value)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """By how much one is above the others' usual value, and by how many standard errors."""
+
+    value: float
+    usual: float
+    deviations: float
+
+
+def above(one: Estimate, others: Sequence[Estimate]) -> Difference:
+    """Compare one with the others' median. Its spread counts as theirs where it seems to be smaller: that is luck."""
+    usual, spread = median(other.value for other in others), median(other.error for other in others)
+    error = math.hypot(max(one.error, spread), 1.25 * spread / math.sqrt(len(others)))
+    return Difference(value=one.value, usual=usual, deviations=(one.value - usual) / error if error else 0.0)
