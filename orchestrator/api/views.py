@@ -166,7 +166,7 @@ class JobView(View):
     ``resources`` is the spec's: ``num_workers``, ``resources_per_worker`` (gpu, cpu, memory, gpu_model) and
     ``placement_strategy``. ``attempts`` are the last ten, ``attempt`` is the number of the newest; `orch events` has all.
     ``job_id`` is ``id`` again, under the name that every other answer has for it. ``version`` grows with every change of its state. ``fact`` is what ``reason`` says, for programs: an object with a ``kind``.
-    ``findings`` are open now, the gravest first.
+    ``findings`` are open now, the gravest first. ``stall`` says for how long a running job has made no step, and what its ranks are at.
     """
 
     id: str
@@ -202,6 +202,7 @@ class JobView(View):
     outputs_dir: str = ""
     balance: dict[str, Any] | None = None
     findings: tuple[FindingView, ...] = ()
+    stall: str = ""
     depends_on: dict[str, str] = field(default_factory=dict)
     version: int = 0
     job_id: str = ""

@@ -242,9 +242,9 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
 
 def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
     settings, log, spawn = ground.settings, ground.log, ground.background.spawn
-    hangs = HangWatch(jobs=live_jobs(loop), looker=runtime.calls, command=loop.command, log=log)
-    senses = senses_of(nodes.gpus, ground.book, hangs, runtime.exporters)
-    findings = FindingWatch(senses, jobs=live_jobs(loop), post=loop.post, log=log)
+    hangs = HangWatch(jobs=_live(loop), looker=runtime.calls, command=loop.command, log=log)
+    senses = senses_of(nodes.gpus, ground.book, hangs, runtime.exporters, runtime.calls)
+    findings = FindingWatch(senses, jobs=_live(loop), post=loop.post, log=log)
     intake = ProgressIntake(
         ground.book,
         settings.paths,
@@ -355,9 +355,10 @@ def _service(
     own: tuple[NodeQueries, DaemonHealth, Shutdown],
 ) -> Service:
     queries, health, shutdown = own
-    settings, store, reserve, spawn = ground.settings, ground.store, nodes.reserving.reserve, ground.background.spawn
+    settings, store, gpus = ground.settings, ground.store, nodes.gpus
+    reserve, spawn = nodes.reserving.reserve, ground.background.spawn
     reader = JobReader(
-        loop, store, settings.paths, ground.pools, progress=jobs.intake, balances=lambda: nodes.gpus.balances.told
+        loop, store, settings.paths, ground.pools, jobs.intake, balances=gpus.balances.latest, stall=jobs.hangs.stall
     )
     submissions = Submissions(
         loop,

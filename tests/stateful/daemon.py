@@ -138,7 +138,7 @@ class SteppedDaemon:
 
     def _service(self, store: Store, settings: Settings) -> Service:
         other = NothingElse()
-        reader = JobReader(self.loop, store, settings.paths, Pools(), progress=other, balances=dict)
+        reader = JobReader(self.loop, store, settings.paths, Pools(), other, balances=dict, stall=lambda _: None)
         submissions = Submissions(
             self.loop,
             store,

@@ -55,6 +55,7 @@ def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
         ("metrics", _metrics(job)),
         ("balance", _balance(console, job)),
         *(("" if line else "findings", text) for line, text in enumerate(_findings(console, job, now))),
+        ("still", "" if job.findings else console.style(clean(job.stall), "yellow") if job.stall else ""),
         ("ranks", f"{workers}, each {wants}" if wants else workers),
         ("queue", f"{job.queue}, priority {job.priority}, {clean(job.user)}"),
         ("after", ", ".join(f"{other} ({on})" for other, on in job.depends_on.items())),

@@ -89,6 +89,8 @@ def _remark(job: JobView) -> Cell:
         more = f" (and {len(job.findings) - 1} more)" if len(job.findings) > 1 else ""
         first = job.findings[0]
         return Cell(clean(first.sentence) + more, ("red" if first.severity == "critical" else "yellow",))
+    if job.stall:
+        return Cell(clean(job.stall), ("yellow",))
     poor = poor_balance(job.balance) if job.state == "RUNNING" else ""
     return Cell(clean(poor), ("yellow",)) if poor else Cell(clean(job.reason), ("dim",))
 

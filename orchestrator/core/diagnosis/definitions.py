@@ -42,6 +42,9 @@ STILL_PAUSES: Final = 3.0
 """A job whose ranks do nothing may be still for so long: seconds, of its longest steps, of its longest pauses in this phase."""
 WORKING_FACTOR: Final = 10.0
 """A job of which a rank works may be still for so many times as long."""
+WORLD_SIZE_SECONDS: Final = 10.0
+RENDEZVOUS_SECONDS: Final = 30.0
+"""Ranks may wait so long for a process group: of a size that the job has not, and for a rank that does nothing."""
 FLAT_FACTOR: Final = 5.0
 """A loss is flat after so many times the longest interval at which it has changed."""
 FLAT_STEPS: Final = 10
@@ -56,8 +59,20 @@ LEAST_STALL_SECONDS: Final = 1.0
 GROWTH_SLOTS: Final = 10
 """Memory grows steadily when it has grown through so many minutes."""
 GROWTH_SLOT_SECONDS: Final = 60.0
-GROWING_SLOTS: Final = 8
-"""So many of them at least, and it shrank in none."""
+GROWING_SHARE: Final = 0.8
+"""It grew in this share of them at least, and shrank in none."""
+FAST_SLOTS: Final = 6
+FAST_SLOT_SECONDS: Final = 10.0
+FAST_HORIZON_SECONDS: Final = 600.0
+FAST_USED: Final = 0.4
+"""Host memory that would be full within ten minutes is told of after one, where it is filled to this share already."""
+PROCESS_WINDOW_SECONDS: Final = 60.0
+LEAST_LOOKS: Final = 30
+"""A share of looks at a rank's training thread counts from so many on."""
+LEAST_BUSY: Final = 0.02
+"""A rank that uses less of a processor does nothing, and does not wait for its input."""
+LOCKED_MORE: Final = 0.1
+"""Ranks that wait for another one stand in a lock for this share of the time more than that one."""
 STEADY_GROWTH: Final = 0.7
 """The later half of the growth is at least this share of the earlier half: a cache that fills grows ever more slowly."""
 GROWTH_HORIZON_SECONDS: Final = 6 * 3600.0
@@ -115,6 +130,8 @@ def _over(figure: str, opens_at: float, closes_at: float, seconds: tuple[float, 
 DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     f.GpuFaulty: _at_once("errors that the GPU or its driver reports", 600.0, open_seconds=4.0),
     f.RankStopped: _at_once("stopped processes of a rank that makes no step"),
+    f.WrongWorldSize: _at_once("time that ranks wait for their process group, over 10 s"),
+    f.RendezvousIncomplete: _at_once("time that ranks wait for their process group, over 30 s"),
     f.NoStep: _at_once("time without a step, over the time that this job may take for one"),
     f.ExporterSilent: Definition(figure="no answer", opens_at=1.0, closes_at=1.0, open_seconds=12.0, close_seconds=6.0),
     f.GpuShared: Definition(
@@ -139,6 +156,13 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     ),
     f.GpuMemoryGrowing: Definition(
         figure="minutes in a row of steady growth, over ten",
+        opens_at=1.0,
+        closes_at=1.0,
+        open_seconds=0.0,
+        close_seconds=60.0,
+    ),
+    f.HostMemoryGrowing: Definition(
+        figure="steady growth of host memory that reaches its limit",
         opens_at=1.0,
         closes_at=1.0,
         open_seconds=0.0,

@@ -1,6 +1,6 @@
 """The diagnosis of one job: observations in, findings that open and close out. Begin here.
 
-``windows.py`` makes figures of observations, the rules make suspicions of figures, and ``definitions.py`` says when a
+``figures/`` makes figures of observations, ``rules/`` makes suspicions of figures, and ``definitions.py`` says when a
 suspicion is a finding: at which figure and after how long it opens, below which and after how long it closes. Pure; time is
 witnessed, not read, as in ``heartbeat.py``: what happened while the observer did not run was not seen.
 """
@@ -17,17 +17,18 @@ from orchestrator.core.diagnosis.definitions import (
     PRECEDENCE,
     definition_of,
 )
-from orchestrator.core.diagnosis.gpu_rules import gpu_suspicions
-from orchestrator.core.diagnosis.rank_rules import job_suspicions, rank_suspicions
-from orchestrator.core.diagnosis.windows import JobWindows
+from orchestrator.core.diagnosis.figures.windows import JobWindows
+from orchestrator.core.diagnosis.rules.gpu_rules import gpu_suspicions
+from orchestrator.core.diagnosis.rules.process_rules import process_suspicions
+from orchestrator.core.diagnosis.rules.rank_rules import job_suspicions, rank_suspicions
 from orchestrator.core.facts.findings import LoadUneven, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from orchestrator.core.diagnosis.figures.windows import JobFigures
     from orchestrator.core.diagnosis.observation import JobSeen
-    from orchestrator.core.diagnosis.suspicion import Suspicion
-    from orchestrator.core.diagnosis.windows import JobFigures
+    from orchestrator.core.diagnosis.rules.suspicion import Suspicion
     from orchestrator.core.facts.findings import Finding, FindingKey
 
 LONGEST_TICK_SECONDS: Final = 5.0
@@ -127,7 +128,7 @@ class Diagnosis:
 
 def suspect(job: JobFigures) -> list[Suspicion]:
     """Everything that a job's figures may mean."""
-    return [*gpu_suspicions(job), *rank_suspicions(job), *job_suspicions(job)]
+    return [*gpu_suspicions(job), *rank_suspicions(job), *process_suspicions(job), *job_suspicions(job)]
 
 
 def _explained(suspicions: Iterable[Suspicion]) -> set[FindingKey]:

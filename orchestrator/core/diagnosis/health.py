@@ -23,6 +23,9 @@ IDLE_SHARE: Final = 0.01
 IDLE_SECONDS: Final = 0.015
 """The kernel counts in hundredths of a second."""
 IDLE_BYTES: Final = 64 * 1024
+TIMER: Final = "timer"
+"""The name of what a thread that sleeps for a time waits for."""
+DISK: Final = "disk"
 LEAST_APART: Final = 0.5
 """Two looks closer than this, in seconds, show nothing."""
 PATIENT_SECONDS: Final = 60.0
@@ -84,7 +87,8 @@ class RankLook:
 
     ``state`` is the kernel's letter for the training process, T when any process of the rank is stopped, empty when it is
     gone; ``stopped_pid`` is the one that is. ``threads`` holds the training thread first, then the process's others; empty
-    where ``problem`` says why there are no stacks. ``printed`` counts the lines that the rank has written.
+    where ``problem`` says why there are no stacks. ``printed`` counts the lines that the rank has written. ``world_size`` is
+    that of the process group that the training thread sets up.
     """
 
     rank: int
@@ -99,6 +103,7 @@ class RankLook:
     threads: tuple[Thread, ...] = ()
     problem: str = ""
     printed: int = 0
+    world_size: int | None = None
 
     @property
     def place(self) -> str:
@@ -212,7 +217,9 @@ def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int]
     for what, sign in may_go_on:
         rank = _first(stands, what)
         if rank is not None:
-            return _slow(rank, sign, place=newest[rank].place)
+            return _slow(
+                rank, sign, place=newest[rank].place, waits=_waits(newest[rank]) if sign is Sign.OUTSIDE else ""
+            )
     unknown = _first(stands, Standing.UNKNOWN)
     if unknown is not None:
         return _slow(unknown, Sign.UNKNOWN, said=newest[unknown].problem)
@@ -250,8 +257,12 @@ def _nobody_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook],
     return HangFinding(call=Call.HUNG if how.certain or how.patient else Call.SLOW, seen=seen)
 
 
-def _slow(rank: int | None, sign: Sign, *, place: str = "", said: str = "") -> HangFinding:
-    return HangFinding(call=Call.SLOW, seen=Stillness(rank=rank, sign=sign, place=place, said=said))
+def _slow(rank: int | None, sign: Sign, *, place: str = "", said: str = "", waits: str = "") -> HangFinding:
+    return HangFinding(call=Call.SLOW, seen=Stillness(rank=rank, sign=sign, place=place, said=said, waits=waits))
+
+
+def _waits(look: RankLook) -> str:
+    return DISK if look.state == "D" else TIMER if look.wait_name == TIMER or "nanosleep" in look.wait_name else ""
 
 
 def _first(stands: Mapping[int, Standing], what: Standing) -> int | None:

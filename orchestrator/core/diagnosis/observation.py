@@ -63,6 +63,26 @@ class GpuSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSeen:
+    """A rank's processes, as the kernel shows them. Counts are since the rank's start, ``at`` is seconds of its node's clock.
+
+    ``looks`` counts looks at the training thread: in ``asleep`` of them it waited for a file, a pipe or the network, in
+    ``locked`` for another thread. ``grouped``: it belongs to a process group. ``available_bytes`` is the
+    memory that its node has left.
+    """
+
+    at: float
+    rank: int = 0
+    cpu_seconds: float = 0.0
+    resident_bytes: int = 0
+    available_bytes: int | None = None
+    looks: int = 0
+    asleep: int = 0
+    locked: int = 0
+    grouped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StallSeen:
     """A job that makes no step: what was seen of its ranks, and for how long.
 
@@ -104,14 +124,16 @@ class RestartsSeen:
 class JobSeen:
     """A job at one moment. ``running``: every rank's process is up. ``certain_work``: processor time is work.
 
-    Processor time is not work where a rank has a real GPU: a thread that waits for one spins.
+    ``memory_bytes`` is what each rank may use, where that is limited. Processor time is not work where a rank has a real GPU: a thread that waits for one spins.
     """
 
     ranks: tuple[RankSeen, ...] = ()
     gpus: tuple[GpuSeen, ...] = ()
+    processes: tuple[ProcessSeen, ...] = ()
     running: bool = True
     certain_work: bool = False
     num_ranks: int = 1
+    memory_bytes: int | None = None
     stall: StallSeen | None = None
     saves: SavesSeen = SavesSeen()
     restarts: RestartsSeen | None = None

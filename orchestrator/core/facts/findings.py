@@ -133,19 +133,39 @@ class RankSlow(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAwaited(Finding):
-    """All GPUs are busy, and this rank's draws more power than the others, which probably spin in a collective."""
+    """All GPUs are busy, and this rank's draws more power than the others, which probably spin in a collective.
+
+    Without GPUs: its processes use ``busy`` processors, and the others', which stand in locks, ``usual_busy``.
+    """
 
     kind: ClassVar[str] = "rank_awaited"
-    watts: float
-    usual_watts: float
+    watts: float = 0.0
+    usual_watts: float = 0.0
+    busy: float | None = None
+    usual_busy: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputStarved(Finding):
-    """The rank, or with None every rank, waits for its next batch for this share of a step."""
+    """The rank, or with None every rank, waits for its next batch for this share of a step.
+
+    ``reported`` is False where the script does not say so: its training thread waits for a file, a pipe or the network for this share of the time.
+    """
 
     kind: ClassVar[str] = "input_starved"
     share: float
+    reported: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemoryGrowing(Finding):
+    """The memory of the rank's processes, or with None of every rank's, grows steadily, and reaches ``limit_bytes`` in ``seconds_left``."""
+
+    kind: ClassVar[str] = "host_memory_growing"
+    used_bytes: float
+    limit_bytes: float
+    bytes_per_second: float
+    seconds_left: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +182,24 @@ class NoStep(Finding):
     """The job makes no step for long."""
 
     kind: ClassVar[str] = "no_step"
+    seen: Stillness
+    late: Lateness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongWorldSize(Finding):
+    """The rank, or with None every rank, waits for a process group of another size than the job has ranks."""
+
+    kind: ClassVar[str] = "wrong_world_size"
+    seen: Stillness
+    late: Lateness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousIncomplete(Finding):
+    """Ranks wait for their process group, and this rank does not enter it; None: all have, and it does not come about."""
+
+    kind: ClassVar[str] = "rendezvous_incomplete"
     seen: Stillness
     late: Lateness
 

@@ -22,6 +22,8 @@ class Sign(StrEnum):
     SPINS = "spins"
     MISMATCH = "mismatch"
     COLLECTIVE = "collective"
+    RENDEZVOUS = "rendezvous"
+    WORLD_SIZE = "world_size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,8 @@ class Stillness(Fact):
     """What a rank without progress is at; ``rank`` None: all of them.
 
     ``place`` is the Python frame it stands in, ``pid`` its stopped process, ``collective`` what it waits in, and ``others`` the
-    collectives that the other ranks wait in. ``said`` is why nothing was seen, in the words of what looked.
+    collectives that the other ranks wait in. ``said`` is why nothing was seen, in the words of what looked. ``waits`` is what it
+    waits for outside (``timer``, ``disk``). ``world_size`` is that of the process group that it sets up, in a job of ``num_ranks``.
     """
 
     kind: ClassVar[str] = "stillness"
@@ -40,6 +43,9 @@ class Stillness(Fact):
     collective: str = ""
     others: tuple[str, ...] = ()
     said: str = ""
+    waits: str = ""
+    world_size: int | None = None
+    num_ranks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

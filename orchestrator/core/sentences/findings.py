@@ -1,26 +1,18 @@
-"""Sentences about findings: what is wrong, with its figures, and what to do about it. The same words everywhere."""
+"""Sentences about findings: what is wrong, with its figures, and what to do about it. The same words everywhere.
+
+Those about GPUs and memory are in ``gpu_findings.py``.
+"""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, Final
 
 from orchestrator.core.diagnosis.definitions import severity_of
 from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.sentences.base import advice, plural, quoted, sentence
-from orchestrator.core.sentences.machines import size
-from orchestrator.spec.units import format_duration
+from orchestrator.core.sentences.gpu_findings import gpu_of, span_of
 
-_THROTTLE_ADVICE: Final = {
-    "power_cap": "raise the power limit (`nvidia-smi -pl`), or give every GPU the same limit",
-    "thermal": "check the airflow and the temperature of this GPU's neighbours",
-    "hardware_thermal": "check the cooler and the airflow at once: the hardware protects itself",
-    "hardware_slowdown": "check cooling and power supply: the hardware protects itself",
-    "power_brake": "check the power supply: it asked the GPU to slow down",
-    "current": "check the power supply and its cables",
-    "reliability": "the voltage limit is reached: lower the clocks of the other GPUs, or accept it",
-}
 _COMPARE: Final = "compare its share of the data, its input pipeline and its host's load with another rank's"
 
 
@@ -46,124 +38,8 @@ def finding_to_dict(finding: f.Finding, job_id: str) -> dict[str, Any]:
     }
 
 
-def _gpu(fact: f.Finding) -> str:
-    of = f" of rank {fact.rank}" if fact.rank is not None else ""
-    return f"the GPU{of}" + (f" ({fact.gpu_uuid})" if fact.gpu_uuid else "")
-
-
 def _rank(fact: f.Finding) -> str:
     return "every rank" if fact.rank is None else f"rank {fact.rank}"
-
-
-def _span(seconds: float) -> str:
-    return format_duration(timedelta(seconds=round(seconds)))
-
-
-# -- GPUs
-
-
-@sentence.register
-def _(fact: f.GpuIdle) -> str:
-    return f"{_gpu(fact)} is {fact.utilization:.0%} busy, and the job's others {fact.usual_utilization:.0%}"
-
-
-@advice.register
-def _(fact: f.GpuIdle, job_id: str = "JOB") -> str:
-    return (
-        "check that this rank moves its model and its data to its GPU (`cuda:{LOCAL_RANK}`) and that the job needs so"
-        f" many GPUs; `orch stacks {job_id}` shows where the rank is"
-    )
-
-
-@sentence.register
-def _(fact: f.GpuSlow) -> str:
-    return (
-        f"{_gpu(fact)} runs at {fact.hertz / 1e6:.0f} MHz, and the job's others of its model at"
-        f" {fact.usual_hertz / 1e6:.0f} MHz"
-    )
-
-
-@advice.register
-def _(fact: f.GpuSlow, job_id: str = "JOB") -> str:
-    return (
-        "check its application clocks and its slot (`nvidia-smi -q -d CLOCK,PERFORMANCE`; `nvidia-smi -rgc` resets them),"
-        " or cordon its node"
-    )
-
-
-@sentence.register
-def _(fact: f.GpuThrottled) -> str:
-    reasons = " and ".join(reason.replace("_", " ") for reason in fact.reasons) or "an unknown reason"
-    return f"{_gpu(fact)} holds its clocks down for {reasons}, {min(fact.share, 1.0):.0%} of the time"
-
-
-@advice.register
-def _(fact: f.GpuThrottled, job_id: str = "JOB") -> str:
-    known = [_THROTTLE_ADVICE[reason] for reason in fact.reasons if reason in _THROTTLE_ADVICE]
-    return known[0] if known else "see `nvidia-smi -q -d PERFORMANCE` on its node"
-
-
-@sentence.register
-def _(fact: f.GpuShared) -> str:
-    pids = ", ".join(map(str, fact.pids))
-    what = "a process that belongs" if len(fact.pids) == 1 else "processes that belong"
-    return f"{what} to no job here use{'s' if len(fact.pids) == 1 else ''} {_gpu(fact)}: {pids}"
-
-
-@advice.register
-def _(fact: f.GpuShared, job_id: str = "JOB") -> str:
-    node = fact.node or "its node"
-    return f"find its owner on {node} (`ps -o user,pid,cmd -p PID`), and stop it or cordon the node"
-
-
-@sentence.register
-def _(fact: f.GpuFaulty) -> str:
-    return f"{_gpu(fact)} reports an error: {sentence(fact.fault)}"
-
-
-@advice.register
-def _(fact: f.GpuFaulty, job_id: str = "JOB") -> str:
-    return advice(fact.fault, job_id) or "see `orch gpus` and the kernel's log on its node"
-
-
-@sentence.register
-def _(fact: f.ExporterSilent) -> str:
-    return f"the exporter of {_gpu(fact)} does not answer: nothing is known of this GPU"
-
-
-@advice.register
-def _(fact: f.ExporterSilent, job_id: str = "JOB") -> str:
-    return "orch replaces the exporter; where that does not help, the driver hangs: see `nvidia-smi` on its node"
-
-
-@sentence.register
-def _(fact: f.GpuMemoryGrowing) -> str:
-    return (
-        f"the memory used on {_gpu(fact)} grows by {size(round(fact.bytes_per_second * 60.0))} a minute: of"
-        f" {size(round(fact.total_bytes))} it uses {size(round(fact.used_bytes))}, and is full in"
-        f" about {_span(fact.seconds_left)}"
-    )
-
-
-@advice.register
-def _(fact: f.GpuMemoryGrowing, job_id: str = "JOB") -> str:
-    return (
-        "look for tensors that are kept from step to step (a sum of losses without `.item()`, lists of outputs);"
-        " `torch.cuda.memory_summary()` shows whether they or the allocator's cache grow"
-    )
-
-
-@sentence.register
-def _(fact: f.LoadUneven) -> str:
-    return f"the load differs between the job's GPUs (CV {fact.cv:.0%}), and nothing that is measured says why"
-
-
-@advice.register
-def _(fact: f.LoadUneven, job_id: str = "JOB") -> str:
-    return (
-        "check how the data is split over the ranks; a script that reports its steps (`context().report`) tells which"
-        " rank the others wait for"
-    )
 
 
 # -- ranks
@@ -188,8 +64,13 @@ def _(fact: f.RankSlow, job_id: str = "JOB") -> str:
 
 @sentence.register
 def _(fact: f.RankAwaited) -> str:
+    if fact.busy is not None and fact.usual_busy is not None:
+        return (
+            f"{_rank(fact)} uses {fact.busy:.2g} processors and the others about {fact.usual_busy:.2g}, which stand in locks"
+            " meanwhile: they probably wait for it in a collective"
+        )
     return (
-        f"all GPUs are busy, but {_gpu(fact)} draws {fact.watts:.0f} W and the others about {fact.usual_watts:.0f} W: they"
+        f"all GPUs are busy, but {gpu_of(fact)} draws {fact.watts:.0f} W and the others about {fact.usual_watts:.0f} W: they"
         " probably spin in a collective, waiting for it"
     )
 
@@ -201,17 +82,29 @@ def _(fact: f.RankAwaited, job_id: str = "JOB") -> str:
 
 @sentence.register
 def _(fact: f.InputStarved) -> str:
+    if not fact.reported:
+        return (
+            f"{_rank(fact)} waits for a file, a pipe or the network for {min(fact.share, 1.0):.0%} of the time:"
+            " probably for its next batch"
+        )
     return f"{_rank(fact)} waits for its next batch for {min(fact.share, 1.0):.0%} of a step"
 
 
 @advice.register
 def _(fact: f.InputStarved, job_id: str = "JOB") -> str:
+    if not fact.reported:
+        return (
+            f"`orch stacks {job_id}` shows what it waits for; for data, give the loaders more workers and prefetching, or a"
+            " faster disk"
+        )
     if fact.rank is None:
         return "give the data loaders more workers, prefetching and pinned memory, or put the data on a faster disk"
     return "compare this rank's data loader, its host's load and its disk with another rank's"
 
 
 @sentence.register(f.RankStopped)
+@sentence.register(f.WrongWorldSize)
+@sentence.register(f.RendezvousIncomplete)
 @sentence.register(f.NoStep)
 def _(fact: f.NoStep) -> str:
     return f"{sentence(fact.late)}; {sentence(fact.seen)}"
@@ -220,6 +113,21 @@ def _(fact: f.NoStep) -> str:
 @advice.register
 def _(fact: f.RankStopped, job_id: str = "JOB") -> str:
     return f"`kill -CONT {fact.seen.pid}` on its node lets it go on" if fact.seen.pid else "end the debugger's session"
+
+
+@advice.register
+def _(fact: f.WrongWorldSize, job_id: str = "JOB") -> str:
+    return (
+        "call init_process_group without world_size and rank, and leave WORLD_SIZE and RANK as they are; or ask for as many"
+        " ranks (resources.num_workers)"
+    )
+
+
+@advice.register
+def _(fact: f.RendezvousIncomplete, job_id: str = "JOB") -> str:
+    if fact.rank is None:
+        return "see whether the ranks' nodes reach each other (firewall, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)"
+    return f"`orch stacks {job_id} --rank {fact.rank}` and `orch logs {job_id} --rank {fact.rank}` show what it does instead"
 
 
 @advice.register
@@ -266,8 +174,8 @@ def _(fact: f.SavesFailing, job_id: str = "JOB") -> str:
 
 @sentence.register
 def _(fact: f.SavesRare) -> str:
-    meant = f", where {_span(fact.interval_seconds)} is meant" if fact.interval_seconds else ""
-    return f"no checkpoint for {_span(fact.seconds)}{meant}: a failure now would lose that much work"
+    meant = f", where {span_of(fact.interval_seconds)} is meant" if fact.interval_seconds else ""
+    return f"no checkpoint for {span_of(fact.seconds)}{meant}: a failure now would lose that much work"
 
 
 @advice.register
@@ -282,7 +190,7 @@ def _(fact: f.SavesSlow) -> str:
     share = fact.seconds / fact.interval_seconds if fact.interval_seconds else 1.0
     return (
         f"the newest save stalled training for {fact.seconds:.3g} s, and one is meant every"
-        f" {_span(fact.interval_seconds)}: {min(share, 1.0):.0%} of the time"
+        f" {span_of(fact.interval_seconds)}: {min(share, 1.0):.0%} of the time"
     )
 
 
@@ -296,7 +204,7 @@ def _(fact: f.SavesSlow, job_id: str = "JOB") -> str:
 
 @sentence.register
 def _(fact: f.RestartLoop) -> str:
-    return f"{plural(fact.restarts, 'restart')} in {_span(fact.seconds)}, the last because {sentence(fact.cause)}"
+    return f"{plural(fact.restarts, 'restart')} in {span_of(fact.seconds)}, the last because {sentence(fact.cause)}"
 
 
 @advice.register

@@ -210,6 +210,11 @@ def _seen(fact: hangs.Stillness) -> str:
         case Sign.WORKS:
             return f"computes, or reads{_in(fact.place)}"
         case Sign.OUTSIDE:
+            match fact.waits:
+                case "timer":
+                    return f"sleeps{_in(fact.place)}"
+                case "disk":
+                    return f"waits for a disk{_in(fact.place)}"
             return f"waits for a file, the network or a sleep{_in(fact.place)}"
         case Sign.UNKNOWN:
             return f"makes no step, and {fact.said or 'nothing shows what it waits for'}"
@@ -225,6 +230,13 @@ def _seen(fact: hangs.Stillness) -> str:
             return f"stands in {fact.collective or 'a lock'} while others stand in {other}: they wait for each other"
         case Sign.COLLECTIVE:
             return f"waits in {fact.collective or fact.place}, and nothing is exchanged"
+        case Sign.RENDEZVOUS if fact.rank is None:
+            return "waits in init_process_group, and the process group does not come about"
+        case Sign.RENDEZVOUS:
+            return f"does not enter init_process_group{_in(fact.place)}, and the others wait for it there"
+        case Sign.WORLD_SIZE:
+            ranks = "1 rank" if fact.num_ranks == 1 else f"{fact.num_ranks} ranks"
+            return f"waits in init_process_group for {fact.world_size} ranks, and the job has {ranks}"
 
 
 def _in(place: str) -> str:

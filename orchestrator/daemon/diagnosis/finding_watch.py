@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.core.diagnosis.observation import StallSeen
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StallSeen
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.gpus.watch import GpuWatch
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.jobs.progress import JobProgress, ProgressBook
     from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
+    from orchestrator.runtime.gangs.rank_rpc import GangCalls
 
 TICK_SECONDS: Final = 2.0
 
@@ -45,15 +46,17 @@ class Senses:
     reports: Callable[[], Mapping[str, ExporterReport]]
     progress: Callable[[JobId], JobProgress | None]
     stall: Callable[[JobId], StallSeen | None]
+    processes: Callable[[Job], Mapping[int, ProcessSeen]]
     missing: Callable[[], Collection[str]]
 
 
-def senses_of(gpus: GpuWatch, book: ProgressBook, hangs: HangWatch, exporters: Exporters) -> Senses:
+def senses_of(gpus: GpuWatch, book: ProgressBook, hangs: HangWatch, exporters: Exporters, calls: GangCalls) -> Senses:
     """The senses of a daemon."""
     return Senses(
         reports=lambda: gpus.reports,
         progress=book.of,
         stall=hangs.stall,
+        processes=calls.processes,
         missing=lambda: {uuid for _, uuid in exporters.missing()},
     )
 
@@ -113,6 +116,7 @@ class FindingWatch:
             missing=missing,
             interval_seconds=save_interval(job, leader) if leader is not None else None,
             now=wall,
+            processes=self._senses.processes(job),
         )
         changes = self._of(job, now).observe(seen, now, wall)
         attempt = job.attempt_number

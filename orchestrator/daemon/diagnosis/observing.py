@@ -17,7 +17,7 @@ from orchestrator.gpu.drivers.simulated import is_simulated
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from orchestrator.core.diagnosis.observation import StallSeen
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StallSeen
     from orchestrator.core.events import Seat
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.record import Job
@@ -43,6 +43,7 @@ def job_seen(
     missing: Collection[str],
     interval_seconds: float | None,
     now: float,
+    processes: Mapping[int, ProcessSeen] | None = None,
 ) -> JobSeen:
     """The job at wall time ``now``. ``reports`` are those of the GPUs that jobs hold; one without a report does not answer.
 
@@ -63,6 +64,8 @@ def job_seen(
             for seat in job.seats
             for uuid in seat.gpu_uuids
         ),
+        processes=tuple(one for rank, one in sorted((processes or {}).items()) if rank < job.num_workers),
+        memory_bytes=job.spec.resources.resources_per_worker.memory_bytes,
         certain_work=all(is_simulated(uuid) for uuid in uuids),
         num_ranks=job.num_workers,
         stall=stall,

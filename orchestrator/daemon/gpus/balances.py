@@ -40,6 +40,10 @@ class JobBalances:
             elif (sample := report.status.sample) is not None and sample.timestamp < self.seen.get(uuid, 0.0):
                 self.seen[uuid] = sample.timestamp  # its node's clock was set back
 
+    def latest(self) -> Mapping[JobId, dict[str, Any]]:
+        """``told``, as it is now."""
+        return self.told
+
     def judge(self, holding: Collection[Job]) -> None:
         """Judge the jobs that hold GPUs, and forget all others."""
         now = self._clock()

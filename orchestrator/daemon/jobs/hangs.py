@@ -14,10 +14,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
-from orchestrator.core.diagnosis.health import Call, Circumstances, judge
+from orchestrator.core.diagnosis.health import Call, Circumstances, Standing, judge, standing
 from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Heartbeat
 from orchestrator.core.diagnosis.observation import StallSeen
-from orchestrator.core.facts.hangs import Hang, Lateness
+from orchestrator.core.diagnosis.rendezvous import GATHERING, gathering
+from orchestrator.core.facts.hangs import Hang, Lateness, Sign
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
@@ -38,6 +39,9 @@ BETWEEN_LOOKS: Final = 1.0
 AGAIN_SECONDS: Final = 1.0
 UNREPORTED_SECONDS: Final = 5.0
 """How often ranks are looked at of which nothing is known: their scripts report nothing."""
+SET_UP_SECONDS: Final = 8.0
+"""Ranks that have reported nothing and use no processor are looked at with their stacks after so long: do they wait for their process group?"""
+SET_UP_AGAIN_SECONDS: Final = 60.0
 LONGEST_AGAIN_SECONDS: Final = 30.0
 """Stacks of a job that is still, and not hung, are read less and less often: no more seldom than this."""
 
@@ -56,6 +60,7 @@ class _Watched:
     first: dict[int, RankLook] = field(default_factory=dict)
     told: set[Call] = field(default_factory=set)
     seen: Stillness | None = None
+    idle: bool = False
     number: int = 0
 
     def alive(self) -> None:
@@ -66,6 +71,7 @@ class _Watched:
         self.first = {}
         self.told = set()
         self.seen = None
+        self.idle = False
 
 
 class HangWatch:
@@ -186,27 +192,50 @@ class HangWatch:
         pulse, limit = watched.pulse, _limit(job, watched)
         ranks = _running(job)
         number, now = watched.number, self._clock()
-        deep = limit is not None or (pulse.locked_after is not None and now >= watched.stacks_at)
+        sets_up = pulse.locked_after is None and watched.idle and pulse.still_seconds >= SET_UP_SECONDS
+        deep = limit is not None or ((pulse.locked_after is not None or sets_up) and now >= watched.stacks_at)
         before = await self._looker.look(job, stacks=deep, ranks=ranks)
         await self._pause(BETWEEN_LOOKS)
         after = await self._looker.look(job, stacks=deep, ranks=ranks)
         watched.again_at = self._clock() + (AGAIN_SECONDS if pulse.reports else UNREPORTED_SECONDS)
         if deep:
             watched.stacks_at = self._clock() + watched.stacks_again
-            watched.stacks_again = min(2 * watched.stacks_again, LONGEST_AGAIN_SECONDS)
+            longest = LONGEST_AGAIN_SECONDS if pulse.locked_after is not None else SET_UP_AGAIN_SECONDS
+            watched.stacks_again = min(2 * watched.stacks_again, longest)
         if self._has_printed(watched, after) and not pulse.reports:
             pulse.sign()
             watched.alive()
         if watched.number != number or not after:
             return
         verdict = self._judge(job, watched, before, after, deep=deep)
-        watched.seen, still = verdict.seen, pulse.still_seconds
+        watched.seen, still = self._seen(job, watched, verdict, before, after, deep=deep), pulse.still_seconds
         due = limit if limit is not None else pulse.stopped_after if verdict.stopped else pulse.locked_after
         hung = verdict.call is Call.HUNG if limit is None else len(after) == len(ranks)
         if hung and due is not None and still >= due:
             await self._hung(job, watched, verdict, after)
         elif pulse.told_after is not None and still >= pulse.told_after and deep:
             watched.told.add(Call.SLOW)
+
+    def _seen(
+        self,
+        job: Job,
+        watched: _Watched,
+        verdict: HangFinding,
+        before: dict[int, RankLook],
+        after: dict[int, RankLook],
+        *,
+        deep: bool,
+    ) -> Stillness:
+        """What is told of the stillness. Before the first step: what keeps the ranks from their process group."""
+        pairs = {rank: (before[rank], after[rank]) for rank in before.keys() & after.keys()}
+        watched.idle = any(standing(*pair) is not Standing.WORKS for pair in pairs.values())
+        if watched.pulse.locked_after is not None:
+            return verdict.seen
+        if deep:
+            return gathering(pairs, job.num_workers) or verdict.seen
+        known = watched.seen  # a look without stacks sees nothing of it
+        kept = known is not None and known.sign in GATHERING and verdict.seen.sign is not Sign.WORKS
+        return known if known is not None and kept else verdict.seen
 
     def _judge(
         self, job: Job, watched: _Watched, before: dict[int, RankLook], after: dict[int, RankLook], *, deep: bool

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
 from orchestrator.core.diagnosis.definitions import PRECEDENCE
+from orchestrator.core.diagnosis.rendezvous import GATHERING
 from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.facts.findings import Finding, NoStep, RankStopped
 from orchestrator.core.job.past_attempts import recovery_seconds
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.core.diagnosis.health import RankLook
+    from orchestrator.core.diagnosis.observation import StallSeen
     from orchestrator.core.diagnosis.pace import Pace
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.attempt import Attempt
@@ -38,6 +40,7 @@ def job_view(
     balance: dict[str, Any] | None = None,
     *,
     outputs_dir: str = "",
+    stall: StallSeen | None = None,
 ) -> v.JobView:
     """The whole view of a job. ``waiting`` says what a pending job waits for."""
     paces = _paces(job, progress) if progress and job.state is JobState.RUNNING else {}
@@ -63,7 +66,8 @@ def job_view(
         num_workers=job.num_workers,
         gpus=tuple(_rank(job, seat.rank, paces) for seat in job.seats),
         resources=_resources(job),
-        progress=_progress(job, progress),
+        progress=_progress(job, progress, still=stall is not None),
+        stall=_stall(stall) if job.state is JobState.RUNNING else "",
         checkpoint=_checkpoint(job),
         quarantined=tuple(sorted(progress.quarantined)) if progress else (),
         degraded=job.degraded,
@@ -131,13 +135,20 @@ def _findings(job: Job) -> tuple[v.FindingView, ...]:
     return tuple(v.FindingView(**finding_to_dict(one, job.id)) for one in found)
 
 
-def _progress(job: Job, progress: JobProgress | None) -> v.ProgressView | None:
+def _stall(stall: StallSeen | None) -> str:
+    """What a job that makes no step is at; empty where it makes steps, or does not say that it does."""
+    if stall is None or not (stall.late.by_steps or stall.seen.sign in GATHERING):
+        return ""
+    return f"{sentence(stall.late)}; {sentence(stall.seen)}"
+
+
+def _progress(job: Job, progress: JobProgress | None, *, still: bool) -> v.ProgressView | None:
     leader = progress.leader if progress else None
     if leader is None:
         return None
     fraction = min(1.0, leader.step / leader.total_steps) if leader.step and leader.total_steps else None
     rate = 1.0 / leader.step_seconds if leader.step_seconds and leader.step_seconds > SHORTEST_STEP else None
-    if any(isinstance(one, NoStep | RankStopped) for one in job.findings):
+    if still or any(isinstance(one, NoStep | RankStopped) for one in job.findings):
         rate = None  # it was so fast, and is not now
     eta = None
     if rate and leader.total_steps and leader.step is not None and job.state is JobState.RUNNING:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api import views as v
     from orchestrator.api.service import JobFilter, LogQuery
+    from orchestrator.core.diagnosis.observation import StallSeen
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -48,7 +49,7 @@ class Progress(Protocol):
 
 
 class JobReader:
-    """``balances`` gives each job's GPU balance."""
+    """``balances`` gives each job's GPU balance, ``stall`` what was seen of one that makes no step."""
 
     def __init__(
         self,
@@ -56,9 +57,10 @@ class JobReader:
         store: Store,
         paths: Paths,
         pools: Pools,
-        *,
         progress: Progress,
+        *,
         balances: Callable[[], Mapping[JobId, dict[str, Any]]],
+        stall: Callable[[JobId], StallSeen | None],
     ) -> None:
         self._loop = loop
         self._store = store
@@ -67,6 +69,7 @@ class JobReader:
         self._progress = progress
         self._balances = balances
         self._views: OrderedDict[JobId, tuple[Job, tuple[object, ...], v.JobView]] = OrderedDict()
+        self._stall = stall
 
     async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
         """Jobs that fit the filter, newest first."""
@@ -85,7 +88,8 @@ class JobReader:
 
     def _view(self, job: Job) -> v.JobView:
         """A job that has reported nothing looks as it did, until its record or what it waits for is another."""
-        progress, told = self._progress.of(job.id), (self._loop.waiting.get(job.id), self._balances().get(job.id))
+        progress = self._progress.of(job.id)
+        told = (self._loop.waiting.get(job.id), self._balances().get(job.id), self._stall(job.id))
         if progress is not None:
             return self._made(job, progress, *told)
         known = self._views.get(job.id)
@@ -96,7 +100,12 @@ class JobReader:
         return known[2]
 
     def _made(
-        self, job: Job, progress: JobProgress | None, waiting: Fact | None, balance: dict[str, Any] | None
+        self,
+        job: Job,
+        progress: JobProgress | None,
+        waiting: Fact | None,
+        balance: dict[str, Any] | None,
+        stall: StallSeen | None,
     ) -> v.JobView:
         return job_view(
             job,
@@ -105,6 +114,7 @@ class JobReader:
             str(self._paths.logs(job.id)),
             balance,
             outputs_dir=str(self._paths.outputs(job.id)) if job.spec.outputs else "",
+            stall=stall,
         )
 
     async def resolve(self, ref: str) -> JobId:

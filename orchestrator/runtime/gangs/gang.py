@@ -10,6 +10,7 @@ from orchestrator.runtime.gangs.reports import LeftOut
 if TYPE_CHECKING:
     import asyncio
 
+    from orchestrator.core.diagnosis.observation import ProcessSeen
     from orchestrator.runtime.ranks.actor import RankGreeting
     from orchestrator.runtime.ranks.rank_events import PollCursor
     from orchestrator.train.script.progress_facts import ProgressSnapshot
@@ -28,6 +29,7 @@ class Gang:
     gone: set[int] = field(default_factory=set)
     unreached: set[int] = field(default_factory=set)
     newest: dict[int, ProgressSnapshot] = field(default_factory=dict)
+    processes: dict[int, ProcessSeen] = field(default_factory=dict)
     cursors: dict[int, PollCursor] = field(default_factory=dict)
     failing: dict[int, tuple[str, str]] = field(default_factory=dict)
     """What each rank's saves fail of, over all attempts."""
@@ -37,6 +39,7 @@ class Gang:
         """Nothing has been heard of ``attempt``."""
         self.watching = attempt
         self.started, self.gone, self.newest, self.unreached, self.cursors = {}, set(), {}, set(), {}
+        self.processes = {}
 
     def unwatch(self) -> None:
         """Hear no more of it."""

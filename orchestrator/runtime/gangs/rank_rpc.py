@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from orchestrator.core.diagnosis.health import RankLook
+    from orchestrator.core.diagnosis.observation import ProcessSeen
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.table import GangTable
     from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
@@ -56,6 +57,10 @@ class GangCalls:
         calls = [actors[rank].look.remote(job.attempt_number, stacks=stacks) for rank in wanted]
         found = await self._answers(calls)
         return {rank: look for rank, look in zip(wanted, found, strict=True) if look is not None}
+
+    def processes(self, job: Job) -> Mapping[int, ProcessSeen]:
+        """What was last seen of the processes of the job's ranks, by rank; without asking."""
+        return self._table.processes(job)
 
     async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
         """Write ``lines`` into the logs of their ranks; returns when it is done, or cannot be."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from orchestrator.checkpoint.errors import NOT_FAILING
 from orchestrator.core import events as ev
+from orchestrator.core.conformance import repaired
 from orchestrator.core.facts.notes import RankUnreachable, Reachable
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost
@@ -164,6 +165,8 @@ class EventRelay:
             with told("its progress"):
                 gang.newest[rank] = snapshot = usable(reply.progress)
                 self._progress(job.id, attempt, rank, snapshot)
+        if (processes := getattr(reply, "processes", None)) is not None:  # an actor of an earlier version tells nothing
+            gang.processes[rank] = replace(repaired(processes)[0], rank=rank)
         with told("what became of a snapshot"):
             failing = gang.failing.get(rank, NOT_FAILING)
             gang.failing[rank] = saves_fail_of(reply.persisted, failing)

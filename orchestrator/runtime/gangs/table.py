@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from orchestrator.runtime.gangs.gang import Gang
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
+    from orchestrator.core.diagnosis.observation import ProcessSeen
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
 
@@ -48,6 +49,11 @@ class GangTable:
         """The actors of the job's current attempt, by rank; none while its ranks are not up."""
         gang = self.current(job)
         return tuple(gang.actors) if gang is not None and gang.watching == job.attempt_number else ()
+
+    def processes(self, job: Job) -> Mapping[int, ProcessSeen]:
+        """What the ranks' processes of the job's current attempt were last seen at, by rank."""
+        gang = self.current(job)
+        return dict(gang.processes) if gang is not None and gang.watching == job.attempt_number else {}
 
     async def attach(self, job: Job, *, create: bool = True) -> Gang:
         """The gang's actors: those in memory, those that are there, or, for a gang never placed, new ones."""

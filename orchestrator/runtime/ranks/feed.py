@@ -31,6 +31,7 @@ class RankFeed:
         self._progress = progress
         self._checkpoints = checkpoints
         self._evidence = evidence
+        self._processes = evidence.processes
 
     async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
         """Wait until there is something newer than ``cursor``, or ``seconds``."""
@@ -50,20 +51,28 @@ class RankFeed:
         progress, checkpoints = self._progress, self._checkpoints
         snapshot = progress.newest if progress.number > cursor.progress else None
         persisted = checkpoints.newest if checkpoints.number > cursor.persisted else None
+        processes = self._processes
+        # A daemon of an earlier version has a cursor without the number, and is told nothing of it.
+        known = getattr(cursor, "processes", processes.number)
+        seen = processes.newest if processes.number > known else None
         return PollReply(
             cursor=PollCursor(
                 event=events[-1].number if events else cursor.event,
                 progress=cursor.progress if snapshot is None else progress.number,
                 persisted=cursor.persisted if persisted is None else checkpoints.number,
+                processes=known if seen is None else processes.number,
             ),
             events=events,
             progress=snapshot,
             persisted=persisted,
             log_lost=progress.output.lost if progress.output else None,
+            processes=seen,
         )
 
     def _look(self, *, final: bool) -> None:
         """``final``: something happened, so progress is read whatever its time, and the kernel's words stay as they are."""
         self._checkpoints.look(self._log.masker)
+        if self._log.running:
+            self._processes.look(self._log.pid, self._progress.newest.writer_pid if self._progress.newest else None)
         if self._progress.look(self._log.masker, final=final) and not final:
             self._evidence.mark()

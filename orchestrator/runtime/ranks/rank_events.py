@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.checkpoint.repository.persister import PersisterStatus
+    from orchestrator.core.diagnosis.observation import ProcessSeen
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
@@ -56,7 +57,7 @@ _OF_AN_END = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollCursor:
-    """What an asker has been told: the number of the last event, and of the last progress and persister status.
+    """What an asker has been told: the number of the last event, and of the last progress, persister status and look at its processes.
 
     The asker keeps it, not the host: a daemon that was killed may have been told what it never wrote down.
     """
@@ -64,6 +65,7 @@ class PollCursor:
     event: int = 0
     progress: int = 0
     persisted: int = 0
+    processes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +77,4 @@ class PollReply:
     progress: ProgressSnapshot | None = None
     persisted: PersisterStatus | None = None
     log_lost: str | None = None
+    processes: ProcessSeen | None = None

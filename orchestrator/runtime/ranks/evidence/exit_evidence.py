@@ -1,4 +1,4 @@
-"""What the kernel says of a rank's end: whether it ran out of memory, and what the kernel's log has about it."""
+"""What the kernel says of a rank's end: whether it ran out of memory, and what the kernel's log has about it; and of its processes before."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts.memory import OomCount, OomKill
 from orchestrator.runtime.ranks.evidence.kernel_evidence import KernelWatch, MachineWatch, OomWatch
+from orchestrator.runtime.ranks.evidence.process_watch import ProcessWatch
 
 if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
@@ -22,12 +23,14 @@ class ExitEvidence:
         self._oom: OomWatch | None = None
         self._kernel: KernelWatch | None = None
         self._pid = 0
+        self.processes = ProcessWatch()
 
     def begin(self) -> None:
         """A new process is about to start."""
         self.close()
         self._oom, self._pid = None, 0
         self._kernel = KernelWatch()
+        self.processes.begin()
 
     def started(self, pid: int) -> None:
         """The process has this number."""

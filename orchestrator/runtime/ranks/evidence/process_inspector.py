@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, Wait
+from orchestrator.core.diagnosis.health import TIMER, Frame, RankLook, Thread, Wait
+from orchestrator.core.diagnosis.rendezvous import in_set_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,9 @@ STACK_SECONDS: Final = 10.0
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 # The number of the system call in which a lock waits. Everything else that sleeps waits for the world outside.
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
+NANOSLEEP: Final = {"x86_64": (35, 230), "aarch64": (101, 115)}.get(platform.machine(), ())
+_PROC: Final = Path("/proc")
+_LONGEST_SIZE: Final = 8
 _NO_PY_SPY: Final = "py-spy is not installed on its node (pip install py-spy), so there are no stacks"
 _REFUSED: Final = "the kernel does not permit reading its stacks (sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE for the daemon)"
 
@@ -35,7 +39,7 @@ def look_at(rank: int, root_pid: int, *, training_pid: int | None = None, stacks
     ``training_pid`` is the one below it that reports, where that is known: `bash run.sh` is not what trains.
     """
     at = time.monotonic()
-    tree = _tree(root_pid)
+    tree = process_tree(root_pid)
     pid = training_pid if training_pid in tree else root_pid
     state, _ = _stat(pid)
     if not state:
@@ -50,6 +54,7 @@ def look_at(rank: int, root_pid: int, *, training_pid: int | None = None, stacks
             stopped = process
     wait, name = _wait(pid, state)
     threads, problem = _stacks(pid) if stacks else ((), "")
+    sets_up = bool(threads) and in_set_up(threads[0].frames)
     return RankLook(
         rank=rank,
         at=at,
@@ -62,6 +67,7 @@ def look_at(rank: int, root_pid: int, *, training_pid: int | None = None, stacks
         wait_name=name,
         threads=threads,
         problem=problem,
+        world_size=_world_size(pid) if sets_up else None,
     )
 
 
@@ -100,44 +106,73 @@ def _io_bytes(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
 
 
-def _tree(pid: int) -> list[int]:
+def process_tree(pid: int, proc: Path = _PROC) -> list[int]:
     """The process and everything below it."""
     found = [pid]
     for process in found:
-        for task in _tasks(process):
-            found += [int(child) for child in _read(f"/proc/{process}/task/{task}/children").split()]
+        for task in _tasks(proc, process):
+            found += [int(child) for child in _read(f"{proc}/{process}/task/{task}/children").split()]
     return found
 
 
-def _tasks(pid: int) -> list[str]:
+def _tasks(proc: Path, pid: int) -> list[str]:
     try:
-        return [task.name for task in Path(f"/proc/{pid}/task").iterdir()]
+        return [task.name for task in (proc / str(pid) / "task").iterdir()]
     except OSError:
         return []
 
 
 def _wait(pid: int, state: str) -> tuple[Wait, str]:
     """What the main thread is in, and the kernel's name for it."""
-    name = _read(f"/proc/{pid}/wchan").strip().strip("0")
     if state == "R":
         return Wait.RUNNING, ""
+    name = _read(f"/proc/{pid}/wchan").strip().strip("0")
     fields = _read(f"/proc/{pid}/syscall").split()
     if len(fields) < 6 or not fields[0].isdigit():
         return (Wait.UNKNOWN if name.startswith("futex") or not name else Wait.OUTSIDE), name
     if int(fields[0]) != _FUTEX:
-        return Wait.OUTSIDE, name
+        return Wait.OUTSIDE, TIMER if int(fields[0]) in NANOSLEEP else name
     endless = int(fields[4], 16) == 0
     return (Wait.LOCK if endless else Wait.OUTSIDE), name
 
 
 def _stacks(pid: int) -> tuple[tuple[Thread, ...], str]:
     """The Python threads of a process, its main thread first, or why there are none."""
+    dump, problem = _dump(pid)
+    if dump is None:
+        return (), problem
+    try:
+        return _threads(pid, json.loads(dump)), ""
+    except (ValueError, KeyError, TypeError) as error:
+        return (), f"py-spy's answer is not understood: {error}"
+
+
+def _world_size(pid: int) -> int | None:
+    """How many ranks the process group has that the main thread sets up, by the variables of torch's own frames; None where nothing tells."""
+    dump, _ = _dump(pid, "--locals")
+    try:
+        threads = json.loads(dump or "[]")
+        frames = [frame for thread in threads if thread.get("os_thread_id") == pid for frame in thread["frames"]]
+        told = [
+            str(local.get("repr") or "")
+            for frame in frames
+            if "/torch/distributed/" in frame["filename"]
+            for local in frame.get("locals") or ()
+            if local["name"] in ("group_size", "world_size")
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return next((int(text) for text in told if text.isdigit() and len(text) < _LONGEST_SIZE), None)
+
+
+def _dump(pid: int, *options: str) -> tuple[str | None, str]:
+    """What py-spy says of a process, as JSON text, or why it says nothing."""
     tool = find_py_spy()
     if tool is None:
-        return (), _NO_PY_SPY
+        return None, _NO_PY_SPY
     try:
         done = subprocess.run(
-            [tool, "dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid)],
+            [tool, "dump", "--nonblocking", "--full-filenames", "--json", *options, "--pid", str(pid)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -145,14 +180,14 @@ def _stacks(pid: int) -> tuple[tuple[Thread, ...], str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return (), f"py-spy did not answer: {error}"
+        return None, f"py-spy did not answer: {error}"
     if done.returncode != 0:
         said = " ".join(done.stderr.split())[:300]
-        return (), _REFUSED if "ermission" in said or "ptrace" in said else f"py-spy could not read its stacks: {said}"
-    try:
-        return _threads(pid, json.loads(done.stdout)), ""
-    except (ValueError, KeyError, TypeError) as error:
-        return (), f"py-spy's answer is not understood: {error}"
+        return (
+            None,
+            _REFUSED if "ermission" in said or "ptrace" in said else f"py-spy could not read its stacks: {said}",
+        )
+    return done.stdout, ""
 
 
 def _threads(pid: int, dump: Sequence[dict[str, Any]]) -> tuple[Thread, ...]:

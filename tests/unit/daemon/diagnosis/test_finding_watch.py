@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.core import events as ev
+from orchestrator.core.diagnosis.observation import ProcessSeen
 from orchestrator.core.facts.findings import Finding, RestartLoop
 from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.rank_ends import ExitCode
@@ -55,6 +56,7 @@ class World:
         self.wall = (self.job.attempts[-1].running_at or 0.0) + 10.0
         self.reports: dict[str, Any] = {uuid: report(uuid) for uuid in UUIDS}
         self.progress = JobProgress(attempt=1)
+        self.processes: dict[int, ProcessSeen] = {}
         self.events: list[ev.Event] = []
         self.notices: list[Any] = []
         self.watch = self.daemon()
@@ -65,6 +67,7 @@ class World:
                 reports=lambda: self.reports,
                 progress=lambda _: self.progress,
                 stall=lambda _: None,
+                processes=lambda _: self.processes,
                 missing=lambda: (),
             ),
             jobs=lambda: [self.job],

@@ -152,7 +152,7 @@ def test_a_job_that_reports_nothing_is_told_of_and_left_alone() -> None:
     world = World()
     world.pass_by(120.0)
     assert world.events == []
-    assert not any(world.looked)  # nobody reads the stacks of what cannot be judged
+    assert 0 < sum(world.looked) <= 14, "stacks are read ever less often: they cost a hundredth of a second each"
     assert world.watch.suspected(world.job.id) is None
     world.ranks[1]["state"] = "T"
     world.pass_by(30.0)
@@ -296,3 +296,34 @@ def test_a_look_that_fails_costs_an_examination_and_no_more() -> None:
     world.fails = False
     world.pass_by(40.0)
     assert world.codes == ["attempt_failed"]
+
+
+SET_UP = (
+    Frame("_new_process_group_helper", "/site-packages/torch/distributed/distributed_c10d.py", 2169),
+    Frame("init_process_group", "/site-packages/torch/distributed/distributed_c10d.py", 1899),
+)
+
+
+def test_a_rank_that_never_enters_the_rendezvous_is_seen_without_a_report() -> None:
+    world = World()
+    world.ranks = {0: {"frames": SET_UP, "world_size": 2}, 1: {"frames": LOCKED}}
+    world.pass_by(40.0)
+    stall = world.watch.stall(world.job.id)
+    assert stall is not None
+    assert (stall.seen.sign, stall.seen.rank, stall.seen.place) == (Sign.RENDEZVOUS, 1, "pull (/work/data.py:7)")
+    assert world.events == []
+    world.ranks[1] = {"frames": LOCKED, "busy": 0.9}
+    world.pass_by(40.0)
+    later = world.watch.stall(world.job.id)
+    assert later is not None
+    assert later.seen.sign is Sign.WORKS, "it is on its way"
+
+
+def test_a_process_group_of_more_ranks_than_there_are_is_seen() -> None:
+    world = World()
+    world.ranks = {rank: {"frames": SET_UP, "world_size": 8} for rank in range(2)}
+    world.pass_by(20.0)
+    stall = world.watch.stall(world.job.id)
+    assert stall is not None
+    assert (stall.seen.sign, stall.seen.rank) == (Sign.WORLD_SIZE, None)
+    assert (stall.seen.world_size, stall.seen.num_ranks) == (8, 2)

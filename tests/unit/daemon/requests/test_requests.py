@@ -87,7 +87,9 @@ class Desk:
         self.stop, self.counted, self.blind = StopRequest(), Counted(), list[str]()
         self.nodes = LoopNodes(loop, NodeQuarantine(), self.stop)
         self.nodes.set({"a": node("a", cpus=4)})
-        self.reader = JobReader(loop, store, self.settings.paths, Pools(), progress=NoProgress(), balances=dict)
+        self.reader = JobReader(
+            loop, store, self.settings.paths, Pools(), NoProgress(), balances=dict, stall=lambda _: None
+        )
         self.submissions = Submissions(
             loop,
             store,

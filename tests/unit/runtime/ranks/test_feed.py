@@ -28,6 +28,7 @@ class World:
         output = SimpleNamespace(lost=None)
         self.progress = SimpleNamespace(newest=None, number=0, seconds=3600.0, output=output, look=self._look)
         self.checkpoints = SimpleNamespace(newest=None, number=0, look=lambda _masker: None)
+        self.processes = SimpleNamespace(newest=None, number=0, look=lambda _pid, _training: None)
         self.fence.attempt = 1
         self.feed = RankFeed(self.fence, self.log, self.progress, self.checkpoints, self)  # type: ignore[arg-type]
 

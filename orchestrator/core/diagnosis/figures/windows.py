@@ -19,15 +19,17 @@ from orchestrator.core.diagnosis.definitions import (
     STILL_PAUSES,
     WINDOW_SECONDS,
 )
-from orchestrator.core.diagnosis.growth import GrowthWindow
-from orchestrator.core.diagnosis.rank_window import RankWindow
+from orchestrator.core.diagnosis.figures.growth import GrowthWindow
+from orchestrator.core.diagnosis.figures.process_window import ProcessWindow
+from orchestrator.core.diagnosis.figures.rank_window import RankWindow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from orchestrator.core.diagnosis.growth import Growth
+    from orchestrator.core.diagnosis.figures.growth import Growth
+    from orchestrator.core.diagnosis.figures.process_window import ProcessFigures
+    from orchestrator.core.diagnosis.figures.rank_window import RankFigures
     from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen
-    from orchestrator.core.diagnosis.rank_window import RankFigures
 
 PAUSE_SECONDS: Final = 6.0
 """No step for so long, or for three usual ones, is a pause."""
@@ -76,8 +78,15 @@ class JobFigures:
     ranks: tuple[RankFigures, ...] = ()
     long_ranks: tuple[RankFigures, ...] = ()
     gpus: tuple[GpuFigures, ...] = ()
+    processes: tuple[ProcessFigures, ...] = ()
     losses: tuple[LossFigures, ...] = ()
     reports: bool = False
+
+    def node_of(self, rank: int) -> str:
+        """The node that the rank is on; empty where that is not known."""
+        nodes = [one.node for one in self.newest.ranks if one.rank == rank]
+        nodes += [gpu.node for gpu in self.newest.gpus if gpu.rank == rank]
+        return nodes[0] if nodes else ""
 
 
 @dataclass(slots=True)
@@ -94,6 +103,7 @@ class _Rows:
     ranks: dict[int, RankWindow] = field(default_factory=dict)
     gpus: dict[str, deque[tuple[float, GpuSeen]]] = field(default_factory=dict)
     memory: dict[str, GrowthWindow] = field(default_factory=dict)
+    processes: dict[int, ProcessWindow] = field(default_factory=dict)
 
 
 class JobWindows:
@@ -113,8 +123,12 @@ class JobWindows:
             self._steps, self._stepped_at = steps, clock
         self._note_losses(clock, seen)
         reports = any(rank.steps for rank in seen.ranks)
-        if self._comparable(clock, seen, reports=reports):
+        comparable = self._comparable(clock, seen, reports=reports)
+        if comparable:
             self._take(clock, seen)
+        for process in seen.processes if seen.running else ():
+            window = self._rows.processes.setdefault(process.rank, ProcessWindow())
+            window.add(clock, process, comparable=comparable)
         self._expire(clock)
         self._note_memory(clock, seen)
         return JobFigures(
@@ -122,6 +136,11 @@ class JobWindows:
             ranks=self._rank_figures(seen, clock - RANK_WINDOW_SECONDS) if reports else (),
             long_ranks=self._rank_figures(seen, clock - LONG_WINDOW_SECONDS) if reports else (),
             gpus=tuple(self._gpu_figures(gpu) for gpu in seen.gpus),
+            processes=tuple(
+                self._rows.processes[one.rank].figures(one)
+                for one in seen.processes
+                if one.rank in self._rows.processes
+            ),
             losses=tuple(
                 LossFigures(
                     metric=name,

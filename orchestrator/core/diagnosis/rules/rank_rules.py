@@ -8,18 +8,19 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.diagnosis import definitions as d
-from orchestrator.core.diagnosis.estimate import Estimate, above
-from orchestrator.core.diagnosis.gpu_rules import WORKING
-from orchestrator.core.diagnosis.suspicion import Suspicion
+from orchestrator.core.diagnosis.figures.estimate import Estimate, above
+from orchestrator.core.diagnosis.rendezvous import GATHERING
+from orchestrator.core.diagnosis.rules.gpu_rules import WORKING
+from orchestrator.core.diagnosis.rules.suspicion import Suspicion
 from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.hangs import Sign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from orchestrator.core.diagnosis.observation import JobSeen, SavesSeen
-    from orchestrator.core.diagnosis.rank_window import RankFigures
-    from orchestrator.core.diagnosis.windows import JobFigures, LossFigures
+    from orchestrator.core.diagnosis.figures.rank_window import RankFigures
+    from orchestrator.core.diagnosis.figures.windows import JobFigures, LossFigures
+    from orchestrator.core.diagnosis.observation import JobSeen, SavesSeen, StallSeen
 
 LOCKSTEP: Final = 1.1
 """Ranks whose steps take the same time to within this factor meet in a collective at every step."""
@@ -176,6 +177,9 @@ def _still(job: JobSeen) -> Iterator[Suspicion]:
         finding = f.RankStopped(rank=stall.seen.rank, seen=stall.seen, late=stall.late, confidence=f.Confidence.CERTAIN)
         yield Suspicion(finding=finding, figure=1.0)
         return
+    if stall.seen.sign in GATHERING:
+        yield _gathering(stall)
+        return
     if not stall.late.by_steps:
         return
     allowed = max(d.STILL_SECONDS, d.STILL_STEPS * stall.longest_step, d.STILL_PAUSES * stall.longest_pause) * (
@@ -183,6 +187,14 @@ def _still(job: JobSeen) -> Iterator[Suspicion]:
     )
     still = f.NoStep(rank=stall.seen.rank, seen=stall.seen, late=stall.late, confidence=f.Confidence.CERTAIN)
     yield Suspicion(finding=still, figure=1.0 if stall.proven else stall.late.still_seconds / allowed)
+
+
+def _gathering(stall: StallSeen) -> Suspicion:
+    wrong = stall.seen.sign is Sign.WORLD_SIZE
+    cls = f.WrongWorldSize if wrong else f.RendezvousIncomplete
+    allowed = d.WORLD_SIZE_SECONDS if wrong else d.RENDEZVOUS_SECONDS
+    finding = cls(rank=stall.seen.rank, seen=stall.seen, late=stall.late, confidence=f.Confidence.CERTAIN)
+    return Suspicion(finding=finding, figure=stall.late.still_seconds / allowed)
 
 
 def _loss(loss: LossFigures) -> Iterator[Suspicion]:

@@ -8,11 +8,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from orchestrator.core.diagnosis import definitions as d
-from orchestrator.core.diagnosis.estimate import estimate
+from orchestrator.core.diagnosis.figures.estimate import estimate
 from orchestrator.core.diagnosis.pace import APART
 
 if TYPE_CHECKING:
-    from orchestrator.core.diagnosis.estimate import Estimate
+    from orchestrator.core.diagnosis.figures.estimate import Estimate
     from orchestrator.core.diagnosis.observation import RankSeen
 
 

@@ -22,14 +22,16 @@ class Growth:
 
 
 class GrowthWindow:
-    """The most that was used in each of the newest minutes. A pause of the observer begins a new series."""
+    """The most that was used in each of the newest ``slots``, each so many seconds. A pause of the observer begins a new series."""
 
-    def __init__(self) -> None:
-        self._slots: deque[tuple[int, float]] = deque(maxlen=d.GROWTH_SLOTS + 2)
+    def __init__(self, slots: int = d.GROWTH_SLOTS, seconds: float = d.GROWTH_SLOT_SECONDS) -> None:
+        self._most = slots
+        self._seconds = seconds
+        self._slots: deque[tuple[int, float]] = deque(maxlen=slots + 2)
 
     def add(self, clock: float, used: float) -> None:
         """Take in a value; ``clock`` counts witnessed seconds."""
-        slot = int(clock // d.GROWTH_SLOT_SECONDS)
+        slot = int(clock // self._seconds)
         if self._slots and self._slots[-1][0] == slot:
             self._slots[-1] = (slot, max(used, self._slots[-1][1]))
             return
@@ -38,11 +40,11 @@ class GrowthWindow:
         self._slots.append((slot, used))
 
     def growth(self) -> Growth | None:
-        """The growth over the minutes that are over, where it is steady."""
+        """The growth over the slots that are over, where it is steady."""
         over = [used for _, used in self._slots][:-1]
-        if len(over) <= d.GROWTH_SLOTS or not _is_steady(over):
+        if len(over) <= self._most or not _is_steady(over):
             return None
-        seconds = d.GROWTH_SLOT_SECONDS * (len(over) - 1)
+        seconds = self._seconds * (len(over) - 1)
         return Growth(used=over[-1], per_second=(over[-1] - over[0]) / seconds)
 
 
@@ -51,4 +53,4 @@ def _is_steady(values: Sequence[float]) -> bool:
     half = len(changes) // 2
     earlier, later = sum(changes[:half]), sum(changes[-half:])
     grew = sum(change > 0.0 for change in changes)
-    return min(changes) >= 0.0 and grew >= d.GROWING_SLOTS and later >= d.STEADY_GROWTH * earlier
+    return min(changes) >= 0.0 and grew >= d.GROWING_SHARE * len(changes) and later >= d.STEADY_GROWTH * earlier

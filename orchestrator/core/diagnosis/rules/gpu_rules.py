@@ -12,15 +12,15 @@ from orchestrator.core.diagnosis.definitions import (
     LOWER_LIMIT,
     SPINNING_UTILIZATION,
 )
-from orchestrator.core.diagnosis.suspicion import Suspicion
+from orchestrator.core.diagnosis.rules.suspicion import Suspicion
 from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.hangs import Sign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from orchestrator.core.diagnosis.figures.windows import GpuFigures, JobFigures
     from orchestrator.core.diagnosis.observation import GpuSeen
-    from orchestrator.core.diagnosis.windows import GpuFigures, JobFigures
 
 HARMLESS: Final = frozenset({"clock_setting", "sync_boost"})
 """A person has set the clocks, for one GPU or for a group."""

@@ -1,0 +1,1 @@
+"""Figures: what observations of a job say over windows of time."""

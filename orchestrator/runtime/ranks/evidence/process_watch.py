@@ -1,0 +1,108 @@
+"""Watches a rank's processes from beside them, a few reads of /proc a second: processor time, memory, what its training thread waits for.
+
+What scripts that report nothing are judged by. A moment that cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.diagnosis.observation import ProcessSeen
+from orchestrator.gpu.proc import in_process_group, waits_on_lock
+from orchestrator.runtime.ranks.evidence.process_inspector import NANOSLEEP, process_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOOK_SECONDS: Final = 0.9
+TELL_SECONDS: Final = 5.0
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class ProcessWatch:
+    """``newest`` is what was told last, and ``number`` counts that. ``clock`` gives seconds that never go backwards."""
+
+    def __init__(self, *, procfs: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc = procfs
+        self._clock = clock
+        self.number = 0
+        self.newest: ProcessSeen | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """A new process is about to start."""
+        self.newest = None
+        self._seen = ProcessSeen(at=0.0)
+        self._looked_at = self._told_at = self._clock() - TELL_SECONDS
+
+    def look(self, root_pid: int, training_pid: int | None) -> None:
+        """Look at the training thread, and now and then at all processes of the rank, if it is time to."""
+        now = self._clock()
+        if not root_pid or now - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = now
+        pid = training_pid or root_pid
+        fields = _stat(self._proc, pid)
+        if fields is None:
+            return
+        locked = fields[0] == "S" and waits_on_lock(pid, self._proc)
+        asleep = fields[0] == "D" or (fields[0] == "S" and not locked and not _sleeps(pid, self._proc))
+        seen = self._seen
+        self._seen = replace(seen, looks=seen.looks + 1, asleep=seen.asleep + asleep, locked=seen.locked + locked)
+        if now - self._told_at >= TELL_SECONDS:
+            self._told_at = now
+            self._tell(root_pid, pid, now)
+
+    def _tell(self, root_pid: int, pid: int, now: float) -> None:
+        cpu, pages = 0, 0
+        for process in process_tree(root_pid, self._proc):
+            fields = _stat(self._proc, process)
+            if fields is not None:
+                cpu += sum(map(int, fields[11:15]))
+                pages += int(fields[21])
+        self._seen = replace(
+            self._seen,
+            at=now,
+            cpu_seconds=cpu / _TICKS,
+            resident_bytes=pages * _PAGE_BYTES,
+            available_bytes=_available(self._proc),
+            grouped=in_process_group(pid, self._proc),
+        )
+        self.newest = self._seen
+        self.number += 1
+
+
+def _stat(proc: Path, pid: int) -> list[str] | None:
+    """The fields of the process from its state on; None when it is gone."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return fields if len(fields) > 21 and fields[0] not in ("Z", "X") else None
+
+
+def _sleeps(pid: int, proc: Path) -> bool:
+    """Whether the main thread sleeps for a time that it has chosen: that is no wait for anything."""
+    try:
+        where = (proc / str(pid) / "wchan").read_bytes()
+        if where not in (b"", b"0"):
+            return b"nanosleep" in where
+        number = (proc / str(pid) / "syscall").read_text().partition(" ")[0]
+    except OSError:
+        return True
+    return number.isdigit() and int(number) in NANOSLEEP
+
+
+def _available(proc: Path) -> int | None:
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(found) * 1024 if found is not None and found.isdigit() else None
