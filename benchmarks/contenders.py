@@ -141,12 +141,11 @@ class Orch:
         settings = Settings.from_environ(self.environ)
         self.client = Client(Endpoint(socket_path=str(settings.socket)), environ=self.environ)
 
-    def up(self) -> float:
+    def up(self, simulate_gpus: int = 0) -> float:
         """Start the daemon; seconds until ``orch up`` said that it is ready."""
         began = time.monotonic()
-        subprocess.run(
-            [str(BIN / "orch"), "up", "--read-listen", "127.0.0.1:0"], env=self.environ, check=True, capture_output=True
-        )
+        command = [str(BIN / "orch"), "up", "--read-listen", "127.0.0.1:0", "--simulate-gpus", str(simulate_gpus)]
+        subprocess.run(command, env=self.environ, check=True, capture_output=True)
         return time.monotonic() - began
 
     def submit(

@@ -21,6 +21,7 @@ from dashboards.promql import (
     selector,
 )
 from orchestrator import catalogue as c
+from orchestrator.core.diagnosis import definitions as d
 
 if TYPE_CHECKING:
     from orchestrator.catalogue import Metric
@@ -344,7 +345,13 @@ def _job_alerts() -> tuple[Alert, ...]:
     restarts = f"sum by (job_id) ({most} - {least})"
     started = selector(c.JOB_EVENT_TIMESTAMP, event="start")
     saved = f"max by (job_id) ({c.JOB_CHECKPOINT_TIMESTAMP.name} or {started})"
-    allowed = f"clamp_min(3 * {per(c.JOB_CHECKPOINT_INTERVAL.name, 'job_id')}, 600)"
+    interval, checkpoint = (
+        per(metric.name, "job_id") for metric in (c.JOB_CHECKPOINT_INTERVAL, c.JOB_CHECKPOINT_TIMESTAMP)
+    )
+    least = f"{d.UNSAVED_SECONDS:.0f}"
+    allowed = f"(clamp_min({d.SAVES_MISSED:.0f} * {interval}, {least}) or on (job_id) {checkpoint} * 0 + {least})"
+    unsaved = f"time() - {per(started, 'job_id')} > {d.NEVER_SAVED_SECONDS:.0f}"
+    idle = f"max without (gpu_uuid) ({per_gpu(c.GPU_UTILIZATION)}) < {d.IDLE_UTILIZATION}"
     return (
         Alert(
             name="OrchJobFailed",
@@ -400,7 +407,30 @@ def _job_alerts() -> tuple[Alert, ...]:
             component="job",
             labels=("job_id",),
             summary="Job {{ $labels.job_id }}: no checkpoint for {{ $value | humanizeDuration }}",
-            description="That is over three times the interval at which it means to save. A failure now would lose all of it.",
+            description="That is over half an hour, and over three times the interval at which it means to save. A failure now would "
+            "lose all of it.",
+        ),
+        Alert(
+            name="OrchJobNeverSaved",
+            expr=only_running(f"({unsaved} unless on (job_id) ({checkpoint} or {interval}))"),
+            wait="5m",
+            severity="warning",
+            component="job",
+            labels=("job_id",),
+            summary="Job {{ $labels.job_id }} has run for {{ $value | humanizeDuration }} without any checkpoint",
+            description="It does not say that it means to save, and nothing was saved. A failure now would begin it at step 0.",
+        ),
+        Alert(
+            name="OrchJobGpusIdle",
+            expr=only_running(f"({idle})"),
+            wait="10m",
+            keep="2m",
+            severity="warning",
+            component="job",
+            labels=("job_id",),
+            summary="Job {{ $labels.job_id }} runs, and all its GPUs are idle",
+            description="None of its GPUs has been busy for ten minutes: the job waits, hangs, or computes on processors. Which: "
+            "orch status {{ $labels.job_id }}",
         ),
     )
 

@@ -148,7 +148,18 @@ SCENARIOS = [
             "job_id:orch_gpu_power_watts:cv1m": [],
         },
     ),
-    Scenario("all idle", job("a", [0, 0], [70, 70])),
+    Scenario(
+        "all idle, one that only pauses, one that drains, and one with a GPU at work",
+        job("a", [0, 0], [70, 70])
+        | {
+            **holds("b", [10]),
+            **gpu(10, steps(("0", 30), ("0.9", 90)), flat(400)),
+        }
+        | job("c", [0], [70], first=20, state="DRAINING")
+        | job("e", [0.01, 0.03], [70, 70], first=30),
+        {"OrchJobGpusIdle": [{"job_id": "a"}]},
+        also_at={"9m": {}},
+    ),
     Scenario("one GPU has no balance", job("a", [0.9], [500]), values={"job_id:orch_gpu_power_watts:cv1m": []}),
     Scenario(
         "a shared GPU counts for both jobs",
@@ -445,21 +456,39 @@ SCENARIOS = [
         {
             key: value
             for job_id in "abcdef"
-            for key, value in holds(job_id, [], state="DRAINING" if job_id == "f" else "RUNNING").items()
+            for key, value in holds(job_id, [], state="DRAINING" if job_id == "f" else "RUNNING", samples=240).items()
         }
-        | daemon("orch_job_checkpoint_interval_seconds", flat(60), job_id="a")
-        | daemon("orch_job_checkpoint_timestamp_seconds", flat(20), job_id="a")
-        | daemon("orch_job_checkpoint_interval_seconds", flat(60), job_id="b")
-        | daemon("orch_job_event_timestamp_seconds", flat(20), job_id="b", event="start")
-        | daemon("orch_job_checkpoint_timestamp_seconds", flat(20), job_id="c")
-        | daemon("orch_job_checkpoint_interval_seconds", flat(60), job_id="d")
-        | daemon("orch_job_checkpoint_timestamp_seconds", flat(20), job_id="d")
-        | daemon("orch_job_event_timestamp_seconds", flat(1000), job_id="d", event="start")
-        | daemon("orch_job_checkpoint_interval_seconds", flat(600), job_id="e")
-        | daemon("orch_job_checkpoint_timestamp_seconds", flat(20), job_id="e")
-        | daemon("orch_job_checkpoint_interval_seconds", flat(60), job_id="f")
-        | daemon("orch_job_checkpoint_timestamp_seconds", flat(20), job_id="f"),
-        {"OrchCheckpointTooOld": [{"job_id": "a"}, {"job_id": "b"}]},
+        | daemon("orch_job_checkpoint_interval_seconds", flat(60, 240), job_id="a")
+        | daemon("orch_job_checkpoint_timestamp_seconds", flat(20, 240), job_id="a")
+        | daemon("orch_job_checkpoint_interval_seconds", flat(60, 240), job_id="b")
+        | daemon("orch_job_event_timestamp_seconds", flat(20, 240), job_id="b", event="start")
+        | daemon("orch_job_checkpoint_timestamp_seconds", flat(20, 240), job_id="c")
+        | daemon("orch_job_checkpoint_interval_seconds", flat(60, 240), job_id="d")
+        | daemon("orch_job_checkpoint_timestamp_seconds", flat(20, 240), job_id="d")
+        | daemon("orch_job_event_timestamp_seconds", flat(1000, 240), job_id="d", event="start")
+        | daemon("orch_job_checkpoint_interval_seconds", flat(1500, 240), job_id="e")
+        | daemon("orch_job_checkpoint_timestamp_seconds", flat(20, 240), job_id="e")
+        | daemon("orch_job_checkpoint_interval_seconds", flat(60, 240), job_id="f")
+        | daemon("orch_job_checkpoint_timestamp_seconds", flat(20, 240), job_id="f"),
+        {"OrchCheckpointTooOld": [{"job_id": "a"}, {"job_id": "b"}, {"job_id": "c"}]},
+        at="50m",
+        also_at={"32m": {}},
+    ),
+    Scenario(
+        "never saved: for long, for a shorter time, one that means to save, one that waits",
+        {
+            key: value
+            for job_id in "abcd"
+            for key, value in holds(job_id, [], state="PENDING" if job_id == "d" else "RUNNING", samples=560).items()
+        }
+        | daemon("orch_job_event_timestamp_seconds", flat(20, 560), job_id="a", event="start")
+        | daemon("orch_job_event_timestamp_seconds", flat(3000, 560), job_id="b", event="start")
+        | daemon("orch_job_event_timestamp_seconds", flat(20, 560), job_id="c", event="start")
+        | daemon("orch_job_checkpoint_interval_seconds", flat(7000, 560), job_id="c")
+        | daemon("orch_job_event_timestamp_seconds", flat(20, 560), job_id="d", event="start"),
+        {"OrchJobNeverSaved": [{"job_id": "a"}]},
+        at="130m",
+        also_at={"118m": {}},
     ),
     Scenario(
         "the daemon does not answer",

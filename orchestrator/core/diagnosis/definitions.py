@@ -53,6 +53,7 @@ NEVER_CHANGED_STEPS: Final = 1000
 NEVER_CHANGED_SECONDS: Final = 600.0
 UNSAVED_SECONDS: Final = 1800.0
 """A job that saves is told of after three of its intervals, and not before this."""
+SAVES_MISSED: Final = 3.0
 NEVER_SAVED_SECONDS: Final = 7200.0
 LEAST_STALL_SECONDS: Final = 1.0
 """A save that stalls training for less is no burden, however often it comes."""

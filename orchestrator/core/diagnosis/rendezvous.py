@@ -34,7 +34,7 @@ def gathering(pairs: Mapping[int, tuple[RankLook, RankLook]], num_ranks: int) ->
         rank = None if len(wrong) == num_ranks else first
         return Stillness(rank=rank, sign=Sign.WORLD_SIZE, world_size=wrong[first], num_ranks=num_ranks)
     missing = [rank for rank in range(num_ranks) if rank not in waiting]
-    if any(rank in pairs and standing(*pairs[rank]) is Standing.WORKS for rank in missing):
+    if any(rank in pairs and standing(*pairs[rank]) in (Standing.WORKS, Standing.SPINS) for rank in missing):
         return None  # it is on its way
     if not missing:
         return Stillness(rank=None, sign=Sign.RENDEZVOUS, num_ranks=num_ranks)

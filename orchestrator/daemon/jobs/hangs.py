@@ -17,7 +17,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Call, Circumstances, Standing, judge, standing
 from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Heartbeat
 from orchestrator.core.diagnosis.observation import StallSeen
-from orchestrator.core.diagnosis.rendezvous import GATHERING, gathering
+from orchestrator.core.diagnosis.rendezvous import gathering
 from orchestrator.core.facts.hangs import Hang, Lateness, Sign
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.states import FailureClass, JobState
@@ -226,16 +226,17 @@ class HangWatch:
         *,
         deep: bool,
     ) -> Stillness:
-        """What is told of the stillness. Before the first step: what keeps the ranks from their process group."""
+        """What is told of the stillness. A look without stacks sees less than one with them before it.
+
+        Before the first step it is what keeps the ranks from their process group.
+        """
         pairs = {rank: (before[rank], after[rank]) for rank in before.keys() & after.keys()}
         watched.idle = any(standing(*pair) is not Standing.WORKS for pair in pairs.values())
-        if watched.pulse.locked_after is not None:
-            return verdict.seen
         if deep:
-            return gathering(pairs, job.num_workers) or verdict.seen
-        known = watched.seen  # a look without stacks sees nothing of it
-        kept = known is not None and known.sign in GATHERING and verdict.seen.sign is not Sign.WORKS
-        return known if known is not None and kept else verdict.seen
+            first_step = watched.pulse.locked_after is None
+            return (gathering(pairs, job.num_workers) if first_step else None) or verdict.seen
+        known = watched.seen
+        return known if known is not None and verdict.seen.sign is Sign.UNKNOWN else verdict.seen
 
     def _judge(
         self, job: Job, watched: _Watched, before: dict[int, RankLook], after: dict[int, RankLook], *, deep: bool

@@ -225,7 +225,7 @@ def _saves(saves: SavesSeen) -> Iterator[Suspicion]:
         yield Suspicion(finding=slow, figure=stall / interval)
     if saves.unsaved_seconds is None:
         return
-    meant = 3.0 * (saves.interval_seconds or 0.0)
+    meant = d.SAVES_MISSED * (saves.interval_seconds or 0.0)
     allowed = max(d.UNSAVED_SECONDS, meant) if saves.ever or saves.interval_seconds else d.NEVER_SAVED_SECONDS
     rare = f.SavesRare(
         seconds=saves.unsaved_seconds, interval_seconds=saves.interval_seconds, confidence=f.Confidence.CERTAIN

@@ -327,3 +327,19 @@ def test_a_process_group_of_more_ranks_than_there_are_is_seen() -> None:
     assert stall is not None
     assert (stall.seen.sign, stall.seen.rank) == (Sign.WORLD_SIZE, None)
     assert (stall.seen.world_size, stall.seen.num_ranks) == (8, 2)
+
+
+def test_a_look_without_stacks_forgets_nothing_that_one_with_them_has_seen() -> None:
+    world = World(gpu=1.0)
+    world.ranks = {0: {"frames": COLLECTIVE}, 1: {"frames": LOCKED, "wait": Wait.OUTSIDE, "wait_name": "timer"}}
+    world.report(*[0.1] * 8)
+    signs = set()
+
+    def each() -> None:
+        stall = world.watch.stall(world.job.id)
+        if stall is not None:
+            signs.add((stall.seen.sign, stall.seen.rank, stall.seen.waits))
+
+    world.pass_by(30.0, each)
+    assert not all(world.looked)
+    assert signs == {(Sign.OUTSIDE, 1, "timer")}
