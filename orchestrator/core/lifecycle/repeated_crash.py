@@ -2,7 +2,7 @@
 
 A signal that a program raises by its own work (a segmentation fault, an abort), and errors that may be the machine's, count
 as trouble of the machine at first. At the same step of the same rank in the next attempt they are the script's. Before the
-first step nothing tells when it was, and only a port that is in use counts: the attempt before may have held it once.
+first step nothing tells when it was: there it takes a third attempt, but for a port that is in use, which the first may have held.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ OWN_SIGNALS: Final = frozenset({4, 6, 7, 8, 11})
 
 def repeated(job: Job, failure: Failure) -> Failure:
     """The failure as one of the script, where the attempt before failed of the same at the same step; else as it is."""
-    before = job.attempts[-2].failure if len(job.attempts) > 1 else None
-    if before is None or failure.failure_class is not FailureClass.INFRA:
-        return failure
     mark = _mark(failure.cause)
-    if mark is None or (failure.step is None and mark[1] is not Problem.PORT_IN_USE):
+    if mark is None or failure.failure_class is not FailureClass.INFRA:
         return failure
-    if (before.step, before.rank) != (failure.step, failure.rank) or _mark(before.cause) != mark:
+    times = 2 if failure.step is None and mark[1] is not Problem.PORT_IN_USE else 1
+    before = [attempt.failure for attempt in job.attempts[-1 - times : -1]]
+    same = [
+        (one.step, one.rank, _mark(one.cause)) == (failure.step, failure.rank, mark)
+        for one in before
+        if one is not None
+    ]
+    if len(same) < times or not all(same):
         return failure
     cause = RepeatedCrash(rank=failure.rank, crash=failure.cause, step=failure.step)
     return replace(failure, failure_class=FailureClass.USER, cause=cause)

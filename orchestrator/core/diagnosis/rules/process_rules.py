@@ -53,7 +53,7 @@ def _awaited(job: JobFigures) -> Iterator[Suspicion]:
 
 def _starved(job: JobFigures) -> Iterator[Suspicion]:
     """Training threads that wait for the world outside while steps are made, and whose script does not say for what."""
-    if not job.reports or any(rank.data_seconds is not None for rank in job.ranks) or job.newest.stall is not None:
+    if not job.reports or any(rank.data_seconds is not None for rank in job.ranks):
         return
     closes = d.DEFINITIONS[f.InputStarved].closes_at
     shares = {

@@ -460,6 +460,16 @@ class TestRepeatedCrash:
         assert not decide_retry(job_with({}, crash), found, NOW).retry
 
     @pytest.mark.parametrize(
+        ("signals", "failure_class"), [((11, 11, 11), USER), ((6, 11, 11), INFRA), ((11, 11), INFRA)]
+    )
+    def test_before_the_first_step_it_takes_a_third_time(self, signals: tuple[int, ...], failure_class: Any) -> None:
+        *before, now = ({"signal": signal} for signal in signals)
+        job = job_with({}, now)
+        attempts = [replace(job.attempts[-1], failure=verdict(job_with({}, crash)).failure) for crash in before]
+        found = verdict(changed(job, attempts=(*attempts, job.attempts[-1]))).failure
+        assert found.failure_class is failure_class
+
+    @pytest.mark.parametrize(
         ("before", "now"),
         [
             ({"signal": 11, "last_step": 40}, {"signal": 11, "last_step": 41}),
