@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import contenders
+from orchestrator.api.errors import OrchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -94,7 +95,8 @@ def measure(orch: contenders.Orch, fault: Fault) -> dict[str, Any]:
             for pid in _pids(orch, job_id):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGCONT)
-            orch.client.cancel(job_id)
+            with contextlib.suppress(OrchError):  # it has ended
+                orch.client.cancel(job_id)
             orch.client.wait(job_id, timeout_seconds=LIMIT_SECONDS)
 
 
@@ -179,7 +181,7 @@ def _found(orch: contenders.Orch, job_id: str, fault: Fault, begun: float) -> di
     while not (events := opened()) and time.monotonic() < deadline:
         time.sleep(0.5)
     if not events:
-        return _row(fault, None, None, None, "", "")
+        return _row(fault, None, None, None, "; ".join(event.summary for event in orch.client.events(job_id)[-3:]), "")
     fact = events[0].body["finding"]
     view = next((one for one in orch.client.job(job_id).findings if one.kind == fact["kind"]), None)
     said, advice = (view.sentence, view.advice) if view is not None else (events[0].summary, "")
@@ -228,6 +230,14 @@ def section(result: Mapping[str, Any]) -> str:
     return f"{right} of {len(result['faults'])} were named rightly.{load}\n\n" + "\n".join(rows) + "\n"
 
 
+def _with_others(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, and those of the same day's result for faults that were not measured now."""
+    measured = {one["fault"]: one for one in rows}
+    before = json.loads(path.read_text(encoding="utf-8"))["faults"] if path.exists() else []
+    known = {one["fault"]: one for one in before} | measured
+    return [known[fault.name] for fault in FAULTS if fault.name in known]
+
+
 def main() -> None:
     """Measure, and print or store."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -247,6 +257,7 @@ def main() -> None:
     if options.write:
         today = dt.datetime.now(tz=dt.UTC).date()
         path = ROOT / "benchmarks" / "results" / f"{today}-insight_live.json"
+        result["faults"] = _with_others(path, rows)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         text = DOCUMENT.read_text(encoding="utf-8")
         DOCUMENT.write_text(MARKS.sub(lambda m: m[1] + section(result) + m[3], text), encoding="utf-8")
