@@ -242,9 +242,9 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
 
 def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
     settings, log, spawn = ground.settings, ground.log, ground.background.spawn
-    hangs = HangWatch(jobs=_live(loop), looker=runtime.calls, command=loop.command, log=log)
+    hangs = HangWatch(jobs=live_jobs(loop), looker=runtime.calls, command=loop.command, log=log)
     senses = senses_of(nodes.gpus, ground.book, hangs, runtime.exporters, runtime.calls)
-    findings = FindingWatch(senses, jobs=_live(loop), post=loop.post, log=log)
+    findings = FindingWatch(senses, jobs=live_jobs(loop), post=loop.post, log=log)
     intake = ProgressIntake(
         ground.book,
         settings.paths,
