@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from orchestrator.core.diagnosis.straggler import Pace
+    from orchestrator.core.diagnosis.pace import Pace
 
 TAIL_BYTES: Final = 64 * 1024  # several of the longest lines
 MOST_BYTES: Final = (

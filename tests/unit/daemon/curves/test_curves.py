@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.api.curve_views import ChartView, CurveQuery, CurvesView
-from orchestrator.core.diagnosis.straggler import Pace
+from orchestrator.core.diagnosis.pace import Pace
 from orchestrator.core.ids import JobId
 from orchestrator.daemon.curves import progress_rows, telemetry_rows
 from orchestrator.daemon.curves.desk import MOST_BYTES, CurveDesk, gpu_history, job_curves
