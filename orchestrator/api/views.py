@@ -167,6 +167,7 @@ class JobView(View):
     ``placement_strategy``. ``attempts`` are the last ten, ``attempt`` is the number of the newest; `orch events` has all.
     ``job_id`` is ``id`` again, under the name that every other answer has for it. ``version`` grows with every change of its state. ``fact`` is what ``reason`` says, for programs: an object with a ``kind``.
     ``findings`` are open now, the gravest first. ``stall`` says for how long a running job has made no step, and what its ranks are at.
+    ``report`` is the page that was written when the job ended; lists of jobs leave it out.
     """
 
     id: str
@@ -200,6 +201,7 @@ class JobView(View):
     labels: dict[str, str] = field(default_factory=dict)
     log_dir: str = ""
     outputs_dir: str = ""
+    report: str = ""
     balance: dict[str, Any] | None = None
     findings: tuple[FindingView, ...] = ()
     stall: str = ""

@@ -20,6 +20,7 @@ from orchestrator.daemon.gpus.table import GpuTable
 from orchestrator.daemon.gpus.watch import GpuWatch
 from orchestrator.daemon.health import DaemonHealth, Endpoints
 from orchestrator.daemon.jobs.hangs import HangWatch
+from orchestrator.daemon.jobs.job_reports import JobReports
 from orchestrator.daemon.jobs.prerequisites import still_needed
 from orchestrator.daemon.jobs.progress import ProgressBook
 from orchestrator.daemon.jobs.progress_intake import ProgressIntake
@@ -262,6 +263,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
         idle_workers=IdleWorkers(runtime.cluster.warm, spawn),
         intake=intake,
         tidying=tidying,
+        reports=JobReports(ground.store, settings.paths, log),
         watchers=(ground.metering.observe, lambda _, event: nodes.gpus.observe(event), nodes.health.observe),
         spawn=spawn,
     )
@@ -318,6 +320,7 @@ def _daemon(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jo
         "trust": nodes.health.run,
         "hangs": jobs.hangs.run,
         "findings": jobs.findings.run,
+        "reports": jobs.observers.reports.run,
     }
 
     def close() -> None:

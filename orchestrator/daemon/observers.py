@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Event
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.changes import Changes
+    from orchestrator.daemon.jobs.job_reports import JobReports
     from orchestrator.daemon.jobs.progress_intake import ProgressIntake
     from orchestrator.daemon.jobs.tidying import Tidying
     from orchestrator.daemon.nodes.idle_workers import IdleWorkers
@@ -27,6 +28,7 @@ class JobObservers:
         idle_workers: IdleWorkers,
         intake: ProgressIntake,
         tidying: Tidying,
+        reports: JobReports,
         watchers: Sequence[Callable[[Job, Event], None]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
@@ -35,6 +37,7 @@ class JobObservers:
         self._idle_workers = idle_workers
         self._intake = intake
         self._tidying = tidying
+        self.reports = reports
         self._watchers = watchers
         self._spawn = spawn
 
@@ -56,3 +59,4 @@ class JobObservers:
         self._intake.ended(job.id)
         self._tidying.drop_secrets(job.id)
         self._spawn(self._tidying.after([job.id]))
+        self.reports.ended(job)

@@ -6,7 +6,7 @@
     home/blobs/sha256/ab/abcd…  snapshots of working directories, by digest
     home/run/                   orch.sock, daemon.lock, daemon.json, daemon.log, failure.json, token
     home/ray/                   the embedded Ray's own files
-    home/jobs/ID/               work/ modules/ logs/ checkpoints/ exits/ outputs/ metrics.jsonl secrets
+    home/jobs/ID/               work/ modules/ logs/ checkpoints/ exits/ outputs/ telemetry/ report/ metrics.jsonl secrets
 
 Names only: nothing here creates, reads or removes a file. Standard library only: the command line imports it.
 """
@@ -165,6 +165,14 @@ class Paths:
     def metrics(self, job_id: str) -> Path:
         """The job's reported metrics, a JSON object a line, appended."""
         return self.job(job_id) / "metrics.jsonl"
+
+    def telemetry(self, job_id: str) -> Path:
+        """The directory of what the exporters recorded of the job's GPUs."""
+        return self.job(job_id) / "telemetry"
+
+    def report(self, job_id: str) -> Path:
+        """The directory of the report that is written when the job has ended."""
+        return self.job(job_id) / "report"
 
     def secrets(self, job_id: str) -> Path:
         """The values of the job's secrets, mode 0600, removed at its end."""

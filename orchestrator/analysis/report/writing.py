@@ -12,6 +12,7 @@ from orchestrator.analysis.plots import gpus as gpu_plots
 from orchestrator.analysis.plots import runs as run_plots
 from orchestrator.analysis.plots.style import PlotError
 from orchestrator.analysis.report.as_json import plain
+from orchestrator.analysis.report.names import FIGURES, PAGE
 from orchestrator.analysis.report.page import page
 from orchestrator.analysis.report.text import summary_text
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.analysis.reading.series import Run
-
-PAGE = "report.html"
-FIGURES = "report.json"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -71,6 +71,7 @@ def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
         ("works in", clean(job.working_dir)),
         ("logs", clean(job.log_dir)),
         ("outputs", clean(job.outputs_dir)),
+        ("report", clean(job.report)),
     ]
 
 

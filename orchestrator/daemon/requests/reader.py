@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from orchestrator.analysis.report.names import PAGE as PAGE_FILE
 from orchestrator.api.errors import AmbiguousReferenceError, BadRequestError, NoSuchJobError, Problem, RefusedError
 from orchestrator.api.protocol import PAGE
 from orchestrator.checkpoint.errors import CheckpointError
@@ -84,7 +86,12 @@ class JobReader:
         """One job. Raises NoSuchJobError."""
         job = await self.record(job_id)
         await self._progress.recall([job])
-        return self._view(job)
+        return replace(self._view(job), report=self._report(job))
+
+    def _report(self, job: Job) -> str:
+        """The page of the job's report; empty while there is none."""
+        page = self._paths.report(job.id) / PAGE_FILE
+        return str(page) if job.state.is_terminal and page.is_file() else ""
 
     def _view(self, job: Job) -> v.JobView:
         """A job that has reported nothing looks as it did, until its record or what it waits for is another."""

@@ -1,0 +1,75 @@
+"""Writes the report of one job in a process of its own: ``python -m orchestrator.analysis.report.process JOB_DIRECTORY``.
+
+The job wrote much of what is read here. A record that crashes the reader, fills the memory or never ends costs this process,
+which is bounded and yields to everything else, and not the daemon that started it. The report appears whole, by a rename.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+from orchestrator.analysis.report.names import REPORT
+
+DRAFT: Final = "report.draft-"
+MEMORY_BYTES: Final = 4 << 30
+CPU_SECONDS: Final = 600
+FILE_BYTES: Final = 256 << 20
+EXIT_FAILED: Final = 1
+
+
+def write_job_report(job: Path) -> int:
+    """Write ``report`` in a job's directory; the exit code. What was there before stays."""
+    from orchestrator.analysis.reading.sources import SourceError, read_run
+    from orchestrator.analysis.report.writing import write_report
+
+    remove_drafts(job)
+    if (job / REPORT).exists():
+        return 0
+    draft = job / f"{DRAFT}{os.getpid()}"
+    try:
+        run = read_run(job)
+        draft.mkdir()  # without its parents: a job that is being removed gets no report
+        write_report([run], draft)
+        if not (job / REPORT).exists():  # the writer of an earlier daemon may have been quicker
+            draft.rename(job / REPORT)
+    except (SourceError, OSError) as error:
+        print(f"the report cannot be written: {error}", file=sys.stderr)  # noqa: T201 - for the daemon's log
+        return EXIT_FAILED
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return 0
+
+
+def remove_drafts(job: Path) -> None:
+    """Remove what killed writers left; not the draft of one that lives."""
+    for leftover in job.glob(f"{DRAFT}*"):
+        owner = leftover.name.removeprefix(DRAFT)
+        if owner.isdecimal() and len(owner) < 12 and Path("/proc", owner).exists():
+            continue
+        if leftover.is_symlink() or not leftover.is_dir():
+            leftover.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _yield_and_bound() -> None:
+    os.nice(19)
+    for limit, value in (
+        (resource.RLIMIT_AS, MEMORY_BYTES),
+        (resource.RLIMIT_CPU, CPU_SECONDS),
+        (resource.RLIMIT_FSIZE, FILE_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (bound, bound))
+
+
+if __name__ == "__main__":
+    _yield_and_bound()
+    sys.exit(write_job_report(Path(sys.argv[1])))

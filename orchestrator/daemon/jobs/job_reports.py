@@ -1,0 +1,140 @@
+"""Has a report written of each job that ends, one after the other, in processes that yield to everything else.
+
+What a job left unreported when the daemon ended, the next daemon does: jobs that ended in the last day and have no report.
+A report that cannot be written is logged and never tried again by the same daemon; nothing else depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.states import JobState
+from orchestrator.store.port import JobFilter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job.record import Job
+    from orchestrator.spec.paths import Paths
+    from orchestrator.store.port import Store
+
+WRITER: Final = (sys.executable, "-m", "orchestrator.analysis.report.process")
+PATIENCE_SECONDS: Final = 1800.0
+CAUGHT_UP_SECONDS: Final = 86400.0
+MOST_CAUGHT_UP: Final = 200
+MOST_TOLD: Final = 500
+TERMINAL: Final = frozenset(state.value for state in JobState if state.is_terminal)
+THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+
+
+class JobReports:
+    """``writer`` is the command that gets a job's directory as its last argument; it is killed after ``patience`` seconds."""
+
+    def __init__(
+        self,
+        store: Store,
+        paths: Paths,
+        log: FilteringBoundLogger,
+        *,
+        writer: Sequence[str] = WRITER,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._store = store
+        self._paths = paths
+        self._log = log
+        self._writer = tuple(writer)
+        self._patience = patience
+        self._waiting: dict[JobId, None] = {}
+        self._wake = asyncio.Event()
+
+    def ended(self, job: Job) -> None:
+        """A job ended: it gets a report, unless it asked for none."""
+        if job.spec.report:
+            self._waiting[job.id] = None
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Write reports until cancelled. No failure of one is a failure of the daemon."""
+        try:
+            await self._catch_up()
+        except Exception as error:
+            self._log.warning("reports.not_caught_up", error=str(error))
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                job_id = next(iter(self._waiting))
+                del self._waiting[job_id]
+                try:
+                    await self._write(job_id)
+                except Exception as error:
+                    self._log.warning("report.not_written", job=job_id, error=str(error))
+
+    async def _catch_up(self) -> None:
+        """Take on the jobs that ended lately and have no report."""
+        ended = await self._store.jobs(JobFilter(states=TERMINAL, limit=MOST_CAUGHT_UP))
+        since = time.time() - CAUGHT_UP_SECONDS
+        for job in reversed(ended):
+            if job.ended_at is not None and job.ended_at >= since:
+                self.ended(job)
+
+    async def _write(self, job_id: JobId) -> None:
+        if not await asyncio.to_thread(_to_be_written, self._paths, job_id):
+            return
+        process = await asyncio.create_subprocess_exec(
+            *self._writer,
+            str(self._paths.job(job_id)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **THREADS},
+            cwd="/",
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(self._patience):
+                said = await _last_bytes(process.stderr)
+                code = await process.wait()
+        finally:  # a daemon that ends does not leave its writer behind; the next one begins the report again
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if code == 0:
+            self._log.info("report.written", job=job_id)
+        else:
+            text = said.decode(errors="replace").strip().splitlines()[-1:]
+            self._log.warning("report.not_written", job=job_id, exit_code=code, error="".join(text))
+
+
+async def _last_bytes(stream: asyncio.StreamReader | None) -> bytes:
+    """The end of what a process says, read to its end and not kept."""
+    said = b""
+    while stream is not None and (more := await stream.read(65536)):
+        said = (said + more)[-MOST_TOLD:]
+    return said
+
+
+def _to_be_written(paths: Paths, job_id: JobId) -> bool:
+    """Whether there is something to report and no report yet; a process for each job of a thousand tiny ones costs too much."""
+    if paths.report(job_id).exists():
+        return False
+    return _holds(paths.metrics(job_id)) or any(
+        _holds(path) for path in paths.telemetry(job_id).glob("telemetry-*.csv")
+    )
+
+
+def _holds(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
