@@ -52,7 +52,7 @@ def block_length(values: Floats) -> int | None:
     centred = values - values.mean()
     variance = float(centred @ centred)
     if variance <= (1e-9 * float(abs(values).max())) ** 2 * count:
-        return 1
+        return max(1, math.ceil(count / MOST_BLOCKS))
     nearest = float(centred[1:] @ centred[:-1]) / variance
     # The estimate is too low for short series, by about (1 + 4 r) / n (Kendall 1954).
     nearest = min(0.99, max(0.0, nearest + (1.0 + 4.0 * nearest) / count))

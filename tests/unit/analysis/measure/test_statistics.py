@@ -80,6 +80,14 @@ def test_no_interval_where_the_data_do_not_give_one() -> None:
     assert exact.excludes_zero
 
 
+def test_a_long_series_takes_no_more_blocks_than_a_short_one() -> None:
+    """A constant step time over a day: a block for each value would be billions of places."""
+    for values in (np.full(86400, 0.1), np.random.default_rng(2).normal(size=86400)):
+        length = block_length(values)
+        assert length is not None
+        assert len(values) / length <= 200
+
+
 def test_the_same_data_give_the_same_interval() -> None:
     values = np.random.default_rng(1).normal(size=100)
     assert mean_interval(values) == mean_interval(values)
