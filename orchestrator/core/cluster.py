@@ -74,6 +74,10 @@ class Free:
             shares={_OTHERS: part} if part > _EPSILON else {},
         )
 
+    def copy(self) -> Free:
+        """The same, to be changed apart."""
+        return Free(self.cpus, self.idle_gpus, self.memory_bytes, self.shares.copy())
+
     @property
     def gpus(self) -> float:
         """GPUs in all, shares of them included."""

@@ -19,6 +19,7 @@ from orchestrator.core.events import JobNoted
 from orchestrator.core.facts.notes import DroppedFact, RecordRepaired
 from orchestrator.core.lifecycle.effects import desired_effect
 from orchestrator.core.lifecycle.fold import change_of
+from orchestrator.core.scheduler.live import LiveJobs, Reasons
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.sentences import sentence
 from orchestrator.daemon.jobs.prerequisites import PrerequisiteEnds, prerequisite_states
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import Event
-    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.core.lifecycle.fold import Change
@@ -77,8 +77,8 @@ class _Inbox:
 class Loop:
     """Folds, decides and writes. ``on_change`` is told each job whose record changed; ``on_end`` those that became terminal.
 
-    ``jobs`` are the live jobs as they are written, for readers. ``decided`` are the same with what
-    the round under way has decided: what a command's new facts must follow from. ``shares`` has the queues, and what was used.
+    ``jobs`` are the live jobs as they are written, for readers; ``begun`` those of them that have had an attempt. ``decided`` are
+    the same with what the round under way has decided: what a command's new facts must follow from. ``shares`` has the queues, and what was used.
     """
 
     def __init__(
@@ -107,9 +107,10 @@ class Loop:
         self._on_write_failed = on_write_failed
         self._log = log
         self.jobs: dict[JobId, Job] = {}
-        self.decided: dict[JobId, Job] = {}
+        self.begun: dict[JobId, Job] = {}
+        self.decided = LiveJobs()
         self.nodes: dict[str, Node] = {}
-        self.waiting: dict[JobId, Fact] = {}
+        self.waiting = Reasons()
         self.shares = ShareBook() if shares is None else shares
         self._ends = PrerequisiteEnds()
         self.blocked_by_disk: str | None = None
@@ -119,7 +120,8 @@ class Loop:
         """Read every live job; what was under way is ordered again by the first round."""
         stored = await self._store.load_live()
         self.jobs = {job.id: replace(job, unusable=()) if job.unusable else job for job in stored}
-        self.decided = dict(self.jobs)
+        self.begun = {job.id: job for job in self.jobs.values() if job.attempts}
+        self.decided = LiveJobs(self.jobs.values())
         for name in await self.shares.load(self._store, stored, self.now()):
             self._log.warning("queue.change_does_not_fit_the_settings", queue=name)
         for job in stored:
@@ -180,7 +182,6 @@ class Loop:
     async def step(self) -> float | None:
         """One round; when the next is due though nothing wakes it, as wall time. ``run`` does this until it is cancelled."""
         inbox, commands = self._inbox.take()
-        before = dict(self.decided)
         batch: list[Change] = []
         for number, event in enumerate(inbox, 1):
             self._take(event, batch)
@@ -199,14 +200,14 @@ class Loop:
         if batch:
             await self._write(batch)
             for number, change in enumerate(batch, 1):
-                self.jobs[change.after.id] = change.after
+                self._publish(change.after)
                 self._observe(change.after, change.event)
                 if number % FACTS_AT_ONCE == 0:
                     await asyncio.sleep(0)
         for done in answered:
             if not done.done():
                 done.set_result(None)
-        self._tell(before)
+        self._tell(batch)
         return wake_at
 
     def _take(self, event: Event, batch: list[Change]) -> None:
@@ -258,13 +259,15 @@ class Loop:
         raise RuntimeError(f"decisions do not settle; the last were {[change.event.kind for change in batch[-5:]]}")
 
     def _state(self) -> State:
-        live, ended = {}, dict(self._ends.known)
-        for job_id, job in self.decided.items():
-            if job.state.is_terminal:
-                ended[job_id] = job.state
-            else:
-                live[job_id] = job
-        return State(jobs=live, nodes=self.nodes, ended=ended, sharing=self.shares.sharing, past=self.shares.past)
+        shares = self.shares
+        return State(
+            jobs=self.decided, nodes=self.nodes, ended=self._ends.known, sharing=shares.sharing, past=shares.past
+        )
+
+    def _publish(self, job: Job) -> None:
+        self.jobs[job.id] = job
+        if job.attempts:
+            self.begun[job.id] = job
 
     async def _write(self, batch: list[Change]) -> None:
         """Until it is written: nothing is carried out before. A full disk holds decisions up, never training."""
@@ -283,29 +286,34 @@ class Loop:
                 self.blocked_by_disk = None
                 return
 
-    def _tell(self, before: dict[JobId, Job]) -> None:
+    def _tell(self, batch: Sequence[Change]) -> None:
+        """Publish what a round has written, and order the effects that records require; those under way are ordered again."""
+        before: dict[JobId, Job] = {}
+        for change in batch:
+            before.setdefault(change.after.id, change.before)
+        for job_id, was in before.items():
+            self._log_transition(was, self.jobs[job_id])
+            self._on_change(self.jobs[job_id])
         runtime = self._runtime()
-        for job_id, job in list(self.jobs.items()):
-            changed = before.get(job_id) is not job
-            if changed:
-                self._log_transition(before.get(job_id), job)
-                self._on_change(job)
+        for job_id in {**before, **self.decided.active}:
+            job = self.jobs[job_id]
             if job.state.is_terminal:
                 del self.jobs[job_id], self.decided[job_id]
+                self.begun.pop(job_id, None)
                 self._ends.ended(job)
                 if runtime is not None:
                     runtime.apply(job, None)
                 self._on_end(job)
-            elif runtime is not None and (changed or job.state.may_hold_gang):
+            elif runtime is not None:
                 runtime.apply(job, desired_effect(job))
 
-    def _log_transition(self, before: Job | None, job: Job) -> None:
-        if before is None or before.state is not job.state:
+    def _log_transition(self, before: Job, job: Job) -> None:
+        if before.state is not job.state:
             self._log.info(
                 "job.state",
                 job=job.id,
                 attempt=job.attempt_number,
-                was=before.state.value if before else None,
+                was=before.state.value,
                 now=job.state.value,
                 reason=sentence(job.reason),
             )
@@ -315,7 +323,7 @@ def live_jobs(loop: Loop) -> Callable[[], Collection[Job]]:
     """A function that gives the loop's jobs: it replaces its dictionary when it has read the store."""
 
     def live() -> Collection[Job]:
-        return loop.jobs.values()
+        return loop.begun.values()
 
     return live
 
@@ -324,6 +332,6 @@ def decided_jobs(loop: Loop) -> Callable[[], Collection[Job]]:
     """The same for the jobs as the last decision left them."""
 
     def decided() -> Collection[Job]:
-        return loop.decided.values()
+        return loop.decided.active.values()
 
     return decided

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 from orchestrator.store.paging import every_record
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Recovery:
-    """``history`` are told every event of the live jobs, with the record after it."""
+    """``history`` are told every event of the live jobs that have had an attempt, with the record after it."""
 
     def __init__(
         self,
@@ -48,7 +49,8 @@ class Recovery:
         await self._tidying.at_start()
         await self._intake.resume()
         self._trust.restore(await self._store.places())
-        for job_id in list(self._loop.jobs):
+        gc.freeze()  # a long queue is read once and stays: collections need not walk it again and again
+        for job_id in list(self._loop.begun):
             try:
                 async for record, event in every_record(self._store, job_id):
                     for tell in self._history:

@@ -71,7 +71,7 @@ class Shutdown:
 
     def holding(self) -> tuple[JobId, ...]:
         """The jobs that have a gang."""
-        return tuple(j.id for j in self._loop.decided.values() if j.gang_open)
+        return tuple(j.id for j in self._loop.decided.active.values() if j.gang_open)
 
     def begin(self, *, stop_jobs: bool, by: str) -> v.ShutdownReply:
         """Answer what will happen, then stop. Once that has begun, a second request changes nothing about it."""

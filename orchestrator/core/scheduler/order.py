@@ -21,63 +21,46 @@ of these starts, and its own, takes at most D. The same holds then for the next 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heapreplace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from orchestrator.core.scheduler.lanes import Cursor, arrival, groups_of, kind_of, lane_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.lanes import Kind, Lane, Line
     from orchestrator.core.scheduler.shares import PathKey, Shares
 
 _Key = tuple["PathKey", int, float]
 
 
-class Lane(NamedTuple):
-    """Jobs that only their arrival tells apart; ``queue`` as their job.yaml names it."""
-
-    queue: str
-    user: str
-    priority: int
-
-
-def lanes_of(jobs: Iterable[Job]) -> dict[Lane, list[Job]]:
-    """The lanes of waiting jobs, each in order of arrival."""
-    lanes: dict[Lane, list[Job]] = {}
-    for job in jobs:
-        submission = job.submission
-        lanes.setdefault(Lane(submission.spec.queue, submission.user, job.priority), []).append(job)
-    for lane in lanes.values():
-        lane.sort(key=_arrival)
-    return lanes
-
-
-def _arrival(job: Job) -> int:
-    return job.submission.sequence
-
-
 class WaitingOrder:
     """Iterates over waiting jobs. ``shares`` change while it does: the order goes on from what they are then.
 
-    ``started`` says when a lane's jobs last started. ``resized`` are the jobs that were stopped only to be resized. They come first, not to lose what they had, and are in no lane.
+    ``others`` wait beside those of the ``lines``. ``started`` says when a lane's jobs last started. ``resized`` are the jobs that
+    were stopped only to be resized. They come first, not to lose what they had, and are in no lane.
     """
 
     def __init__(
         self,
-        lanes: Mapping[Lane, Sequence[Job]],
+        lines: Mapping[Lane, Line],
         started: Mapping[tuple[str, str, int], float],
         shares: Shares,
         now: float,
         *,
+        others: Iterable[Job] = (),
         resized: Sequence[Job] = (),
     ) -> None:
-        self._lanes = lanes
+        self._lanes = groups_of(lines, others)
         self._resized = resized
         self._started = started
         self._shares = shares
         self._now = now
+        self._passed: set[tuple[Lane, Kind]] = set()
 
     def __iter__(self) -> Iterator[Job]:
-        yield from sorted(self._resized, key=lambda job: (-job.priority, _arrival(job)))
+        yield from sorted(self._resized, key=lambda job: (-job.priority, arrival(job)))
         told = set()
         for job in self._overdue():
             told.add(job.id)
@@ -86,8 +69,9 @@ class WaitingOrder:
             if not told or job.id not in told:
                 yield job
 
-    def __len__(self) -> int:
-        return len(self._resized) + sum(map(len, self._lanes.values()))
+    def pass_over(self, job: Job) -> None:
+        """Offer no more jobs of the lane and kind of this one, which was just offered."""
+        self._passed.add((lane_of(job), kind_of(job)))
 
     def queues(self) -> set[str]:
         """The queues in which jobs wait, as their job.yaml names them."""
@@ -103,8 +87,9 @@ class WaitingOrder:
     def _heads(self) -> list[tuple[float, Job]]:
         """The first job of each lane that may start now, and since when none of its lane has."""
         heads = []
-        for lane, jobs in self._lanes.items():
-            job = next((j for j in jobs if j.not_before <= self._now), None)
+        for lane, groups in self._lanes.items():
+            firsts = [next((j for j in jobs if j.not_before <= self._now), None) for _, jobs in groups]
+            job = min((first for first in firsts if first is not None), key=arrival, default=None)
             if job is not None:
                 heads.append((max(job.submission.submitted_at, self._started.get(lane, 0.0)), job))
         return heads
@@ -113,39 +98,39 @@ class WaitingOrder:
         latest = self._now - self._shares.sharing.ageing
         if len(self._lanes) < 2:
             return []
-        found = [(since, _arrival(job), job) for since, job in self._heads() if since <= latest]
+        found = [(since, arrival(job), job) for since, job in self._heads() if since <= latest]
         return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
 
     def _by_share(self) -> Iterator[Job]:
-        lanes = list(self._lanes.values())
-        if len(lanes) == 1:
-            yield from lanes[0]
-            return
         names = list(self._lanes)
-        places = [0] * len(lanes)
+        cursors = [Cursor(groups) for groups in self._lanes.values()]
         version = self._shares.version
-        seen = [version] * len(lanes)
-        heap = [(self._key(name), _arrival(lanes[number][0]), number) for number, name in enumerate(names)]
+        seen = [version] * len(names)
+        alone = len(names) == 1
+        heap = [(((), 0, 0.0) if alone else self._key(n), cursors[i].at, i) for i, n in enumerate(names)]
         heapify(heap)
         while heap:
-            key, arrival, number = heap[0]
+            key, at, number = heap[0]
             version = self._shares.version
-            if (
-                seen[number] != version
-            ):  # within a round shares only grow: a key that is old is too small, never too large
+            if not alone and seen[number] != version:
+                # within a round shares only grow: a key that is old is too small, never too large
                 seen[number] = version
                 fresh = self._key(names[number])
                 if fresh != key:
-                    heapreplace(heap, (fresh, arrival, number))
+                    heapreplace(heap, (fresh, at, number))
                     continue
-            lane = lanes[number]
-            job = lane[places[number]]
-            places[number] += 1
-            if places[number] < len(lane):
-                heapreplace(heap, (key, _arrival(lane[places[number]]), number))
+            cursor = cursors[number]
+            kind = cursor.kind
+            if kind is not None and (names[number], kind) in self._passed:
+                cursor.skip()
+            else:
+                job = cursor.job
+                cursor.forward()
+                yield job
+            if cursor:
+                heapreplace(heap, (key, cursor.at, number))
             else:
                 heappop(heap)
-            yield job
 
     def _key(self, lane: Lane) -> _Key:
         queue = lane.queue if self._shares.tree.configured else ""

@@ -36,7 +36,7 @@ class Room(NamedTuple):
 
 def make_room(job: Job, jobs: Collection[Job], nodes: Mapping[str, Node], now: float, rule: Reclaim) -> Room:
     """Who has to stop for ``job``, which does not fit beside all of ``jobs``; ``rule`` says who gives way to it."""
-    stopping = tuple(other for other in jobs if _stops(other))
+    stopping = tuple(sorted(filter(_stops, jobs), key=lambda other: other.submission.sequence))
     if not stopping and not any(_gives_way(other, rule) for other in jobs):
         return Room()  # before what is free is counted anew: most often no job may be preempted
     staying = [other for other in jobs if other.gang_open and not _ends(other)]

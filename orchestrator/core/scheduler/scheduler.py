@@ -18,29 +18,34 @@ from orchestrator.core.facts.requesters import ByGrowth, ByPreemption
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
 from orchestrator.core.scheduler import elastic
-from orchestrator.core.scheduler.order import WaitingOrder, lanes_of
-from orchestrator.core.scheduler.placement import claim, could_ever_fit, free_on, rank_size, take
+from orchestrator.core.scheduler.lanes import kind_of, lane_of
+from orchestrator.core.scheduler.live import LiveJobs, Reasons
+from orchestrator.core.scheduler.order import WaitingOrder
+from orchestrator.core.scheduler.placement import claim, could_ever_fit, rank_size, take
 from orchestrator.core.scheduler.preemption import make_room
 from orchestrator.core.scheduler.prerequisites import hindrance
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.reclaim import Reclaim
 from orchestrator.core.scheduler.shares import Shares
-from orchestrator.core.scheduler.skips import Skips, shape_of
+from orchestrator.core.scheduler.skips import Skips
 from orchestrator.core.scheduler.use import PastUse
 from orchestrator.core.states import JobState, StopPurpose
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from orchestrator.core.cluster import Free, Node
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.lanes import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """What a decision looks at: every live (not terminal) job, the nodes, and how jobs ended that live ones depend on.
+
+    ``LiveJobs`` that are kept from decision to decision make one cost what has changed; any other mapping is indexed anew each time.
 
     In ``ended``, None stands for a job whose record is gone. ``sharing`` are the queues and limits, ``past`` what was used.
     """
@@ -59,7 +64,7 @@ class Commands:
     events: list[ev.Event] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     wake_at: float | None = None
-    waiting: dict[JobId, Fact] = field(default_factory=dict)
+    waiting: Reasons = field(default_factory=Reasons)
 
     def ask_again(self, at: float | None) -> None:
         """Ask again no later than ``at``."""
@@ -68,15 +73,24 @@ class Commands:
 
 
 def decide(state: State, now: float) -> Commands:
-    """What follows from ``state`` at wall time ``now``. After its events are folded, ask again until there are none."""
-    commands = Commands()
-    for job in state.jobs.values():
-        if job.state.may_hold_gang:
-            _advance(job, now, commands)
-        elif job.submission.prerequisites:
-            _await_prerequisites(job, state, now, commands)
-    _schedule(state, now, commands)
+    """What follows from ``state`` at wall time ``now``. After its events are folded, ask again until there are none.
+
+    Effects are those of jobs whose records have changed since the last decision with the same ``LiveJobs``.
+    """
+    jobs = indexed(state.jobs)
+    commands = Commands(waiting=Reasons(jobs))
+    for job in jobs.to_advance(now):
+        _advance(job, jobs, now, commands)
+    commands.ask_again(jobs.next_due())
+    for job in jobs.conditional.values():
+        _await_prerequisites(job, state, now, commands)
+    _schedule(jobs, state, now, commands)
     return commands
+
+
+def indexed(jobs: Mapping[JobId, Job]) -> LiveJobs:
+    """The jobs as decisions look at them."""
+    return jobs if isinstance(jobs, LiveJobs) else LiveJobs(jobs.values())
 
 
 def queue_order(job: Job) -> tuple[int, int]:
@@ -84,13 +98,15 @@ def queue_order(job: Job) -> tuple[int, int]:
     return (-job.priority, job.submission.sequence)
 
 
-def _advance(job: Job, now: float, commands: Commands) -> None:
+def _advance(job: Job, jobs: LiveJobs, now: float, commands: Commands) -> None:
     events, wake_at = advance(job, now)
     if wake_at is not None:
         commands.ask_again(wake_at)
     if events:
         commands.events += events
-    elif (effect := desired_effect(job)) is not None:
+        return
+    jobs.seen(job, wake_at)
+    if (effect := desired_effect(job)) is not None:
         commands.effects.append(effect)
 
 
@@ -109,7 +125,7 @@ class Round:
 
     ``shares`` count what holding jobs have, and follow what the round places; ``waiting`` are the queues of waiting jobs.
     ``free`` is what is left when the round is over. ``brief``: reasons are wanted only of the first jobs that wait, so
-    the round ends when no GPU is left.
+    the round ends when no GPU is left. ``fits_ever`` says whether a gang of a kind could fit if nothing else ran.
     """
 
     queue: Iterable[Job]
@@ -119,36 +135,50 @@ class Round:
     shares: Shares
     waiting: Collection[str] = ()
     brief: bool = False
+    fits_ever: Callable[[Job, Kind, Mapping[str, Node]], bool] = field(default_factory=lambda: LiveJobs().fits_ever)
 
 
-def _schedule(state: State, now: float, commands: Commands) -> None:
-    holding = [job for job in state.jobs.values() if job.gang_open]
-    free = free_on(state.nodes.values(), holding)
-    shares = Shares.of(state.sharing, state.past, holding, state.nodes, now)
-    queue = _order((j for j in state.jobs.values() if j.id not in commands.waiting), state, shares, now)
-    round_ = Round(queue=queue, holding=holding, free=free, nodes=state.nodes, shares=shares, waiting=queue.queues())
+def _schedule(jobs: LiveJobs, state: State, now: float, commands: Commands) -> None:
+    free = jobs.occupancy.free(state.nodes)
+    shares = _shares(jobs, state, now)
+    queue = _order(jobs, (j for j in jobs.conditional.values() if j.id not in commands.waiting.own), state, shares, now)
+    round_ = Round(
+        queue=queue,
+        holding=jobs.occupancy.jobs.values(),
+        free=free,
+        nodes=state.nodes,
+        shares=shares,
+        waiting=queue.queues(),
+        fits_ever=jobs.fits_ever,
+    )
     schedule(round_, now, commands)
     commands.ask_again(queue.next_overdue())
-    _grow(state, free, shares, now, commands)
+    _grow(jobs, state, free, shares, now, commands)
 
 
-def _order(jobs: Iterable[Job], state: State, shares: Shares, now: float) -> WaitingOrder:
-    ready = [job for job in jobs if wants_gang(job, now)]
-    resized = [job for job in ready if is_resizing(job)]
-    lanes = lanes_of(job for job in ready if not is_resizing(job)) if resized else lanes_of(ready)
-    return WaitingOrder(lanes, state.past.started, shares, now, resized=resized)
+def _order(jobs: LiveJobs, released: Iterable[Job], state: State, shares: Shares, now: float) -> WaitingOrder:
+    """``released`` are the jobs whose conditions are met."""
+    returning = [job for job in jobs.elastic.values() if wants_gang(job, now)]
+    others = [*released, *(job for job in returning if not is_resizing(job))]
+    resized = [job for job in returning if is_resizing(job)]
+    return WaitingOrder(jobs.lines.by_lane, state.past.started, shares, now, others=others, resized=resized)
 
 
 def waiting_order(state: State, now: float) -> list[Job]:
     """The jobs that wait for a gang, in the order in which a decision at ``now`` looks at them before it places any."""
-    shares = shares_of(state, now)
-    return list(_order((j for j in state.jobs.values() if not _hindered(j, state)), state, shares, now))
+    jobs = indexed(state.jobs)
+    released = (job for job in jobs.conditional.values() if not _hindered(job, state))
+    return list(_order(jobs, released, state, _shares(jobs, state, now), now))
 
 
 def shares_of(state: State, now: float) -> Shares:
     """Who holds and has used how much."""
-    holding = [job for job in state.jobs.values() if job.gang_open]
-    return Shares.of(state.sharing, state.past, holding, state.nodes, now)
+    return _shares(indexed(state.jobs), state, now)
+
+
+def _shares(jobs: LiveJobs, state: State, now: float) -> Shares:
+    accounts = jobs.occupancy.accounts(state.sharing.half_life, now)
+    return Shares.of_accounts(state.sharing, state.past, accounts, state.nodes, now)
 
 
 def _hindered(job: Job, state: State) -> bool:
@@ -158,13 +188,14 @@ def _hindered(job: Job, state: State) -> bool:
 def schedule(round_: Round, now: float, commands: Commands) -> None:
     """Start what has room, in the queue's order, and have jobs stopped for the first that finds too little."""
     free, nodes = round_.free, round_.nodes
-    skips = Skips(free, nodes)
+    skips = Skips(free)
     placed: list[tuple[Job, tuple[str, ...], tuple[str | None, ...]]] = []
     head: Job | None = None
     for job in round_.queue:
         found = _try(job, round_, skips, now, commands)
         if found is not None:
             placed.append((job, found, take(job, found, free)))
+            commands.waiting.placed.add(job.id)
             round_.shares.started(job, len(found))
             skips.changed()
             continue
@@ -200,44 +231,61 @@ def _preempt(head: Job | None, round_: Round, now: float, commands: Commands) ->
 
 def _try(job: Job, round_: Round, skips: Skips, now: float, commands: Commands) -> tuple[str, ...] | None:
     """Where the job goes; None, with the reason noted and what it waits for claimed, when it has to wait."""
-    free, nodes = round_.free, round_.nodes
+    nodes = round_.nodes
     if not nodes:
         return None
     if job.not_before > now:
         commands.ask_again(job.not_before)
         commands.waiting[job.id] = BackingOff(seconds=job.not_before - now, cause=job.reason)
         return None
+    kind = kind_of(job)
+    known = commands.waiting.shared.get((lane_of(job), kind))
+    if known is not None:  # it stands apart from its equals because it had a back-off, or conditions
+        commands.waiting[job.id] = known
+        return None
     limit = round_.shares.hindrance(job)
     if limit is not None:  # it claims nothing: what is free is of no use to it
-        commands.waiting[job.id] = limit
+        _pass_over(job, limit, round_, commands)
         return None
-    shape = shape_of(job)
-    full = skips.full(shape)
-    found = None if full else elastic.first_place(job, free, nodes)
+    where = skips.where(kind.shape)
+    full = skips.full(kind.shape)
+    found = None if full else elastic.first_place(job, where, nodes)
     if found is not None:
         return found
-    if not skips.fits_ever(job, shape):
+    if not round_.fits_ever(job, kind, nodes):
         # It claims nothing: what will never be enough for it would be kept from all jobs behind it.
         gpus, cpus = _demand(job)
-        commands.waiting[job.id] = DoesNotFit(gpus=gpus, cpus=cpus)
+        _pass_over(job, DoesNotFit(gpus=gpus, cpus=cpus), round_, commands)
         return None
-    commands.waiting[job.id] = _why_waiting(job, skips)
+    reason = commands.waiting[job.id] = _why_waiting(job, skips)
     if not full:
-        if claim(job, free, nodes):
-            skips.fill(shape)
+        full = claim(job, where, nodes)
         skips.changed()
+    if full:
+        skips.fill(kind.shape)
+        _pass_over(job, reason, round_, commands)
     return None
 
 
-def _grow(state: State, free: Mapping[str, Free], shares: Shares, now: float, commands: Commands) -> None:
+def _pass_over(job: Job, reason: Fact, round_: Round, commands: Commands) -> None:
+    """The job waits, and for the same reason all later ones of its lane and kind: what is free, or within limits, only shrinks."""
+    commands.waiting[job.id] = reason
+    if job.state is JobState.PENDING:
+        commands.waiting.shared[lane_of(job), kind_of(job)] = reason
+        if isinstance(round_.queue, WaitingOrder):
+            round_.queue.pass_over(job)
+
+
+def _grow(
+    jobs: LiveJobs, state: State, free: Mapping[str, Free], shares: Shares, now: float, commands: Commands
+) -> None:
     """Stop elastic jobs that can have more ranks than they do, where this is a good moment for them."""
     busy = {event.job_id for event in commands.events}
-    due = [j for j in state.jobs.values() if j.id not in busy and elastic.growth_due(j, now)]
+    due = [j for j in jobs.elastic.values() if j.id not in busy and elastic.growth_due(j, now)]
     if not due:
         return
-    for job in state.jobs.values():  # those in their back-off delay no job, but no job grows into what they need
-        backs_off = job.state is JobState.PENDING and job.not_before > now
-        if backs_off and could_ever_fit(job, state.nodes):
+    for job in jobs.lines.delayed():  # those in their back-off delay no job, but no job grows into what they need
+        if job.not_before > now and could_ever_fit(job, state.nodes):
             claim(job, free, state.nodes)
     for job in sorted(due, key=queue_order):
         at = elastic.growth_due(job, now)

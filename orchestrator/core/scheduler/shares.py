@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.occupancy import Accounts
     from orchestrator.core.scheduler.queues import Sharing
     from orchestrator.core.scheduler.use import PastUse
 
@@ -79,6 +80,24 @@ class Shares:
             shares._user_jobs[job.submission.user] += 1
             shares._hold(job, len(job.nodes), now if began is None else min(began, now))
         return shares
+
+    @classmethod
+    def of_accounts(
+        cls, sharing: Sharing, past: PastUse, accounts: Accounts, nodes: Mapping[str, Node], now: float
+    ) -> Shares:
+        """The same, from what each account holds."""
+        shares = cls.of(sharing, past, (), nodes, now)
+        shares.hold_all(accounts, 2.0 ** ((accounts.since - now) / sharing.half_life))
+        return shares
+
+    def hold_all(self, accounts: Accounts, weight: float) -> None:
+        """Count what accounts hold; ``weight`` brings what they tell to ``now``."""
+        for account, use in accounts.held.items():
+            self._user_jobs[account.user] += use.gangs
+            self._user_gpus[account.user] += use.held.gpus
+            for balance in self._balances(account.queue if self.tree.configured else "", account.user):
+                balance.held = balance.held.plus(use.held)
+                balance.mean = balance.mean.plus(use.begun, -weight)
 
     def advance(self, now: float) -> None:
         """Time goes on."""

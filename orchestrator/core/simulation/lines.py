@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from orchestrator.core.scheduler.order import Lane, WaitingOrder
+from orchestrator.core.scheduler.lanes import Lines, arrival, lane_of
+from orchestrator.core.scheduler.order import WaitingOrder
 from orchestrator.core.scheduler.shares import Shares
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Waiting:
         self._policy = policy
         self._shares = Shares(sharing, nodes, now)
         self._started: dict[tuple[str, str, int], float] = {}
-        self._lanes: dict[Lane, list[Job]] = {}
+        self._lines = Lines()
         self._queue: list[tuple[Order, int, Job]] = []
         self._count = 0
 
@@ -36,24 +36,21 @@ class Waiting:
         """A job waits, with ``left`` seconds of work."""
         self._count += 1
         if self._policy.order is None:
-            insort(self._lanes.setdefault(_lane(job), []), job, key=_ARRIVAL)
+            self._lines.add(job)
         else:
-            insort(self._queue, (self._policy.order(job, left), _ARRIVAL(job), job))
+            insort(self._queue, (self._policy.order(job, left), arrival(job), job))
 
     def remove(self, job: Job, left: float) -> None:
         """It waits no longer."""
         self._count -= 1
         if self._policy.order is not None:
-            del self._queue[bisect_left(self._queue, (self._policy.order(job, left), _ARRIVAL(job)))]
+            del self._queue[bisect_left(self._queue, (self._policy.order(job, left), arrival(job)))]
             return
-        lane = self._lanes[_lane(job)]
-        del lane[bisect_left(lane, _ARRIVAL(job), key=_ARRIVAL)]
-        if not lane:
-            del self._lanes[_lane(job)]
+        self._lines.remove(job)
 
     def started(self, job: Job, now: float) -> None:
         """A job got its gang; the round that placed it has counted that already."""
-        self._started[_lane(job)] = now
+        self._started[lane_of(job)] = now
 
     def ended(self, job: Job, now: float) -> None:
         """A job let go of its gang."""
@@ -62,19 +59,12 @@ class Waiting:
 
     def queues(self) -> set[str]:
         """The queues in which jobs wait."""
-        return {lane.queue for lane in self._lanes}
+        return {lane.queue for lane in self._lines.by_lane}
 
     def offered(self, now: float) -> tuple[Iterable[Job], Shares]:
         """The jobs in the order in which they are offered, and the shares that the round is to follow."""
         self._shares.advance(now)
         if self._policy.order is None:
-            return WaitingOrder(self._lanes, self._started, self._shares, now), self._shares
+            return WaitingOrder(self._lines.by_lane, self._started, self._shares, now), self._shares
         first = self._queue[:1] if self._policy.first_only else self._queue
         return (job for _, _, job in first), self._shares
-
-
-_ARRIVAL = attrgetter("submission.sequence")
-
-
-def _lane(job: Job) -> Lane:
-    return Lane(job.spec.queue, job.submission.user, job.priority)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.codec import RecordError, from_plain, leave_out, to_plain, use_form
@@ -81,8 +83,14 @@ def _spec_form(spec: JobSpec) -> dict[str, JsonValue]:
 
 
 def _spec_of(form: Any) -> JobSpec:
+    """Equal specs are one object: a long queue is most often made of few of them, and reading one costs more than all else."""
+    return _spec_of_text(json.dumps(form))
+
+
+@lru_cache(_FORMS)
+def _spec_of_text(text: str) -> JobSpec:
     try:
-        return from_dict(form)
+        return from_dict(json.loads(text))
     except SpecError as error:
         raise RecordError(str(error)) from error
 

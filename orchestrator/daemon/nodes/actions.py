@@ -79,7 +79,7 @@ class NodeActions:
             raise DiskFullError(f"{verb} holds for now, but could not be written: {error}") from error
 
     async def _drain(self, node: Node, by: str) -> tuple[JobId, ...]:
-        moved = tuple(j.id for j in self._loop.decided.values() if j.gang_open and node.id in j.nodes)
+        moved = tuple(j.id for j in self._loop.decided.active.values() if j.gang_open and node.id in j.nodes)
         for job_id in moved:
             await self._loop.command(lambda job_id=job_id: self._move_away(job_id, by))  # type: ignore[misc]  # mypy cannot infer a default's type
         return moved

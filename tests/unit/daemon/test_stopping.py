@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from orchestrator.api.errors import DaemonStoppingError
+from orchestrator.core.scheduler.live import LiveJobs
 from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.stopping import Shutdown, StopRequest
 from tests.unit.core.builders import running
@@ -28,7 +29,7 @@ def test_the_answer_names_jobs_with_a_gang_and_the_stop_follows() -> None:
     async def run() -> None:
         rounds, stop = Rounds(), StopRequest()
         job = running()
-        rounds.loop.decided = {job.id: job}
+        rounds.loop.decided = LiveJobs([job])
         leaving = Shutdown(StopRequest(), rounds.loop, Changes(0), lambda: False, LOG)
         assert leaving.begin(stop_jobs=False, by="ada").running == (job.id,)
         reply = Shutdown(stop, rounds.loop, Changes(0), lambda: False, LOG).begin(stop_jobs=True, by="ada")
@@ -48,7 +49,7 @@ def test_a_second_request_changes_nothing_about_the_first(*, first: bool, at_onc
     async def run() -> None:
         rounds, stop = Rounds(), StopRequest()
         job = running()
-        rounds.loop.decided = {job.id: job}
+        rounds.loop.decided = LiveJobs([job])
         shutdown = Shutdown(stop, rounds.loop, Changes(0), lambda: False, LOG)
         told = shutdown.begin(stop_jobs=first, by="ada")
         async with asyncio.timeout(300):
@@ -65,7 +66,7 @@ def test_a_request_after_sigterm_leaves_jobs_running() -> None:
     async def run() -> None:
         rounds, stop = Rounds(), StopRequest()
         job = running()
-        rounds.loop.decided = {job.id: job}
+        rounds.loop.decided = LiveJobs([job])
         stop.now()
         shutdown = Shutdown(stop, rounds.loop, Changes(0), lambda: False, LOG)
         assert shutdown.begin(stop_jobs=True, by="ada").running == (job.id,)
@@ -78,7 +79,7 @@ def test_draining_ends_when_the_daemon_dies_of_a_fault() -> None:
     async def run() -> None:
         async with Rounds() as rounds:
             job = running()
-            rounds.loop.decided = {job.id: job}
+            rounds.loop.decided = LiveJobs([job])
             shutdown = Shutdown(StopRequest(), rounds.loop, Changes(0), lambda: True, LOG)
             rounds.loop.command = answered  # type: ignore[method-assign]
             async with asyncio.timeout(300):

@@ -106,7 +106,8 @@ def place(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> tupl
     return tuple(n for n in roomy for _ in range(counts[n]))
 
 
-def claim(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> None:
+def claim(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> bool:
+    """Set aside what is free for the job; whether no rank of it has room any more."""
     room, missing = rooms(job, left, known), ranks_of(job)
     for node_id in sorted(left, key=lambda n: -_room(job, left[n])):
         taken = min(missing, room.get(node_id, 0))
@@ -115,6 +116,7 @@ def claim(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> None
     for node_id, there in left.items():
         if missing and need(job)[1] and suits(job, known[node_id]):
             there.gpus = 0.0
+    return missing > 0
 
 
 def _room(job: Job, there: Left) -> int:
@@ -136,6 +138,8 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
     placed: list[Job] = []
     short: list[Job] = []
     remaining = list(waiting)
+    full: set[object] = set()
+    told: dict[object, Fact] = {}  # what stays so for equal jobs of a user
     while remaining:
         having = holding + placed
         job = overdue.pop(0) if overdue else min(remaining, key=lambda one: policy.place_of(one, having))
@@ -144,23 +148,30 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
         ranks = ranks_of(job)
         spot = place(job, left, known)
         limit = policy.limit(job, having)
+        shape = (need(job), job.spec.resources.resources_per_worker.gpu_model)
+        lane = (job.spec.queue, job.submission.user, job.priority)
+        equal = (lane, shape, ranks, job.spec.resources.placement_strategy)
         if job.not_before > NOW:
             found.waiting[job.id] = BackingOff(seconds=job.not_before - NOW, cause=job.reason)
+        elif equal in told:
+            found.waiting[job.id] = told[equal]
         elif limit is not None:
-            found.waiting[job.id] = limit
+            found.waiting[job.id] = told[equal] = limit
         elif spot is not None:
             found.starts.append((job.id, spot))
             placed.append(job)
             for node_id in spot:
                 left[node_id].take(job)
         elif place(job, all_left(known, [], empty=True), known) is None:
-            found.waiting[job.id] = DoesNotFit(gpus=gpus * ranks, cpus=cpus * ranks)
+            found.waiting[job.id] = told[equal] = DoesNotFit(gpus=gpus * ranks, cpus=cpus * ranks)
         else:
             free = [sum(max(0.0, there.gpus) for there in left.values()), sum(max(0.0, x.cpus) for x in left.values())]
             found.waiting[job.id] = NotEnoughFree(
                 gpus=gpus * ranks, cpus=cpus * ranks, free_gpus=free[0], free_cpus=free[1]
             )
-            claim(job, left, known)
+            if claim(job, left, known) or shape in full:
+                full.add(shape)
+                told[equal] = found.waiting[job.id]
             short.append(job)
     if not found.starts:
         _preempt(short[:1], holding, known, found, policy, {job.spec.queue for job in waiting})

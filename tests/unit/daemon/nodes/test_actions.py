@@ -10,6 +10,7 @@ import pytest
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
 from orchestrator.api.service import NodeVerb
 from orchestrator.core.facts.requesters import ByNodeDrain
+from orchestrator.core.scheduler.live import LiveJobs
 from orchestrator.daemon.nodes.actions import NodeActions
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
@@ -52,7 +53,7 @@ def test_a_drain_asks_the_jobs_on_the_node_to_move() -> None:
     async def run() -> None:
         world = World(Rounds())
         job = running(nodes=("a1", "a1"))
-        world.rounds.loop.decided = {job.id: job}
+        world.rounds.loop.decided = LiveJobs([job])
         made: list[Any] = []
 
         async def command(make: Any) -> None:

@@ -1,0 +1,245 @@
+"""What a long queue costs: submissions, ``orch status``, memory and a restart, beside the same with an empty queue.
+
+``python -m benchmarks.queue_depth [--queued N] [--pairs N] [--nodes 1250x8] [--json FILE]``. The store, the loop, the scheduler and the
+parts of the service are the daemon's own, in this process and without Ray: all nodes are full. ``ours`` are seconds of submissions to the long queue,
+``empty`` those to an empty one. Both are wall time, and say little on a busy machine; ``processor`` has the same as processor time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from benchmarks.measure import parser, report, result, summary
+from benchmarks.simulate_scale import queue_state
+from orchestrator.api.service import Caller, JobFilter, SubmitRequest
+from orchestrator.core import events as ev
+from orchestrator.core.ids import JobId
+from orchestrator.daemon.loop import Loop
+from orchestrator.daemon.nodes.care import LoopNodes
+from orchestrator.daemon.nodes.quarantine import NodeQuarantine
+from orchestrator.daemon.requests.reader import JobReader
+from orchestrator.daemon.requests.submissions import Submissions
+from orchestrator.daemon.stopping import StopRequest
+from orchestrator.runtime.pools import Pools
+from orchestrator.spec.settings import Settings
+from orchestrator.store.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from orchestrator.core.job.record import Job
+    from orchestrator.daemon.jobs.progress import JobProgress
+
+TARGETS: Final = {"p99_ratio": 1.2, "status_seconds": 0.5, "bytes_per_job": 2048, "restart_seconds": 5.0}
+YAML: Final = "version: 1\nname: waits\nentrypoint: sleep 1\nworking_dir: null\nresources: {num_workers: 2}\n"
+LIVE: Final = frozenset({"PENDING", "STARTING", "RUNNING", "RECOVERING", "DRAINING", "SUSPENDED"})
+AT_ONCE: Final = 500
+WARM_UP: Final = 5
+
+
+class _Nothing:
+    """No progress, no counters."""
+
+    def of(self, _: JobId) -> JobProgress | None:
+        return None
+
+    async def recall(self, _: object) -> None:
+        pass
+
+    def submitted(self, _: float) -> None:
+        pass
+
+    def commit_failed(self) -> None:
+        pass
+
+
+async def _none(*_: object) -> Any:
+    return []
+
+
+class Desk:
+    """The daemon's parts that submissions and ``orch status`` go through, on a store in ``home``."""
+
+    def __init__(self, home: Path, nodes: str) -> None:
+        self.settings = Settings.from_environ({"ORCH_HOME": str(home)})
+        self.settings.paths.jobs.mkdir(parents=True, exist_ok=True)
+        self.store = SqliteStore.open(home / "store.db", reserve=None, min_free_bytes=0)
+        self.loop = Loop(
+            store=self.store,
+            runtime=lambda: None,
+            on_change=lambda _: None,
+            on_end=lambda _: None,
+            log=structlog.get_logger(),
+        )
+        self._pools, self._full = Pools(), queue_state(0, nodes)
+        stop, nothing = StopRequest(), _Nothing()
+        self._known = LoopNodes(self.loop, NodeQuarantine(), stop)
+        self.reader = JobReader(
+            self.loop, self.store, self.settings.paths, self._pools, progress=nothing, balances=dict
+        )
+        self.submissions = Submissions(
+            self.loop,
+            self.store,
+            self.settings,
+            admission=stop,
+            nodes=self._known,
+            counter=nothing,
+            blind_to=_none,
+            resume_path=_none,
+            pool=self._pools.submissions,
+        )
+
+    def fill(self) -> None:
+        """A gang on each node, known to the loop alone."""
+        for job in self._full.jobs.values():
+            sequence = job.submission.sequence - len(self._full.jobs) - 1
+            held = replace(job, submission=replace(job.submission, sequence=sequence))
+            self.loop.jobs[job.id] = self.loop.begun[job.id] = self.loop.decided[job.id] = held
+        self._known.set(dict(self._full.nodes))
+
+    async def submit(self, number: int) -> None:
+        """One submission, as the service takes it, and the loop's round after it."""
+        request = SubmitRequest(
+            yaml=YAML,
+            source="job.yaml",
+            idempotency_key=f"key-{number}",
+            cwd="/",
+            path="/usr/bin",
+            python=sys.executable,
+        )
+        await self.submissions.submit(request, Caller(uid=os.getuid(), gid=os.getgid(), user="ada", is_owner=True))
+
+    async def status(self) -> int:
+        """What ``orch status`` asks for; the jobs of the answer."""
+        views = await self.reader.jobs(JobFilter(states=LIVE))
+        return len([view.to_json() for view in views])
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._pools.close()
+        self.store.close()
+
+
+def main() -> None:
+    """Measure and report."""
+    made = parser("submissions, status, memory and a restart beside a long queue", 200)
+    made.add_argument("--queued", type=int, default=100_000)
+    made.add_argument("--nodes", default="1250x8", help="all full")
+    options = made.parse_args()
+    report(measure(options.queued, options.nodes, options.pairs), options.json)
+
+
+def measure(queued: int, nodes: str, rounds: int) -> dict[str, Any]:
+    """All of it."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    with tempfile.TemporaryDirectory(prefix="orch-bench-") as home:
+        return asyncio.run(_measure(Path(home), queued, nodes, rounds))
+
+
+async def _measure(home: Path, queued: int, nodes: str, rounds: int) -> dict[str, Any]:
+    empty, empty_cpu = await _submissions(home / "empty", nodes, rounds, first=0)
+    await _lay_down(home / "long", queued)
+    gc.collect()
+    before, began, cpu = _resident(), time.perf_counter(), time.process_time()
+    desk = Desk(home / "long", nodes)
+    await desk.loop.load()
+    restart = {"seconds": time.perf_counter() - began, "processor": time.process_time() - cpu}
+    gc.collect()
+    size = (_resident() - before) / queued
+    gc.freeze()
+    desk.close()
+    del desk
+    ours, ours_cpu = await _submissions(home / "long", nodes, rounds, first=queued)
+    status = await _status(home / "long", nodes)
+    return result(
+        f"submissions to a queue of {queued} jobs",
+        "s",
+        "lower",
+        ours,
+        {"empty": empty},
+        targets=TARGETS,
+        p99_ratio=summary(ours)["p99"] / summary(empty)["p99"],
+        processor={"ours": summary(ours_cpu), "empty": summary(empty_cpu)},
+        restart=restart,
+        bytes_per_job=size,
+        status=status,
+    )
+
+
+async def _submissions(home: Path, nodes: str, rounds: int, *, first: int) -> tuple[list[float], list[float]]:
+    home.mkdir(exist_ok=True)
+    desk = Desk(home, nodes)
+    await desk.loop.load()
+    desk.fill()
+    gc.collect()
+    gc.freeze()
+    running = asyncio.create_task(desk.loop.run())
+    found = [await _timed(lambda n=n: desk.submit(first + n)) for n in range(rounds + WARM_UP)]  # type: ignore[misc]
+    running.cancel()
+    await asyncio.wait([running])
+    desk.close()
+    return [wall for wall, _ in found[WARM_UP:]], [cpu for _, cpu in found[WARM_UP:]]
+
+
+async def _status(home: Path, nodes: str) -> dict[str, float]:
+    desk = Desk(home, nodes)
+    await desk.loop.load()
+    wall, cpu = await _timed(desk.status)
+    shown = await desk.status()
+    desk.close()
+    return {"seconds": wall, "processor": cpu, "jobs": shown}
+
+
+async def _timed(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
+    began, cpu = time.perf_counter(), time.process_time()
+    await work()
+    return time.perf_counter() - began, time.process_time() - cpu
+
+
+async def _lay_down(home: Path, queued: int) -> None:
+    """Write the queue into the store, as accepted submissions of eight sizes."""
+    home.mkdir()
+    store = SqliteStore.open(home / "store.db", reserve=None, min_free_bytes=0)
+    events = (_accepted(job, number) for number, job in enumerate(_jobs(queued)))
+    while batch := [event for _, event in zip(range(AT_ONCE), events, strict=False)]:
+        await asyncio.gather(*(store.submit(event) for event in batch))
+    store.close()
+
+
+def _jobs(queued: int) -> list[Job]:
+    return list(queue_state(queued, "1x8").jobs.values())[1:]
+
+
+def _accepted(job: Job, number: int) -> ev.JobSubmitted:
+    return ev.JobSubmitted(
+        job_id=JobId(f"waits-{number:06}"),
+        at=time.time(),
+        name=job.name,
+        spec=job.spec,
+        user="ada",
+        uid=os.getuid(),
+        idempotency_key=f"laid-{number}",
+        python=sys.executable,
+        path="/usr/bin",
+        work_dir=f"/home/ada/.orch/jobs/waits-{number:06}/work",
+        snapshot="",
+    )
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main()

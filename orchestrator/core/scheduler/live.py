@@ -1,0 +1,166 @@
+"""The live jobs, indexed for decisions: what a change of one job touches is kept up to date, so no decision walks all jobs. Pure.
+
+A decision looks at jobs whose record has changed since it last did, or whose own deadline has come; at the groups of waiting jobs
+(lanes.py); and at those that hold gangs, where it may stop some. What is kept here follows from the records alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from orchestrator.core.facts.fact import Fact
+from orchestrator.core.ids import JobId
+from orchestrator.core.job.record import Job
+from orchestrator.core.scheduler.lanes import Kind, Lane, Lines, kind_of, lane_of
+from orchestrator.core.scheduler.occupancy import Occupancy
+from orchestrator.core.scheduler.placement import could_ever_fit
+from orchestrator.core.scheduler.prerequisites import prerequisites
+from orchestrator.core.states import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from orchestrator.core.cluster import Node
+
+
+class LiveJobs(MutableMapping[JobId, Job]):
+    """Jobs by id. A record is replaced, never changed; terminal ones are kept until they are deleted, and wait for nothing.
+
+    ``active`` may hold a gang, ``conditional`` wait for more than room, ``elastic`` are active with a number of ranks that may change.
+    """
+
+    def __init__(self, jobs: Iterable[Job] = ()) -> None:
+        self._jobs: dict[JobId, Job] = {}
+        self.active: dict[JobId, Job] = {}
+        self.conditional: dict[JobId, Job] = {}
+        self.elastic: dict[JobId, Job] = {}
+        self.lines = Lines()
+        self.occupancy = Occupancy()
+        self._unseen: dict[JobId, None] = {}
+        self._due: list[tuple[float, JobId, int]] = []
+        self._nodes: Mapping[str, Node] = {}
+        self._fitting: dict[Kind, bool] = {}
+        for job in jobs:
+            self[job.id] = job
+
+    def __getitem__(self, job_id: JobId) -> Job:
+        return self._jobs[job_id]
+
+    def __iter__(self) -> Iterator[JobId]:
+        return iter(self._jobs)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __setitem__(self, job_id: JobId, job: Job) -> None:
+        before = self._jobs.get(job_id)
+        if before is not None and _waits(before):
+            self.lines.remove(before)
+        self._jobs[job_id] = job
+        if _waits(job):
+            self.lines.add(job)
+        active = job.state.may_hold_gang
+        _keep(self.active, job, active)
+        _keep(self.elastic, job, active and job.elastic is not None)
+        _keep(self.conditional, job, job.state is JobState.PENDING and _is_conditional(job))
+        self.occupancy.put(job)
+        if active:
+            self._unseen[job_id] = None
+        else:
+            self._unseen.pop(job_id, None)
+
+    def __delitem__(self, job_id: JobId) -> None:
+        job = self._jobs.pop(job_id)
+        if _waits(job):
+            self.lines.remove(job)
+        for kept in (self.active, self.conditional, self.elastic, self._unseen):
+            kept.pop(job_id, None)
+        self.occupancy.drop(job_id)
+
+    def to_advance(self, now: float) -> list[Job]:
+        """The active jobs of which something may follow: their record is new, or what they wait for has come."""
+        while self._due and self._due[0][0] <= now:
+            _, job_id, version = heappop(self._due)
+            job = self.active.get(job_id)
+            if job is not None and job.version == version:
+                self._unseen[job_id] = None
+        return [self.active[job_id] for job_id in self._unseen]
+
+    def seen(self, job: Job, wake_at: float | None) -> None:
+        """Nothing follows of the record before ``wake_at``; None: not before it changes."""
+        self._unseen.pop(job.id, None)
+        if wake_at is not None:
+            heappush(self._due, (wake_at, job.id, job.version))
+
+    def next_due(self) -> float | None:
+        """When something may follow of the first job of which nothing does now."""
+        while self._due:
+            at, job_id, version = self._due[0]
+            job = self.active.get(job_id)
+            if job is not None and job.version == version:
+                return at
+            heappop(self._due)
+        return None
+
+    def fits_ever(self, job: Job, kind: Kind, nodes: Mapping[str, Node]) -> bool:
+        """``could_ever_fit``, asked once for all equal gangs while the nodes stay the same."""
+        if nodes is not self._nodes:
+            self._nodes = nodes
+            self._fitting.clear()
+        if kind not in self._fitting:
+            self._fitting[kind] = could_ever_fit(job, nodes)
+        return self._fitting[kind]
+
+
+def _keep(kept: dict[JobId, Job], job: Job, here: bool) -> None:  # noqa: FBT001 - a condition as its caller has it
+    if here:
+        kept[job.id] = job
+    else:
+        kept.pop(job.id, None)
+
+
+def _waits(job: Job) -> bool:
+    """The job waits for room alone."""
+    return job.state is JobState.PENDING and not _is_conditional(job)
+
+
+def _is_conditional(job: Job) -> bool:
+    """The job, which is pending, also waits for something that no record of its own says."""
+    return bool(prerequisites(job))
+
+
+class Reasons(Mapping[JobId, Fact]):
+    """Why jobs wait: each for itself, or one reason for all jobs of a lane and kind that a decision passed over.
+
+    Those that it ``placed`` wait no longer.
+    """
+
+    def __init__(self, jobs: LiveJobs | None = None) -> None:
+        self.own: dict[JobId, Fact] = {}
+        self.shared: dict[tuple[Lane, Kind], Fact] = {}
+        self.placed: set[JobId] = set()
+        self._jobs = LiveJobs() if jobs is None else jobs
+
+    def __setitem__(self, job_id: JobId, reason: Fact) -> None:
+        self.own[job_id] = reason
+
+    def __getitem__(self, job_id: JobId) -> Fact:
+        if job_id in self.own:
+            return self.own[job_id]
+        job = self._jobs[job_id]
+        if job_id in self.placed or not _waits(job):
+            raise KeyError(job_id)
+        return self.shared[lane_of(job), kind_of(job)]
+
+    def __iter__(self) -> Iterator[JobId]:
+        yield from self.own
+        for lane, kind in self.shared:
+            line = self._jobs.lines.by_lane.get(lane)
+            for job in () if line is None else line.groups.get(kind, ()):
+                if job.id not in self.own and job.id not in self.placed:
+                    yield job.id
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
