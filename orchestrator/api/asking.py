@@ -5,17 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.api.errors import BadRequestError
+from orchestrator.api.errors import BadRequestError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from orchestrator.api.files import FileDigest, FileList
+    from orchestrator.api.matrix_views import MatrixView
     from orchestrator.api.page_links import PageLinkView
     from orchestrator.api.queue_views import QueueShares, QueueView
     from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.api.transport.endpoint import Endpoint
     from orchestrator.api.transport.session_stream import SessionStream
+    from orchestrator.api.usage_views import UsageReport
+    from orchestrator.api.views import ActionReply
+
+USAGE_SECONDS = 600.0
+"""Every event of every job of the time is read."""
 
 
 class SpecQuestions(ABC):
@@ -97,6 +103,40 @@ class SpecQuestions(ABC):
         from orchestrator.api.queue_views import QueueShares
 
         return QueueShares.from_json(self._call("GET", "/queues"))
+
+    def matrix(self, ref: str) -> MatrixView:
+        """A matrix, by id, unique prefix or name. Raises NotFoundError where the reference means none, or a job."""
+        from orchestrator.api.matrix_views import MatrixView
+
+        return MatrixView.from_json(self._call("GET", f"/matrices{_segment(ref)}"))
+
+    def find_matrix(self, ref: str) -> MatrixView | None:
+        """The matrix that a reference means; None where it means a job, or nothing."""
+        try:
+            return self.matrix(ref)
+        except NotFoundError:
+            return None
+
+    def hold(self, ref: str) -> ActionReply:
+        """Keep a queued job from starting until ``release``."""
+        from orchestrator.api.views import ActionReply
+
+        return ActionReply.from_json(self._call("POST", job_path(ref, "/hold"), body={}))
+
+    def release(self, ref: str) -> ActionReply:
+        """Put a held job into the queue."""
+        from orchestrator.api.views import ActionReply
+
+        return ActionReply.from_json(self._call("POST", job_path(ref, "/release"), body={}))
+
+    def usage(
+        self, *, by: Sequence[str], since: float | None = None, until: float | None = None, price: float | None = None
+    ) -> UsageReport:
+        """What jobs used between two wall times, by ``user``, ``queue`` or ``label:KEY``."""
+        from orchestrator.api.usage_views import UsageReport
+
+        query = {"by": list(by), "since": since, "until": until, "price": price}
+        return UsageReport.from_json(self._call("GET", "/usage", query=query, seconds=USAGE_SECONDS))
 
     def set_queue(
         self,

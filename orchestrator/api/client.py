@@ -277,9 +277,15 @@ class Client(SpecQuestions):
         """Put a paused job back into the queue."""
         return self._act(ref, "resume")
 
-    def rerun(self, ref: str, *, from_checkpoint: bool = False, overrides: Sequence[str] = ()) -> ActionReply:
-        """Submit the same job again, from the start or from the old job's last checkpoint; ``overrides`` as of ``submit``."""
-        return self._act(ref, "rerun", {"from_checkpoint": from_checkpoint, "overrides": list(overrides)})
+    def rerun(
+        self, ref: str, *, from_checkpoint: bool = False, overrides: Sequence[str] = (), failed: bool = False
+    ) -> ActionReply:
+        """Submit the same job again, from the start or from the old job's last checkpoint; ``overrides`` as of ``submit``.
+
+        ``failed``: of a matrix, only the combinations that failed.
+        """
+        details = {"from_checkpoint": from_checkpoint, "overrides": list(overrides), "failed": failed}
+        return self._act(ref, "rerun", details)
 
     def update(self, ref: str, *, priority: int) -> ActionReply:
         """Change the job's priority (0 to 100)."""

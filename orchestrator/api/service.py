@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from orchestrator.api.curve_views import CurveQuery, CurvesView, GpuHistoryView
     from orchestrator.api.files import FileReader
+    from orchestrator.api.matrix_views import MatrixView
     from orchestrator.api.queue_views import QueueChange, QueueShares, QueueView
     from orchestrator.api.spec_views import SpecDiff, SpecView
+    from orchestrator.api.usage_views import UsageReport
     from orchestrator.api.views import (
         ActionReply,
         CheckpointView,
@@ -132,19 +134,33 @@ class Verb(StrEnum):
     RESUME = "resume"
     RERUN = "rerun"
     UPDATE = "update"
+    HOLD = "hold"
+    RELEASE = "release"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRequest:
     """An action and its details.
 
-    ``priority`` for update; for rerun ``from_checkpoint`` (begin at the old job's last) and ``overrides``, ``key.path=value`` texts.
+    ``priority`` for update; for rerun ``from_checkpoint`` (begin at the old job's last), ``overrides``, ``key.path=value`` texts, and
+    ``failed`` (only what failed).
     """
 
     verb: Verb
     priority: int | None = None
     from_checkpoint: bool = False
     overrides: tuple[str, ...] = ()
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageQuery:
+    """Whose use, between which wall times (None: from the first job on, until now), at which price of a GPU hour (None: the settings')."""
+
+    by: tuple[str, ...] = ("user",)
+    since: float | None = None
+    until: float | None = None
+    price: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +262,21 @@ class JobService(Protocol):
         """
         ...
 
+    async def find_matrix(self, ref: str) -> str | None:
+        """The id of the matrix that ``ref`` means: an id, a name whose newest job is of such a matrix, a unique prefix; None for a job.
+
+        Raises AmbiguousReferenceError.
+        """
+        ...
+
+    async def matrix(self, matrix_id: str) -> MatrixView:
+        """A matrix and its jobs. Raises NotFoundError."""
+        ...
+
+    async def act_on_matrix(self, matrix_id: str, request: ActionRequest, caller: Caller) -> ActionReply:
+        """Do something to every job of a matrix that it can be done to; durable once this returns. Raises RefusedError where there is none."""
+        ...
+
     async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
         """A torch.profiler trace of a running job's next steps: a Chrome trace, gzipped JSON.
 
@@ -300,6 +331,10 @@ class JobService(Protocol):
 
     async def set_queue(self, name: str, change: QueueChange, caller: Caller) -> QueueView:
         """Change a queue, or make it; durable once this returns. Raises BadRequestError, DiskFullError."""
+        ...
+
+    async def usage(self, query: UsageQuery) -> UsageReport:
+        """What jobs used in a span of time. Raises BadRequestError."""
         ...
 
     def change_version(self) -> int:

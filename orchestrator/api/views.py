@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.api.log_line import LogLine as LogLine  # noqa: PLC0414  # readers of views import it from here
+from orchestrator.api.matrix_views import CombinationView as CombinationView  # noqa: PLC0414  # readers of views import it from here
+from orchestrator.api.matrix_views import MatrixCellView as MatrixCellView  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.view import NESTED
 from orchestrator.api.view import View as View  # noqa: PLC0414  # readers of views import it from here
 
@@ -207,6 +209,7 @@ class JobView(View):
     stall: str = ""
     depends_on: dict[str, str] = field(default_factory=dict)
     version: int = 0
+    matrix: MatrixCellView | None = None
     job_id: str = ""
 
     def __post_init__(self) -> None:
@@ -389,7 +392,7 @@ class LeftOutView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitReply(View):
-    """An accepted job; ``created`` is false where the idempotency key was known already.
+    """An accepted job, or those of a matrix, of which ``job_id`` is the first; ``created`` is false where the idempotency key was known already.
 
     With ``needs_secrets`` nothing was stored: send the same request again with the values of those names.
     """
@@ -400,6 +403,8 @@ class SubmitReply(View):
     notes: tuple[str, ...] = ()
     needs_secrets: tuple[str, ...] = ()
     left_out: LeftOutView | None = None
+    matrix_id: str | None = None
+    job_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,15 +435,17 @@ class PlanReply(View):
     left_out: LeftOutView | None = None
     notes: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
+    combinations: tuple[CombinationView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionReply(View):
-    """What an action did. ``job_id`` is the job acted on, for ``rerun`` the new one."""
+    """What an action did. ``job_id`` is the job acted on, for ``rerun`` the new one; of a matrix its id, with the jobs in ``job_ids``."""
 
     job_id: str
     state: str
     message: str
+    job_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -491,6 +498,7 @@ NESTED.update(
             "failure": FailureView,
             "timings": TimingsView,
             "findings": FindingView,
+            "matrix": MatrixCellView,
         },
         StacksView: {"ranks": RankStacksView},
         RankStacksView: {"threads": ThreadView},
@@ -499,7 +507,7 @@ NESTED.update(
         CheckpointList: {"checkpoints": CheckpointView},
         NodeList: {"nodes": NodeView},
         NodeView: {"gpus": GpuView},
-        PlanReply: {"seats": SeatPlan, "left_out": LeftOutView},
+        PlanReply: {"seats": SeatPlan, "left_out": LeftOutView, "combinations": CombinationView},
         SubmitReply: {"left_out": LeftOutView},
     }
 )

@@ -10,6 +10,8 @@ from orchestrator.api.errors import BadRequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from orchestrator.api.client import Client
+    from orchestrator.api.matrix_views import MatrixView
     from orchestrator.api.views import JobView
     from orchestrator.cli.session import Session
 
@@ -74,3 +76,19 @@ def chosen_jobs(session: Session, choice: Choice, default_states: Sequence[str])
     states = wanted_states(choice.states) if choice.states else list(default_states)
     found = session.client().jobs(user=user_name(session, choice.user), states=states).jobs
     return tuple(reversed(with_labels(found, choice.labels, choice.name)))
+
+
+def job_or_matrix(client: Client, ref: str) -> JobView | MatrixView:
+    """What a reference means. Raises NotFoundError, AmbiguousReferenceError."""
+    from orchestrator.api.errors import NotFoundError
+
+    try:
+        job = client.job(ref)
+    except NotFoundError:
+        matrix = client.find_matrix(ref)
+        if matrix is None:
+            raise
+        return matrix
+    if ref != job.name or ref == job.id:
+        return job
+    return client.find_matrix(ref) or job

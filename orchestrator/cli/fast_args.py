@@ -35,8 +35,14 @@ SUBMIT_SWITCHES = {
     "--json": "json",
     "--quiet": "quiet",
     "-q": "quiet",
+    "--hold": "hold",
 }
-SUBMIT_VALUES = {"--set": "overrides", "--resume-from": "resume_from", "--after": "after"}
+SUBMIT_VALUES = {
+    "--set": "overrides",
+    "--resume-from": "resume_from",
+    "--after": "after",
+    "--start-at": "start_at",
+}
 STATUS_SWITCHES = {"--watch": "watch", "-w": "watch", "--json": "json"}
 STATUS_VALUES = {
     "--user": "user",
@@ -79,6 +85,8 @@ def parse_submit(words: Sequence[str]) -> SubmitOptions | None:
         watch="watch" in found.switches,
         json="json" in found.switches,
         quiet="quiet" in found.switches,
+        hold="hold" in found.switches,
+        start_at=found.values.get("start_at", [None])[-1],
     )
 
 

@@ -11,7 +11,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError
+from orchestrator.api.matrix_views import MatrixView
 from orchestrator.api.transport import following
+from orchestrator.cli.choosing import job_or_matrix
 from orchestrator.cli.console import RANK_STYLES, clean, steerless
 from orchestrator.cli.render.units import clock, span
 from orchestrator.cli.session import print_json
@@ -23,10 +25,17 @@ if TYPE_CHECKING:
     from orchestrator.cli.session import Session
 
 
-def wait_jobs(session: Session, refs: list[str], *, as_json: bool, as_array: bool | None = None) -> int:
-    """Wait until every job has ended; 0 when all succeeded, else 1. ``as_array``: also the JSON of one job is an array."""
+def wait_jobs(
+    session: Session, refs: list[str], *, as_json: bool, as_array: bool | None = None, exact: bool = False
+) -> int:
+    """Wait until every job has ended, also each of a matrix; 0 when all succeeded, else 1.
+
+    ``as_array``: also the JSON of one job is an array. ``exact``: ``refs`` are ids of jobs.
+    """
     jobs = []
-    for ref in refs:
+    named = refs if exact else list(_each_job(session, refs))
+    as_array = True if len(named) != len(refs) else as_array
+    for ref in named:
         job = _wait_one(session, ref)
         jobs.append(job)
         if not as_json:
@@ -38,6 +47,13 @@ def wait_jobs(session: Session, refs: list[str], *, as_json: bool, as_array: boo
         failed = [job for job in jobs if job.state != "SUCCEEDED"]
         session.console.note(f"{len(jobs)} jobs ended: {len(jobs) - len(failed)} SUCCEEDED, {len(failed)} not")
     return exit_code_of(jobs)
+
+
+def _each_job(session: Session, refs: list[str]) -> Iterator[str]:
+    """The references, in place of a matrix its jobs."""
+    for ref in refs:
+        one = following.present(lambda ref=ref: job_or_matrix(session.client(), ref), session.patience())  # type: ignore[misc]  # bound now
+        yield from [job.job_id for job in one.jobs] if isinstance(one, MatrixView) else [ref]
 
 
 def _wait_one(session: Session, ref: str) -> JobView:

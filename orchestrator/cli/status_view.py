@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
-from orchestrator.cli.choosing import user_name, wanted_states, with_labels
+from orchestrator.api.matrix_views import MatrixView
+from orchestrator.cli.choosing import job_or_matrix, user_name, wanted_states, with_labels
 from orchestrator.cli.render.job_table import job_lines
 from orchestrator.cli.session import print_json
 
@@ -58,7 +59,9 @@ def _show_job(session: Session, ref: str, options: StatusOptions) -> int:
     from orchestrator.cli.render.job_detail import detail_lines
 
     client = session.client()
-    job = client.job(ref)
+    job = job_or_matrix(client, ref)
+    if isinstance(job, MatrixView):
+        return show_matrix(session, job.id, watch=options.watch, as_json=options.json)
     note_which(session, ref, job)
 
     def render(found: JobView) -> list[str]:
@@ -79,6 +82,31 @@ def _show_job(session: Session, ref: str, options: StatusOptions) -> int:
         print_json(session, job.to_json())
     else:
         _print(session, render(job))
+    return EXIT_OK
+
+
+def show_matrix(session: Session, ref: str, *, watch: bool, as_json: bool) -> int:
+    """The matrix now, or until it has ended."""
+    from orchestrator.cli.render.matrix_table import matrix_lines
+
+    client = session.client()
+    found = client.matrix(ref)
+    if watch:
+        from orchestrator.cli.live import watch_view
+
+        watch_view(
+            session,
+            lambda: client.matrix(found.id),
+            lambda view: matrix_lines(session.console, view),
+            job_ids=tuple(job.job_id for job in found.jobs),
+            ended=lambda view: view.is_terminal,
+            as_json=(lambda view: view.to_json()) if as_json else None,
+        )
+    elif as_json:
+        print_json(session, found.to_json())
+    else:
+        for line in matrix_lines(session.console, found):
+            session.console.print(line)
     return EXIT_OK
 
 

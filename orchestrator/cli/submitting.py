@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, BadRequestError, DaemonUnreachableError
@@ -36,6 +37,8 @@ class SubmitOptions(NamedTuple):
     watch: bool = False
     json: bool = False
     quiet: bool = False
+    hold: bool = False
+    start_at: str | None = None
 
 
 class JobText(NamedTuple):
@@ -65,6 +68,7 @@ def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions)
         raise BadRequestError("--follow shows the log of one job", hint="leave out --json, and submit one file")
     if options.watch and (options.json or options.follow or len(texts) > 1):
         raise BadRequestError("--watch shows one job", hint="leave out --json and --follow, and submit one file")
+    options = options._replace(overrides=(*options.overrides, *_when(options)))
     if options.dry_run:
         return _plan(session, texts, options)
     replies = []
@@ -72,29 +76,42 @@ def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions)
         reply = _deliver(session, _body(session, item, options))
         replies.append(reply)
         if not (options.json or options.follow or options.watch):
-            session.console.print(str(reply["job_id"]))
+            session.console.print(str(reply.get("matrix_id") or reply["job_id"]))
         _remark(session, reply, options)
-    if options.watch:
-        return _watch(session, str(replies[0]["job_id"]))
-    if options.wait or options.follow:
-        from orchestrator.cli import live
-
-        ids = [str(reply["job_id"]) for reply in replies]
-        return (
-            live.follow_job(session, ids[0]) if options.follow else live.wait_jobs(session, ids, as_json=options.json)
-        )
+    if options.watch or options.wait or options.follow:
+        return _stay(session, replies, options)
     if options.json:
         print_json(session, replies[0] if len(replies) == 1 else replies)
     return EXIT_OK
 
 
-def _watch(session: Session, job_id: str) -> int:
-    """Show the job until it has ended; the exit code mirrors its result."""
-    from orchestrator.cli.live import exit_code_of
-    from orchestrator.cli.status_view import StatusOptions, show_status
+def _when(options: SubmitOptions) -> list[str]:
+    """What `--hold` and `--start-at` set. Raises BadRequestError."""
+    found = ["hold=true"] if options.hold else []
+    if options.start_at is not None:
+        from orchestrator.cli.render.units import parse_start
 
-    show_status(session, StatusOptions(job=job_id, watch=True))
-    return exit_code_of([session.client().job(job_id)])
+        found.append(f"start_at={parse_start(options.start_at, '--start-at', time.time())}")
+    return found
+
+
+def _stay(session: Session, replies: list[dict[str, Any]], options: SubmitOptions) -> int:
+    """Follow, watch or wait until what was submitted has ended; the exit code mirrors the result."""
+    from orchestrator.cli import live
+
+    ids = [str(job_id) for reply in replies for job_id in reply.get("job_ids") or [reply["job_id"]]]
+    matrix_id = replies[0].get("matrix_id")
+    if options.follow and matrix_id is None:
+        return live.follow_job(session, ids[0])
+    if options.watch:
+        from orchestrator.cli.status_view import StatusOptions, show_status
+
+        show_status(session, StatusOptions(job=str(matrix_id or ids[0]), watch=True))
+        return live.exit_code_of([session.client().job(job_id) for job_id in ids])
+    if options.follow:
+        session.console.note(f"--follow shows the log of one job; waiting for the {len(ids)} of {matrix_id} instead")
+    several = len(replies) > 1 or matrix_id is not None
+    return live.wait_jobs(session, ids, as_json=options.json, as_array=several, exact=True)
 
 
 def _body(session: Session, item: JobText, options: SubmitOptions) -> dict[str, Any]:
@@ -111,8 +128,12 @@ def _body(session: Session, item: JobText, options: SubmitOptions) -> dict[str, 
 
 def _remark(session: Session, reply: dict[str, Any], options: SubmitOptions) -> None:
     console = session.console
+    matrix_id = reply.get("matrix_id")
     if options.follow or options.watch:
-        console.note(f"submitted {reply['job_id']}; Ctrl-C stops following; the job keeps running")
+        runs = "the job keeps" if matrix_id is None else "the jobs keep"
+        console.note(f"submitted {matrix_id or reply['job_id']}; Ctrl-C stops following; {runs} running")
+    elif matrix_id is not None and not options.json:
+        console.note(f"submitted {len(reply['job_ids'])} jobs; `orch matrix {matrix_id}` shows them")
     elif not options.json and not options.wait and console.is_terminal:
         console.note(f"submitted; `orch logs -f {reply['job_id']}` follows it")
     for note in reply.get("notes") or ():

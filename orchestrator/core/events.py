@@ -13,15 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 from orchestrator.core.facts.fact import Fact  # noqa: TC001
 from orchestrator.core.facts.reasons import NotRetried
 from orchestrator.core.facts.submissions import GitState as GitState  # noqa: PLC0414, TC001  # named with their event
+from orchestrator.core.facts.submissions import MatrixCell as MatrixCell  # noqa: PLC0414, TC001
 from orchestrator.core.facts.submissions import Prerequisite as Prerequisite  # noqa: PLC0414, TC001
 from orchestrator.core.ids import JobId  # noqa: TC001
-from orchestrator.core.states import (  # noqa: TC001
-    FailureClass,
-    JobState,
-    OutOf,
-    StopPurpose,
-    StopScope,
-)
+from orchestrator.core.states import FailureClass, JobState, OutOf, StopPurpose, StopScope  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -174,6 +169,7 @@ class JobSubmitted(Event):
     left_out: LeftOut | None = None
     git: GitState | None = None
     prerequisites: tuple[Prerequisite, ...] = ()
+    matrix: MatrixCell | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,9 +45,8 @@ from orchestrator.daemon.requests.inspection import RankInspection
 from orchestrator.daemon.requests.pruning import Pruning
 from orchestrator.daemon.requests.reader import JobReader
 from orchestrator.daemon.requests.sessions import JobSessions
-from orchestrator.daemon.requests.sharing import SharingDesk
-from orchestrator.daemon.requests.specs import JobSpecs
 from orchestrator.daemon.requests.submissions import Submissions
+from orchestrator.daemon.requests.usage import desks_of
 from orchestrator.daemon.runtime_side import RuntimeSide
 from orchestrator.daemon.service import Service
 from orchestrator.daemon.sharing.book import ShareBook, sharing_of
@@ -374,15 +373,15 @@ def _service(
         resume_path=reader.checkpoint_path,
         pool=ground.pools.submissions,
     )
+    actions = JobActions(loop, reader, submissions, settings)
     return Service(
         submissions=submissions,
         reader=reader,
         inspection=RankInspection(reader.record, runtime.calls),
         sessions=JobSessions(reader.record, runtime.calls, ground.log),
-        specs=JobSpecs(store, settings.paths, ground.pools.outputs),
-        sharing=SharingDesk(loop, store),
+        desks=desks_of(loop, store, settings, ground.pools.outputs, reader, actions),
         curves=CurveDesk(settings.paths, ground.pools.records),
-        actions=JobActions(loop, reader, submissions, settings),
+        actions=actions,
         pruning=Pruning(store, settings.paths, ground.pools.removals, lambda: still_needed(loop.jobs.values())),
         nodes=queries,
         node_actions=NodeActions(loop, ground.trust, store, nodes.known, reserve=reserve, spawn=spawn),

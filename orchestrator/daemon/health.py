@@ -10,7 +10,7 @@ from orchestrator import __version__
 from orchestrator.api import views as v
 from orchestrator.api.protocol import PROTOCOL_VERSION
 from orchestrator.core.scheduler.placement import free_on
-from orchestrator.daemon.jobs.submission import owner_name
+from orchestrator.daemon.submitting.checking import owner_name
 
 if TYPE_CHECKING:
     import asyncio

@@ -236,6 +236,7 @@ class Loop:
         change = change_of(job, event)
         if change is not None:
             self.decided[job.id] = change.after
+            self._ends.decided(change.after)
             self.shares.observe(change.after, event)
             batch.append(change)
 
@@ -261,7 +262,12 @@ class Loop:
     def _state(self) -> State:
         shares = self.shares
         return State(
-            jobs=self.decided, nodes=self.nodes, ended=self._ends.known, sharing=shares.sharing, past=shares.past
+            jobs=self.decided,
+            nodes=self.nodes,
+            ended=self._ends.known,
+            sharing=shares.sharing,
+            past=shares.past,
+            failed_fast=self._ends.failed_fast,
         )
 
     def _publish(self, job: Job) -> None:

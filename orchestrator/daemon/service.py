@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.api.protocol import PAGE
 from orchestrator.daemon.curves.desk import CurveService
 from orchestrator.daemon.requests.sessions import SessionService
-from orchestrator.daemon.requests.sharing import SharingService
+from orchestrator.daemon.requests.usage import UsageService
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -33,13 +33,12 @@ if TYPE_CHECKING:
     from orchestrator.daemon.requests.pruning import Pruning
     from orchestrator.daemon.requests.reader import JobReader
     from orchestrator.daemon.requests.sessions import JobSessions
-    from orchestrator.daemon.requests.sharing import SharingDesk
-    from orchestrator.daemon.requests.specs import JobSpecs
     from orchestrator.daemon.requests.submissions import Submissions
+    from orchestrator.daemon.requests.usage import Desks
     from orchestrator.daemon.stopping import Shutdown
 
 
-class Service(SharingService, SessionService, CurveService):
+class Service(UsageService, SessionService, CurveService):
     """Implements ``api.service.JobService``."""
 
     def __init__(
@@ -49,8 +48,7 @@ class Service(SharingService, SessionService, CurveService):
         reader: JobReader,
         inspection: RankInspection,
         sessions: JobSessions,
-        specs: JobSpecs,
-        sharing: SharingDesk,
+        desks: Desks,
         curves: CurveDesk,
         actions: JobActions,
         pruning: Pruning,
@@ -60,7 +58,7 @@ class Service(SharingService, SessionService, CurveService):
         health: DaemonHealth,
         shutdown: Shutdown,
     ) -> None:
-        SharingService.__init__(self, specs, sharing)
+        UsageService.__init__(self, desks)
         CurveService.__init__(self, curves)
         self._submissions = submissions
         self._reader = reader

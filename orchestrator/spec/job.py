@@ -6,10 +6,20 @@ Pure; reading the file itself is `spec.source`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.spec.fields.nodes import JsonValue, MapNode, Mark, Node, is_null, kind_of, plain_node
+from orchestrator.spec.fields.nodes import JsonValue, MapNode, Mark, Node, ScalarNode, is_null, kind_of, plain_node
+from orchestrator.spec.matrix import (
+    Combination,
+    combinations,
+    filled,
+    matrix_faults,
+    template_faults,
+    unit_name,
+    used_parameters,
+)
 from orchestrator.spec.model import (
     Backoff,
     CheckpointSpec,
@@ -37,7 +47,9 @@ from orchestrator.spec.reader.reading import adapter, nearest_mark, problem_at, 
 from orchestrator.spec.reader.template import init_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    Rules = Sequence[Callable[[JobSpec], Iterable[Finding]]]
 
 __all__ = [
     "NOT_YET",
@@ -47,6 +59,7 @@ __all__ = [
     "ElasticWorkers",
     "ExitCodes",
     "HealthSpec",
+    "JobFile",
     "JobSpec",
     "JsonValue",
     "LogPolicy",
@@ -66,10 +79,23 @@ __all__ = [
     "init_text",
     "job_schema",
     "parse_job",
+    "parse_jobs",
     "prepare",
     "spec_yaml",
     "to_dict",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """What a job file makes: one job, or with `matrix` one for each combination, in order.
+
+    `name` is that of the whole matrix. The specs are those of the single jobs: none has a matrix, or a placeholder.
+    """
+
+    name: str
+    matrix: MatrixSpec | None
+    jobs: tuple[tuple[Combination | None, JobSpec], ...]
 
 
 def prepare() -> None:
@@ -82,7 +108,7 @@ def parse_job(
     *,
     source: str = "job.yaml",
     overrides: Sequence[str] = (),
-    rules: Sequence[Callable[[JobSpec], Iterable[Finding]]] = (),
+    rules: Rules = (),
     refused: Mapping[str, str] = NOT_YET,
 ) -> JobSpec:
     """Read a job file. `source` names it in messages; `overrides` are the arguments of `--set`, such as `a.b=c`.
@@ -97,17 +123,92 @@ def parse_job(
     problems: list[Problem] = []
     root = _root(compose(text, source=source, problems=problems), source, overrides, problems)
     root = apply_overrides(root, overrides, problems)
+    spec = _checked(root, problems, rules, refused)
+    if problems:
+        raise SpecError(_in_order(problems, source))
+    return spec
+
+
+def parse_jobs(
+    text: str,
+    *,
+    source: str = "job.yaml",
+    overrides: Sequence[str] = (),
+    rules: Rules = (),
+    refused: Mapping[str, str] = NOT_YET,
+) -> JobFile:
+    """Read a job file that may have a matrix; the arguments are those of `parse_job`.
+
+    Raises:
+        SpecError: with every problem; one that several combinations have is told once.
+
+    """
+    problems: list[Problem] = []
+    root = _root(compose(text, source=source, problems=problems), source, overrides, problems)
+    root = apply_overrides(root, overrides, problems)
+    if is_null(root.get("matrix")) or root.get("matrix") is None:
+        problems += [problem_at(error, scalar.mark, path) for path, scalar, error in template_faults(root, ())]
+        jobs: list[tuple[Combination | None, JobSpec]] = [(None, _checked(root, problems, rules, refused))]
+        found = JobFile(name=jobs[0][1].name, matrix=None, jobs=tuple(jobs))
+    else:
+        found = _expanded(root, problems, rules, refused)
+    if problems:
+        raise SpecError(_in_order(problems, source))
+    return found
+
+
+def _expanded(root: MapNode, problems: list[Problem], rules: Rules, refused: Mapping[str, str]) -> JobFile:
+    matrix = _matrix_of(root, problems)
+    name = root.get("name")
+    template = name.text if isinstance(name, ScalarNode) else ""
+    wanted = combinations(matrix) if matrix is not None and not problems else ()
+    jobs: list[tuple[Combination | None, JobSpec]] = []
+    for combination in wanted:
+        seen = {(problem.line, problem.column, problem.path, problem.message) for problem in problems}
+        own: list[Problem] = []
+        spec = _checked(filled(root, combination.values), own, rules, refused)
+        problems += [p for p in own if (p.line, p.column, p.path, p.message) not in seen]
+        jobs.append((combination, spec))
+    return JobFile(name=unit_name(template), matrix=matrix, jobs=tuple(jobs))
+
+
+def _matrix_of(root: MapNode, problems: list[Problem]) -> MatrixSpec | None:
+    """The file's matrix; what is wrong with it, and with the places of its values, is added to ``problems``."""
+    alone = MapNode(entries=tuple((key, value) for key, value in root.entries if key.text == "matrix"), mark=root.mark)
+    before = len(problems)
+    stub = plain_node({"name": "job", "entrypoint": "true"}, root.mark.source)
+    assert isinstance(stub, MapNode)
+    matrix = read_spec(MapNode(entries=(*stub.entries, *alone.entries), mark=root.mark), problems).matrix
+    if matrix is None or len(problems) > before:
+        return matrix
+    problems += [_placed(finding, root) for finding in _matrix_findings(matrix)]
+    rest = MapNode(entries=tuple((k, v) for k, v in root.entries if k.text != "matrix"), mark=root.mark)
+    parameters = tuple(matrix.parameters) or (tuple(matrix.include[0]) if matrix.include else ())
+    problems += [problem_at(error, scalar.mark, path) for path, scalar, error in template_faults(rest, parameters)]
+    for parameter in sorted(set(parameters) - used_parameters(rest)):
+        hint = f"write ${{matrix.{parameter}}} in entrypoint, env, name or another key"
+        error = BadValueError(f"{parameter} is used nowhere, so it would change nothing", hint)
+        problems.append(problem_at(error, nearest_mark(root, ("matrix", "parameters", parameter)), ("matrix",)))
+    return matrix
+
+
+def _matrix_findings(matrix: MatrixSpec) -> Iterator[Finding]:
+    for path, message, hint in matrix_faults(matrix):
+        yield Finding(path=path, message=message, hint=hint)
+
+
+def _checked(root: MapNode, problems: list[Problem], rules: Rules, refused: Mapping[str, str]) -> JobSpec:
+    """The spec of a tree; everything that is wrong with it is added to ``problems``."""
+    before = len(problems)
     spec = read_spec(root, problems)
     findings = [*cross_checks(spec), *not_yet(to_dict(spec), _defaults(), refused)]
     findings += [finding for rule in rules for finding in rule(spec)]
-    seen = {problem.path for problem in problems}
+    seen = {problem.path for problem in problems[before:]}
     problems += [
         _placed(finding, root)
         for finding in findings
         if not any(_spoiled(path, seen) for path in (finding.path, *finding.others))
     ]
-    if problems:
-        raise SpecError(_in_order(problems, source))
     return spec
 
 
@@ -134,19 +235,16 @@ def from_dict(data: Mapping[str, JsonValue]) -> JobSpec:
     return spec
 
 
-def change_spec(
-    spec: JobSpec, overrides: Sequence[str], *, rules: Sequence[Callable[[JobSpec], Iterable[Finding]]] = ()
-) -> JobSpec:
+def change_spec(spec: JobSpec, overrides: Sequence[str], *, rules: Rules = ()) -> JobSpec:
     """The spec with `--set` arguments over it. Raises SpecError with everything that is wrong with what was set."""
     problems: list[Problem] = []
     root = plain_node(to_dict(spec), "the job's spec")
     assert isinstance(root, MapNode)
-    root = apply_overrides(root, overrides, problems)
-    changed = read_spec(root, problems)
-    findings = [*cross_checks(changed), *not_yet(to_dict(changed), _defaults(), NOT_YET)]
-    findings += [finding for rule in rules for finding in rule(changed)]
-    seen = {problem.path for problem in problems}
-    problems += [_placed(finding, root) for finding in findings if not _spoiled(finding.path, seen)]
+    changed = _checked(apply_overrides(root, overrides, problems), problems, rules, NOT_YET)
+    if changed.matrix is not None:
+        problems.append(
+            Problem(line=0, column=0, path="matrix", message="one job has no matrix", hint="submit the file")
+        )
     if problems:
         raise SpecError(problems)
     return changed

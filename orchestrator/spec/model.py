@@ -7,9 +7,9 @@ bind several keys are in `reader.checks`. Mappings are plain dictionaries undern
 from __future__ import annotations
 
 # Pydantic reads the annotations when the program runs.
-from collections.abc import Mapping
+from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from orchestrator.spec.fields.kinds import (
@@ -17,7 +17,6 @@ from orchestrator.spec.fields.kinds import (
     Choice,
     Doc,
     Duration,
-    Json,
     Memory,
     Null,
     Number,
@@ -25,6 +24,7 @@ from orchestrator.spec.fields.kinds import (
     Text,
     Whole,
 )
+from orchestrator.spec.fields.moments import Moment
 from orchestrator.spec.fields.nodes import JsonValue  # noqa: TC001
 from orchestrator.spec.fields.records import Given, Keyed, Listed, OneOf, Record
 from orchestrator.spec.fields.rules import (
@@ -42,15 +42,14 @@ from orchestrator.spec.fields.rules import (
     watched,
     web_address,
 )
+from orchestrator.spec.matrix_model import MatrixSpec as MatrixSpec  # noqa: PLC0414, TC001
 from orchestrator.spec.trainer import TrainingSettings
 
-MatrixValue = bool | int | float | str
 PlacementStrategy = Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]
 OnHang = Literal["restart", "notify"]
 LogAction = Literal["fail", "restart"]
 ScoreOrder = Literal["min", "max"]
 DependencyCondition = Literal["success", "failure", "any"]
-MatrixStrategy = Literal["grid"]
 Tracker = Literal["wandb", "trackio", "tensorboard", "mlflow"]
 StateName = Literal[
     "PENDING", "STARTING", "RUNNING", "RECOVERING", "DRAINING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED"
@@ -73,7 +72,6 @@ ProgressPattern = Annotated[str, Text("a regular expression", check=progress_exp
 Variable = Annotated[
     str, Text("the name of a variable", pattern=ENV_PATTERN, remedy=ENV_REMEDY, max_length=255, check=user_variable)
 ]
-Parameter = Annotated[str, Text("a parameter's name", pattern=ENV_PATTERN, remedy=ENV_REMEDY, max_length=255)]
 LabelKey = Annotated[
     str,
     Text(
@@ -92,8 +90,6 @@ Workers = Annotated[int, Whole(1, MAX_WORKERS)]
 Budget = Annotated[int, Whole(0, 1_000_000, instead={-1: "write a number; only preemption can be unlimited"})]
 Wait = Annotated[timedelta, Duration()]
 Time = Annotated[timedelta, Duration(minimum=_SECOND)]
-Scalar = Annotated[MatrixValue, Json(scalar=True)]
-Combination = Annotated[Mapping[Parameter, Scalar], Keyed()]
 
 _ORDERS = {"minimize": "min", "maximize": "max", "asc": "min", "desc": "max", "lower": "min", "higher": "max"}
 _ENDS = dict.fromkeys(("succeeded", "afterok"), "success") | dict.fromkeys(("failed", "afternotok"), "failure")
@@ -185,20 +181,6 @@ class Dependency(Record):
     on: Annotated[DependencyCondition, Choice(instead=_ENDS), Doc("how it must end: success, failure or any")] = (
         "success"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixSpec(Record):
-    """One job file, many jobs: one for each combination of the parameters."""
-
-    parameters: Annotated[
-        Mapping[Parameter, Items[Scalar]], Keyed(50), Doc("each parameter's values; a job for each combination")
-    ] = field(default_factory=dict)
-    include: Annotated[Items[Combination], Doc("further combinations")] = ()
-    exclude: Annotated[Items[Combination], Doc("combinations to leave out")] = ()
-    max_concurrent: Annotated[Maybe[Workers], Doc("most jobs of the matrix at a time; null: no limit")] = None
-    fail_fast: Annotated[YesNo, Doc("cancel the others when one fails")] = False
-    strategy: Annotated[MatrixStrategy, Choice(), Doc("grid: every combination")] = "grid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,6 +372,11 @@ class JobSpec(Record):
     min_runtime: Annotated[Maybe[Wait], Doc("not preempted before it has run so long; null: at once")] = None
     max_duration: Annotated[Maybe[Time], Doc("running time after which it is stopped; null: no limit")] = None
     stop_duration: Annotated[Wait, Doc("from SIGTERM to SIGKILL, the time to save")] = timedelta(minutes=5)
+    hold: Annotated[YesNo, Doc("wait, claiming nothing, until `orch release`")] = False
+    start_at: Annotated[
+        Maybe[Annotated[datetime, Moment()]],
+        Doc("not started before, as 2026-11-25T08:00; null: as soon as there is room"),
+    ] = None
     depends_on: Annotated[tuple[Dependency, ...], Listed(100), Doc("jobs that must end first")] = ()
     matrix: Annotated[Maybe[MatrixSpec], Doc("many jobs from one file")] = None
     retry: Annotated[RetrySpec, Doc("when a failed job is started again")] = field(default_factory=RetrySpec)

@@ -64,6 +64,7 @@ class Settings:
         `lab guaranteed=8 maximum=16; vision parent=lab weight=2`; what `orch queue set` changes counts instead.
     use_half_life: `ORCH_USE_HALF_LIFE`, default 7d. After so long, half of what a user or a queue has used is forgotten.
     ageing: `ORCH_AGEING`, default 24h. A job that has waited so long while no job like it started goes before all others.
+    gpu_hour_price: `ORCH_GPU_HOUR_PRICE`, default none. What a GPU hour costs, in any currency: for the cost in `orch usage`.
     user_max_jobs: `ORCH_USER_MAX_JOBS`, default none. So many jobs of one user run at once; others wait.
     user_max_gpus: `ORCH_USER_MAX_GPUS`, default none. So many GPUs one user's jobs hold at once.
     log_level: `ORCH_LOG_LEVEL`, default info. Of the daemon's own log.
@@ -85,6 +86,7 @@ class Settings:
     queues: tuple[QueueSpec, ...] = ()
     use_half_life: float = 7 * 86400.0
     ageing: float = 86400.0
+    gpu_hour_price: float | None = None
     user_max_jobs: int | None = None
     user_max_gpus: int | None = None
     log_level: LogLevel = "info"
@@ -214,6 +216,12 @@ def _queues(text: str, environ: Mapping[str, str]) -> tuple[QueueSpec, ...]:  # 
     return parse_queues(text)
 
 
+def _price(text: str, environ: Mapping[str, str]) -> float:  # noqa: ARG001 - the readers' signature
+    if not re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text):
+        raise ValueError("not a price; write 2 or 2.49, without a currency")
+    return float(text)
+
+
 def _duration(least: float) -> _Read:
     def read(text: str, environ: Mapping[str, str]) -> float:  # noqa: ARG001 - the readers' signature
         from orchestrator.spec.problems import BadValueError
@@ -246,6 +254,7 @@ _VARIABLES: dict[str, tuple[str, _Read]] = {
     "queues": ("ORCH_QUEUES", _queues),
     "use_half_life": ("ORCH_USE_HALF_LIFE", _duration(60.0)),
     "ageing": ("ORCH_AGEING", _duration(1.0)),
+    "gpu_hour_price": ("ORCH_GPU_HOUR_PRICE", _price),
     "user_max_jobs": ("ORCH_USER_MAX_JOBS", _number(1, 1_000_000)),
     "user_max_gpus": ("ORCH_USER_MAX_GPUS", _number(0, 1_000_000)),
     "log_level": ("ORCH_LOG_LEVEL", _choice("debug", "info", "warning", "error")),

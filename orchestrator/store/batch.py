@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.core.notices import notices_of
-from orchestrator.store.errors import BrokenChainError
+from orchestrator.store.errors import BrokenChainError, IdempotencyConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +59,18 @@ def by_job(changes: Sequence[Change]) -> list[JobChanges]:
     return [JobChanges(tuple(of_job)) for of_job in found.values()]
 
 
+def one_submission(events: Sequence[ev.JobSubmitted], known: Sequence[Job | None]) -> list[Job] | None:
+    """The jobs that these events made before; None where none of their keys is known. Raises IdempotencyConflictError.
+
+    ``known`` has the job of each event's key.
+    """
+    jobs = [job for job in known if job is not None]
+    for event, job in zip(events, known, strict=True):
+        if job is not None and (len(jobs) < len(events) or not same_submission(job, event)):
+            raise IdempotencyConflictError(event.idempotency_key, job.id)
+    return jobs or None
+
+
 def same_submission(job: Job, event: ev.JobSubmitted) -> bool:
     """Whether ``event`` asks for the job that exists: equal spec, snapshot and origin."""
     return (
@@ -66,7 +78,13 @@ def same_submission(job: Job, event: ev.JobSubmitted) -> bool:
         and job.submission.resume_from == event.resume_from
         and job.submission.rerun_of == event.rerun_of
         and job.spec == event.spec
+        and _cell(job.submission.matrix) == _cell(event.matrix)
     )
+
+
+def _cell(matrix: ev.MatrixCell | None) -> tuple[object, ...] | None:
+    """What a request that is sent again has as well: a matrix gets its id when it is accepted."""
+    return None if matrix is None else (matrix.name, matrix.index, matrix.count, tuple(matrix.values.items()))
 
 
 def finished_class(job: Job) -> str:

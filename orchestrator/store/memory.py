@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from orchestrator.core.lifecycle.fold import submitted
 from orchestrator.core.notices import notices_of
 from orchestrator.core.states import JobState
-from orchestrator.store.batch import by_job, finished_class, same_submission
+from orchestrator.store.batch import by_job, finished_class, one_submission
 from orchestrator.store.errors import (
     AmbiguousJobError,
-    IdempotencyConflictError,
     JobExistsError,
     JobNotFoundError,
     StoreClosedError,
     VersionConflictError,
 )
+from orchestrator.store.memory_matrices import MemoryMatrices
 from orchestrator.store.port import DiskStatus, FinishedCount, Found, JobFilter, StoredEvent, StoredNotice
 from orchestrator.store.verification import difference, replay
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from orchestrator.store.port import StoredPlace, StoredQueueChange
 
 
-class MemoryStore:
+class MemoryStore(MemoryMatrices):
     """``port.Store`` in dictionaries. A call either happens as a whole, before it returns, or raises."""
 
     def __init__(self) -> None:
@@ -47,22 +47,25 @@ class MemoryStore:
         self._sequence = 0
         self._closed = False
 
-    async def submit(self, event: ev.JobSubmitted) -> tuple[Job, bool]:
-        """Accept a job; see ``port.Store.submit``."""
+    async def submit_all(self, events: Sequence[ev.JobSubmitted]) -> tuple[list[Job], bool]:
+        """Accept the jobs of one submission, all or none; see ``port.Store.submit_all``."""
         self._check_open()
-        known = await self.accepted(event.uid, event.idempotency_key)
-        if known is not None:
-            if not same_submission(known, event):
-                raise IdempotencyConflictError(event.idempotency_key, known.id)
-            return known, False
-        if event.job_id in self._jobs:
-            raise JobExistsError(event.job_id)
-        job = submitted(event, self._sequence + 1)
-        self._sequence += 1
-        self._jobs[job.id] = job
-        self._events[job.id] = [StoredEvent(job.version, event)]
-        self._note(notices_of(None, job, event.at))
-        return job, True
+        known = [await self.accepted(event.uid, event.idempotency_key) for event in events]
+        found = one_submission(events, known)
+        if found is not None:
+            return found, False
+        for event in events:
+            if event.job_id in self._jobs:
+                raise JobExistsError(event.job_id)
+        jobs = []
+        for event in events:
+            job = submitted(event, self._sequence + 1)
+            self._sequence += 1
+            self._jobs[job.id] = job
+            self._events[job.id] = [StoredEvent(job.version, event)]
+            self._note(notices_of(None, job, event.at))
+            jobs.append(job)
+        return jobs, True
 
     async def append(self, changes: Sequence[Change]) -> None:
         """Write events and the records that they were folded to; see ``port.Store.append``."""

@@ -115,6 +115,14 @@ class Store(Protocol):
         """
         ...
 
+    async def submit_all(self, events: Sequence[ev.JobSubmitted]) -> tuple[list[Job], bool]:
+        """Accept the jobs of one submission, all or none: their records and whether they are new.
+
+        Each event has a key of its own. Where the user has submitted all of them, the first jobs are the answer. Raises what ``submit``
+        raises, IdempotencyConflictError also where only some of the keys are known.
+        """
+        ...
+
     async def append(self, changes: Sequence[Change]) -> None:
         """Write events and the records that they were folded to, all or none.
 
@@ -148,6 +156,18 @@ class Store(Protocol):
         """The job with this id, else the newest with this name, else the only one whose id begins so.
 
         Raises JobNotFoundError and AmbiguousJobError.
+        """
+        ...
+
+    async def matrix_jobs(self, matrix_id: str) -> list[Job]:
+        """The jobs of a matrix, reruns included, in order of arrival; none where there is no such matrix."""
+        ...
+
+    async def find_matrix(self, reference: str) -> str | None:
+        """The id of the matrix with this id, else of the newest with this name, else of the only one whose id begins so.
+
+        None where the reference means a job: its id, a name whose newest job is of no such matrix, or the beginning of its id.
+        Raises AmbiguousJobError where several matrices and no job begin so.
         """
         ...
 

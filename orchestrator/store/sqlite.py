@@ -22,7 +22,8 @@ from orchestrator.store.errors import (
     StoreUnreadableError,
 )
 from orchestrator.store.lock import StoreLock
-from orchestrator.store.sql.queries import Reader
+from orchestrator.store.sql.matrix_queries import MatrixReader
+from orchestrator.store.sql.matrix_reads import MatrixReads
 from orchestrator.store.sql.schema import Migration, connect, known_migrations, prepare
 from orchestrator.store.sql.sqlite_errors import is_damage, is_disk_full
 from orchestrator.store.sql.work import (
@@ -33,7 +34,7 @@ from orchestrator.store.sql.work import (
     PutPlaces,
     PutQueueChange,
     SettleNotice,
-    Submit,
+    SubmitAll,
     Tidied,
 )
 from orchestrator.store.writer import Writer
@@ -65,7 +66,7 @@ _LOG_PAGES = 1000  # content of the log that is moved into the file, at most; le
 _LOG_LIMIT_BYTES = 64 * 1024 * 1024  # the write-ahead log is cut back to this after a checkpoint; below, it is reused
 
 
-class SqliteStore:
+class SqliteStore(MatrixReads):
     """``port.Store`` in one SQLite file. Made by ``open``."""
 
     def __init__(self, path: Path, lock: StoreLock, disk: Disk, writing: sqlite3.Connection) -> None:
@@ -73,7 +74,7 @@ class SqliteStore:
         self._lock = lock
         self._disk = disk
         self._writer = Writer(writing, path, disk)
-        self._reader = Reader(_reading(path))
+        self._reader = MatrixReader(_reading(path))
         self._readers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-reader")
         self._long = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-long")
         self._closed = False
@@ -103,9 +104,9 @@ class SqliteStore:
             lock.release()
             raise
 
-    async def submit(self, event: ev.JobSubmitted) -> tuple[Job, bool]:
-        """Accept a job; see ``port.Store.submit``."""
-        result: tuple[Job, bool] = await self._writer.do(Submit(event, self._admit))
+    async def submit_all(self, events: Sequence[ev.JobSubmitted]) -> tuple[list[Job], bool]:
+        """Accept the jobs of one submission, all or none; see ``port.Store.submit_all``."""
+        result: tuple[list[Job], bool] = await self._writer.do(SubmitAll(events, self._admit))
         return result
 
     async def append(self, changes: Sequence[Change]) -> None:

@@ -33,6 +33,8 @@ _COLUMNS = (
     "submitted_at",
     "ended_at",
     "record",
+    "matrix",
+    "matrix_name",
 )
 
 

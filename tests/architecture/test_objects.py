@@ -67,7 +67,6 @@ LINES: dict[str, int] = {
     "checkpoint/snapshots/writer.py": 425,
     "core/lifecycle/fold.py": 430,
     "runtime/forkserver/keeper.py": 488,
-    "spec/model.py": 413,
     "train/trainer/engine/trainer.py": 426,
     "train/trainer/loop/manager.py": 409,
 }

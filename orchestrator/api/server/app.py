@@ -30,7 +30,6 @@ from orchestrator.api.errors import (
 from orchestrator.api.page_links import PageLinkView
 from orchestrator.api.protocol import API_PREFIX, MAX_PAGE, MAX_SEQUENCE, MAX_WAIT_SECONDS, PAGE
 from orchestrator.api.server.bodies import (
-    ActionBody,
     EmptyBody,
     ProblemDocument,
     ProfileBody,
@@ -42,14 +41,15 @@ from orchestrator.api.server.bodies import (
 )
 from orchestrator.api.server.file_routes import add_file_routes
 from orchestrator.api.server.gate import FAILED, STOPPING, Gate, GatePolicy
+from orchestrator.api.server.matrix_routes import add_matrix_routes
 from orchestrator.api.server.ownership import REF_PATTERN, Ref, own_job_view
 from orchestrator.api.server.queue_routes import add_queue_routes
 from orchestrator.api.server.session_routes import add_session_routes
 from orchestrator.api.server.streams import log_stream, until_closing
-from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb, Verb
+from orchestrator.api.server.usage_routes import add_usage_routes
+from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb
 from orchestrator.api.spec_views import SpecDiff, SpecView
 from orchestrator.api.views import (
-    ActionReply,
     ChangeReply,
     CheckpointList,
     EventList,
@@ -111,9 +111,10 @@ def control_routes(service: JobService, closing: asyncio.Event, links: PageLinks
     _add_looking_routes(app, service, closing)
     add_file_routes(app, service, caller_of, answer)
     add_session_routes(app, service, closing)
-    _add_job_routes(app, service)
+    add_matrix_routes(app, service, _own_job, caller_of, answer)
     _add_daemon_routes(app, service)
     add_queue_routes(app, service, _owner_of_daemon, answer)
+    add_usage_routes(app, service, answer)
     _add_page_routes(app, links)
     _document_problems(app)
     return app
@@ -341,14 +342,6 @@ def _add_looking_routes(app: FastAPI, service: JobService, closing: asyncio.Even
         """Where the ranks of a running job of one's own stand; it is written to their logs, too."""
         job_id, _ = await _own_job(service, ref, request, "look into")
         return answer(await until_closing(service.stacks(job_id, body.rank), closing, request))
-
-
-def _add_job_routes(app: FastAPI, service: JobService) -> None:
-    @app.post(f"{API_PREFIX}/jobs/{{ref}}/{{verb}}", response_model=ActionReply)
-    async def act(ref: Ref, verb: Verb, body: ActionBody, request: Request) -> Response:
-        """Cancel, pause, resume, rerun or update a job of one's own."""
-        job_id, caller = await _own_job(service, ref, request, verb)
-        return answer(await service.act(job_id, body.request(verb), caller))
 
 
 def _add_daemon_routes(app: FastAPI, service: JobService) -> None:

@@ -82,11 +82,12 @@ class SubmitBody(Body):
 
 
 class ActionBody(Body):
-    """Details of an action: ``priority`` for ``update``, ``from_checkpoint`` and ``overrides`` for ``rerun``."""
+    """Details of an action: ``priority`` for ``update``; ``from_checkpoint``, ``overrides`` and ``failed`` for ``rerun``."""
 
     priority: int | None = Field(default=None, ge=0, le=100)
     from_checkpoint: bool = False
     overrides: list[Text] = Field(default_factory=list, max_length=MAX_OVERRIDES)
+    failed: bool = False
 
     def request(self, verb: Verb) -> ActionRequest:
         """The service's record. Raises BadRequestError for a detail that the verb lacks or does not take."""
@@ -95,6 +96,8 @@ class ActionBody(Body):
             raise BadRequestError(f"{verb} {word} priority", hint="only `update` takes it: a number from 0 to 100")
         if self.from_checkpoint and verb is not Verb.RERUN:
             raise BadRequestError(f"{verb} takes no from_checkpoint", hint="only `rerun` takes it")
+        if self.failed and verb is not Verb.RERUN:
+            raise BadRequestError(f"{verb} takes no failed", hint="only `rerun` takes it")
         if self.overrides and verb is not Verb.RERUN:
             raise BadRequestError(f"{verb} takes no overrides", hint="only `rerun` takes them")
         return ActionRequest(
@@ -102,6 +105,7 @@ class ActionBody(Body):
             priority=self.priority,
             from_checkpoint=self.from_checkpoint,
             overrides=tuple(self.overrides),
+            failed=self.failed,
         )
 
 

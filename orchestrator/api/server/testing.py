@@ -29,6 +29,7 @@ from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOC
 from orchestrator.api.server.app import control_routes
 from orchestrator.api.server.control_socket import bind_control_socket
 from orchestrator.api.server.fakes.curves import FakeCurves
+from orchestrator.api.server.fakes.matrices import FakeMatrices
 from orchestrator.api.server.fakes.queues import FakeQueues
 from orchestrator.api.server.fakes.sessions import FakeSessions
 from orchestrator.api.server.fakes.specs import FakeSpecs
@@ -80,10 +81,12 @@ OUTCOMES = {
     Verb.PAUSE: ("SUSPENDED", "will save and stop"),
     Verb.RESUME: ("PENDING", "is back in the queue"),
     Verb.UPDATE: ("", "was changed"),
+    Verb.HOLD: ("SUSPENDED", "is held"),
+    Verb.RELEASE: ("PENDING", "is in the queue"),
 }
 
 
-class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves):
+class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices):
     """The service port in memory; satisfies ``JobService`` and ``ReadSource``. Use it from its event loop only."""
 
     def __init__(self, owner: str = "owner") -> None:

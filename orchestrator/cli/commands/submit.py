@@ -29,6 +29,11 @@ DryRun = Annotated[
 Wait = Annotated[bool, typer.Option("--wait", help="Return when the job has ended; exit code 1 unless it succeeded.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Show its log until it ends; exit code as with --wait.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show its state until it ends; exit code as with --wait.")]
+Hold = Annotated[bool, typer.Option("--hold", help="Do not start it before `orch release`.")]
+StartAt = Annotated[
+    str | None,
+    typer.Option("--start-at", metavar="TIME", help="Not before: 2h (from now), 20:00, or 2026-11-20T14:30."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer and errors.")]
 
@@ -55,10 +60,12 @@ def submit(
             help="Start when another job has succeeded; JOB:failure, JOB:any for another end. Repeatable.",
         ),
     ] = None,
+    hold: Hold = False,
+    start_at: StartAt = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Submit jobs; prints the id of each. Starts the daemon where none is running.
+    """Submit jobs; prints the id of each, of a file with `matrix:` that of the matrix. Starts the daemon where none is running.
 
     With --json: one object for one FILE, an array for several.
     """
@@ -73,6 +80,8 @@ def submit(
         watch=watch,
         json=json,
         quiet=quiet,
+        hold=hold,
+        start_at=start_at,
     )
     return submit_files(Session(quiet=quiet), options)
 

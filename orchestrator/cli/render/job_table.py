@@ -43,11 +43,63 @@ COLUMNS = (
 
 
 def job_lines(console: Console, jobs: Sequence[JobView], now: float) -> list[str]:
-    """A table of jobs; USER only where there is more than one."""
-    if console.width < NARROW:
-        return [line for job in jobs for line in _stacked(console, job, now)]
+    """A table of jobs, those of one matrix in one line; USER only where there is more than one."""
     several = len({job.user for job in jobs}) > 1
-    return render_table(console, COLUMNS, [_row(console, job, now, with_user=several) for job in jobs])
+    rows: list[list[Cell]] = []
+    lines: list[str] = []
+    for group in _grouped(jobs):
+        if console.width >= NARROW:
+            single = len(group) == 1
+            row = (
+                _row(console, group[0], now, with_user=several) if single else _unit_row(group, now, with_user=several)
+            )
+            rows.append(row)
+        else:
+            lines += _stacked(console, group[0], now) if len(group) == 1 else _stacked_unit(console, group, now)
+    return lines or render_table(console, COLUMNS, rows)
+
+
+def _grouped(jobs: Sequence[JobView]) -> list[list[JobView]]:
+    """The jobs of one matrix together, at the place of the first of them."""
+    groups: dict[str, list[JobView]] = {}
+    for place, job in enumerate(jobs):
+        groups.setdefault(str(place) if job.matrix is None else job.matrix.id, []).append(job)
+    return list(groups.values())
+
+
+def _unit(jobs: Sequence[JobView]) -> tuple[str, str, str]:
+    """A matrix: its id, how many jobs of it are shown, and their states."""
+    cell = jobs[0].matrix
+    assert cell is not None
+    counts = {state: sum(job.state == state for job in jobs) for state in STATE_STYLES}
+    told = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
+    return cell.id, f"{len(jobs)} jobs", told
+
+
+def _unit_row(jobs: Sequence[JobView], now: float, *, with_user: bool) -> list[Cell]:
+    name, size, told = _unit(jobs)
+    restarts = sum(job.restarts for job in jobs)
+    gpus = sum(gpus_held(job) for job in jobs if job.state in MOVING)
+    return [
+        Cell(name, ("bold",)),
+        Cell("matrix", ("dim",)),
+        Cell(size),
+        Cell(str(restarts) if restarts else "", ("yellow",)),
+        Cell(number(gpus) if gpus else ""),
+        Cell(age(now - min(job.submitted_at for job in jobs))),
+        Cell(clean(jobs[0].user) if with_user else ""),
+        Cell(told, ("dim",)),
+    ]
+
+
+def _stacked_unit(console: Console, jobs: Sequence[JobView], now: float) -> list[str]:
+    name, size, told = _unit(jobs)
+    facts = f" {console.glyphs.dot} ".join([size, told, age(now - min(job.submitted_at for job in jobs))])
+    shown = clip(name, console.width - len("matrix") - 2, console.glyphs.ellipsis)
+    return [
+        f"{console.style(shown, 'bold')}  {console.style('matrix', 'dim')}",
+        "  " + clip(facts, console.width - 2, console.glyphs.ellipsis),
+    ]
 
 
 def _row(console: Console, job: JobView, now: float, *, with_user: bool) -> list[Cell]:

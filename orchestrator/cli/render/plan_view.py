@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import number, size
+from orchestrator.cli.render.units import number, size, value_text
 
 if TYPE_CHECKING:
     from orchestrator.api.views import PlanReply
@@ -35,5 +35,21 @@ def plan_lines(console: Console, plan: PlanReply) -> list[str]:
         for seat in plan.seats
     ]
     lines += render_table(console, columns, rows)
+    lines += _combinations(console, plan)
     lines += [f"note: {clean(note)}" for note in plan.notes]
     return lines
+
+
+def _combinations(console: Console, plan: PlanReply) -> list[str]:
+    """The jobs of a matrix: a row for each, with the values as columns."""
+    if not plan.combinations:
+        return []
+    names = list(plan.combinations[0].values)
+    columns = [Column("NAME", weight=1000), *(Column(clean(name).upper(), weight=900) for name in names)]
+    rows = [
+        [Cell(clean(one.name)), *(Cell(clean(value_text(one.values.get(name)))) for name in names)]
+        for one in plan.combinations
+    ]
+    count = len(plan.combinations)
+    head = "1 job" if count == 1 else f"{count} jobs, the first as shown above"
+    return [f"  {console.style('matrix'.ljust(10), 'dim')}{head}", *render_table(console, columns, rows)]

@@ -90,6 +90,29 @@ def parse_span_within(text: str, what: str, *, least: float, most: float) -> flo
     return seconds
 
 
+def parse_start(text: str, what: str, now: float) -> str:
+    """A moment to come in ISO 8601, in UTC: a span from ``now`` (``2h``), a time of day (``20:00``, the next one), or a local date and time.
+
+    Raises BadRequestError.
+    """
+    from datetime import UTC, datetime, timedelta
+
+    here = datetime.fromtimestamp(now, UTC).astimezone()
+    try:
+        if len(text) == len("20:00") and ":" in text:
+            clock = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - only its hour and minute
+            found = here.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0)
+            found = found if found > here else found + timedelta(days=1)
+        elif "T" in text or "-" in text:
+            found = datetime.fromisoformat(text).astimezone()
+        else:
+            found = here + timedelta(seconds=parse_span(text, what))
+    except (ValueError, OverflowError, BadRequestError) as error:
+        hint = "write a span like 2h (from now), 20:00, or 2026-11-20T14:30"
+        raise BadRequestError(f"{what} {text!r} is not a time", hint=hint) from error
+    return found.astimezone(UTC).isoformat(timespec="seconds")
+
+
 def parse_time(text: str, what: str, now: float) -> float:
     """Seconds since the epoch for a span before ``now`` (``2h``) or a local date (``2026-11-20``, ``2026-11-20T14:30``).
 
@@ -106,3 +129,8 @@ def parse_time(text: str, what: str, now: float) -> float:
         raise BadRequestError(
             f"{what} {text!r} is not a time", hint="write a span like 2h (before now), or 2026-11-20T14:30"
         ) from error
+
+
+def value_text(value: object) -> str:
+    """A value as YAML writes it."""
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)

@@ -180,6 +180,23 @@ class AwaitsJob(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitsTime(Fact):
+    """It is not to start before this wall time."""
+
+    kind: ClassVar[str] = "awaits_time"
+    start_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixAtLimit(Fact):
+    """So many jobs of its matrix run, or are to run before it, and no more may at a time."""
+
+    kind: ClassVar[str] = "matrix_at_limit"
+    matrix: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrerequisiteUnmet(Fact):
     """A job that it depends on has ended in ``state``, which is not what ``on`` says."""
 

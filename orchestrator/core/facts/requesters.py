@@ -17,6 +17,23 @@ class ByUser(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ByHold(Fact):
+    """A person holds a job that has not started: at its submission, or later."""
+
+    kind: ClassVar[str] = "by_hold"
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByMatrix(Fact):
+    """A job of the same matrix failed, and the matrix says ``fail_fast``."""
+
+    kind: ClassVar[str] = "by_matrix"
+    matrix: str
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ByGrowth(Fact):
     """The scheduler has room for the elastic job on ``ranks`` ranks; it has ``instead_of``."""
 

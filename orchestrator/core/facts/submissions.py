@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  # conformance.py reads the annotations when it runs
 from dataclasses import dataclass
 
 from orchestrator.core.ids import JobId  # noqa: TC001  # conformance.py reads the annotations when it runs
@@ -23,3 +24,19 @@ class Prerequisite:
 
     job_id: JobId
     on: EndCondition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixCell:
+    """Which combination of a matrix a job runs: number ``index`` of ``count``, with these values.
+
+    A rerun has the ``index`` of the job that it runs again: the newest job of each counts.
+    """
+
+    matrix_id: str
+    name: str
+    index: int
+    count: int
+    values: Mapping[str, bool | int | float | str]
+    max_concurrent: int | None = None
+    fail_fast: bool = False

@@ -72,6 +72,7 @@ class Submission:
     resume_from: str | None
     rerun_of: str | None
     prerequisites: tuple[ev.Prerequisite, ...] = ()
+    matrix: ev.MatrixCell | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

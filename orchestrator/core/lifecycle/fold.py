@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
-from orchestrator.core.facts import reasons
+from orchestrator.core.facts import reasons, requesters
 from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.facts.gangs import MaxDuration
 from orchestrator.core.job.attempt import Attempt, Stop
@@ -43,7 +43,6 @@ from orchestrator.core.states import AttemptState, FailureClass, JobState, StopP
 if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.phases import Ended, HoldingPhase, Phase, Recovering
-
 
 STORY_LENGTH = 12
 
@@ -75,14 +74,15 @@ def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
         resume_from=event.resume_from,
         rerun_of=event.rerun_of,
         prerequisites=event.prerequisites,
+        matrix=event.matrix,
     )
     return Job(
         submission=submission,
         version=1,
         priority=event.spec.priority,
-        phase=Pending(),
+        phase=Suspended() if event.spec.hold else Pending(),
         state_since=event.at,
-        reason=reasons.Queued(),
+        reason=reasons.Paused(by=requesters.ByHold(name=event.user)) if event.spec.hold else reasons.Queued(),
         story=(f"{event.at:.3f} job_submitted",),
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core.facts.fact import Fact
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.record import Job
+from orchestrator.core.scheduler.conditions import begins_at
 from orchestrator.core.scheduler.lanes import Kind, Lane, Lines, kind_of, lane_of
 from orchestrator.core.scheduler.occupancy import Occupancy
 from orchestrator.core.scheduler.placement import could_ever_fit
@@ -128,7 +129,9 @@ def _waits(job: Job) -> bool:
 
 def _is_conditional(job: Job) -> bool:
     """The job, which is pending, also waits for something that no record of its own says."""
-    return bool(prerequisites(job))
+    cell = job.submission.matrix
+    limited = cell is not None and cell.max_concurrent is not None
+    return limited or begins_at(job) > 0 or bool(prerequisites(job))
 
 
 class Reasons(Mapping[JobId, Fact]):

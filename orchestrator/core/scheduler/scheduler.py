@@ -18,6 +18,7 @@ from orchestrator.core.facts.requesters import ByGrowth, ByPreemption
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
 from orchestrator.core.scheduler import elastic
+from orchestrator.core.scheduler.conditions import HeldBack, fail_fast, held_back
 from orchestrator.core.scheduler.lanes import kind_of, lane_of
 from orchestrator.core.scheduler.live import LiveJobs, Reasons
 from orchestrator.core.scheduler.order import WaitingOrder
@@ -32,7 +33,7 @@ from orchestrator.core.scheduler.use import PastUse
 from orchestrator.core.states import JobState, StopPurpose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
     from orchestrator.core.cluster import Free, Node
     from orchestrator.core.facts.fact import Fact
@@ -47,7 +48,8 @@ class State:
 
     ``LiveJobs`` that are kept from decision to decision make one cost what has changed; any other mapping is indexed anew each time.
 
-    In ``ended``, None stands for a job whose record is gone. ``sharing`` are the queues and limits, ``past`` what was used.
+    In ``ended``, None stands for a job whose record is gone. ``failed_fast`` are the ids of matrices that end with a job that has
+    just failed, with that job. ``sharing`` are the queues and limits, ``past`` what was used.
     """
 
     jobs: Mapping[JobId, Job]
@@ -55,6 +57,7 @@ class State:
     ended: Mapping[JobId, JobState | None] = field(default_factory=dict)
     sharing: Sharing = field(default_factory=Sharing)
     past: PastUse = field(default_factory=PastUse)
+    failed_fast: Mapping[str, JobId] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +87,14 @@ def decide(state: State, now: float) -> Commands:
     commands.ask_again(jobs.next_due())
     for job in jobs.conditional.values():
         _await_prerequisites(job, state, now, commands)
+    if state.failed_fast:
+        ending = fail_fast(state.jobs.values(), state.failed_fast, now)
+        if ending:  # none of them is to start in the same round
+            commands.events += ending
+            return commands
+    held = _held(jobs, commands.waiting, now)
+    commands.waiting.own.update(held.waiting)
+    commands.ask_again(held.wake_at)
     _schedule(jobs, state, now, commands)
     return commands
 
@@ -167,8 +178,17 @@ def _order(jobs: LiveJobs, released: Iterable[Job], state: State, shares: Shares
 def waiting_order(state: State, now: float) -> list[Job]:
     """The jobs that wait for a gang, in the order in which a decision at ``now`` looks at them before it places any."""
     jobs = indexed(state.jobs)
-    released = (job for job in jobs.conditional.values() if not _hindered(job, state))
+    blocked = {job.id for job in jobs.conditional.values() if _hindered(job, state)}
+    blocked |= _held(jobs, blocked, now).waiting.keys()
+    released = (job for job in jobs.conditional.values() if job.id not in blocked)
     return list(_order(jobs, released, state, _shares(jobs, state, now), now))
+
+
+def _held(jobs: LiveJobs, blocked: Container[JobId], now: float) -> HeldBack:
+    """What keeps jobs from being considered now, beside those that they depend on."""
+    if not jobs.conditional:
+        return HeldBack()
+    return held_back([*jobs.conditional.values(), *jobs.active.values()], blocked, now)
 
 
 def shares_of(state: State, now: float) -> Shares:

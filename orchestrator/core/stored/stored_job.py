@@ -98,6 +98,7 @@ class JobRecord:
     exit_code: int | None = None
     story: tuple[str, ...] = ()
     prerequisites: tuple[ev.Prerequisite, ...] = ()
+    matrix: ev.MatrixCell | None = None
 
 
 def record_of(job: Job) -> JobRecord:

@@ -107,6 +107,25 @@ def newest(path: Path) -> tuple[int, int, ProgressSnapshot] | None:
     return None
 
 
+def values_since(path: Path, name: str, offset: int) -> tuple[list[float], int]:
+    """What good lines from ``offset`` on say of a metric, and where the next line will begin; finite values only.
+
+    A file that is shorter than ``offset`` is another one, and read from its beginning. Raises OSError.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | _FLAGS), "rb") as file:
+        size = _regular_size(file.fileno(), path)
+        offset = offset if offset <= size else 0
+        file.seek(offset)
+        found: list[float] = []
+        while (line := file.readline(TAIL_BYTES)).endswith(b"\n"):
+            offset += len(line)
+            parsed = _parsed(line)
+            value = math.nan if parsed is None else parsed[2].metrics.get(name, math.nan)
+            if math.isfinite(value):
+                found.append(value)
+    return found, offset
+
+
 def _regular_size(handle: int, path: Path) -> int:
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode):

@@ -26,6 +26,7 @@ class PrerequisiteEnds:
 
     def __init__(self) -> None:
         self.known: dict[JobId, JobState | None] = {}
+        self.failed_fast: dict[str, JobId] = {}
         self._dependents: dict[JobId, set[JobId]] = {}
 
     def expect(self, job: Job, states: Mapping[JobId, JobState | None]) -> None:
@@ -34,8 +35,16 @@ class PrerequisiteEnds:
             self._dependents.setdefault(needed.job_id, set()).add(job.id)
         self.known.update(states)
 
+    def decided(self, job: Job) -> None:
+        """Note a job whose failure ends its matrix, until ``ended`` is told of it."""
+        cell = job.submission.matrix
+        if cell is not None and cell.fail_fast and job.state is JobState.FAILED:
+            self.failed_fast[cell.matrix_id] = job.id
+
     def ended(self, job: Job) -> None:
         """A job ended: kept while jobs depend on it; what only it depended on is forgotten."""
+        if job.submission.matrix is not None:
+            self.failed_fast.pop(job.submission.matrix.matrix_id, None)
         if job.id in self._dependents:
             self.known[job.id] = job.state
         for needed in job.submission.prerequisites:

@@ -82,6 +82,16 @@ def job_view(
         findings=_findings(job),
         depends_on={needed.job_id: needed.on.value for needed in job.submission.prerequisites},
         version=job.version,
+        matrix=_matrix(job),
+    )
+
+
+def _matrix(job: Job) -> v.MatrixCellView | None:
+    cell = job.submission.matrix
+    if cell is None:
+        return None
+    return v.MatrixCellView(
+        id=cell.matrix_id, name=cell.name, index=cell.index, count=cell.count, values=dict(cell.values)
     )
 
 

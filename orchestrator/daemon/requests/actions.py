@@ -8,13 +8,13 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.service import Verb
 from orchestrator.core import events as ev
-from orchestrator.core.facts.requesters import ByUser
+from orchestrator.core.facts.requesters import ByHold, ByUser
 from orchestrator.core.lifecycle.advance import request_resume, request_stop
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.secrets import read_secrets
-from orchestrator.daemon.jobs.submission import prepare_rerun, spec_of_rerun
 from orchestrator.daemon.sharing.admission import check_queue
+from orchestrator.daemon.submitting.submission import prepare_rerun, spec_of_rerun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class JobActions:
-    """Cancel, pause, resume, rerun, update."""
+    """Cancel, pause, resume, rerun, update, hold, release."""
 
     def __init__(self, loop: Loop, reader: JobReader, submissions: Submissions, settings: Settings) -> None:
         self._loop = loop
@@ -51,6 +51,10 @@ class JobActions:
                 return await self._rerun(job, request, caller)
             case Verb.UPDATE:
                 return await self._update(job, request, caller)
+            case Verb.HOLD:
+                return await self._hold(job, request, caller)
+            case Verb.RELEASE:
+                return await self._resume(job, caller)
 
     async def _stop(self, job: Job, purpose: StopPurpose, caller: Caller) -> v.ActionReply:
         word = "cancel" if purpose is StopPurpose.CANCEL else "pause"
@@ -70,6 +74,17 @@ class JobActions:
         job = await self._reader.record(job_id)
         return v.ActionReply(job_id=job_id, state=job.state.value, message=sentence(job.reason))
 
+    async def _hold(self, job: Job, request: ActionRequest, caller: Caller) -> v.ActionReply:
+        def make() -> Sequence[ev.Event]:
+            live = self._loop.decided.get(job.id, job)
+            if live.state not in (JobState.PENDING, JobState.SUSPENDED):
+                hint = "`orch rerun` starts it anew" if live.state.is_terminal else f"`orch pause {job.id}` stops it"
+                raise RefusedError(f"{job.id} is {live.state.value}; only a job in the queue can be held", hint=hint)
+            return events_of(live, request, caller, self._loop.now())
+
+        await self._loop.command(make)
+        return await self._acted(job.id)
+
     async def _resume(self, job: Job, caller: Caller) -> v.ActionReply:
         def make() -> Sequence[ev.Event]:
             live = self._loop.decided.get(job.id)
@@ -78,7 +93,7 @@ class JobActions:
                 return events
             now = live.state.value if live else job.state.value
             raise RefusedError(
-                f"{job.id} is {now}; only a paused job can be resumed", hint="`orch rerun` starts it anew"
+                f"{job.id} is {now}; only a paused or held job can be resumed", hint="`orch rerun` starts it anew"
             )
 
         await self._loop.command(make)
@@ -96,7 +111,27 @@ class JobActions:
         return v.ActionReply(job_id=job.id, state=job.state.value, message=f"priority is {priority} now")
 
     async def _rerun(self, job: Job, request: ActionRequest, caller: Caller) -> v.ActionReply:
+        if request.failed and job.state is not JobState.FAILED:
+            raise RefusedError(f"{job.id} is {job.state.value}; it has not failed", hint="leave out --failed")
+        reply = await self.rerun_all([job], request, caller)
+        return v.ActionReply(job_id=reply.job_id or "", state=reply.state or "", message=_rerun_message(job, request))
+
+    async def rerun_all(
+        self, jobs: Sequence[Job], request: ActionRequest, caller: Caller, *, in_matrix: bool = False
+    ) -> v.SubmitReply:
+        """Submit these jobs again, all or none; ``in_matrix``: each in its place of its matrix."""
         self._submissions.refuse_when_full()
+        events: list[ev.JobSubmitted] = []
+        try:
+            for job in jobs:
+                event = await self._again(job, request, caller, in_matrix=in_matrix)
+                events.append(event)
+        except BaseException:
+            self._submissions.discard(events)
+            raise
+        return await self._submissions.accept(events)
+
+    async def _again(self, job: Job, request: ActionRequest, caller: Caller, *, in_matrix: bool) -> ev.JobSubmitted:
         resume_from = await self._reader.checkpoint_path(job.id) if request.from_checkpoint else None
         spec = spec_of_rerun(job, request.overrides, self._loop.nodes)
         check_queue(spec, self._loop.shares.sharing)
@@ -110,11 +145,26 @@ class JobActions:
         fulfilled = job.attempts and spec.depends_on == job.spec.depends_on
         needed = () if fulfilled else await self._submissions.prerequisites(spec, job.id)
         files, at = self._submissions.files_of(caller), self._loop.now()
-        event = await prepare_rerun(
-            job, spec, caller, self._settings, secrets, resume_from, files=files, at=at, prerequisites=needed
-        )
-        reply = await self._submissions.accept(event)
-        return v.ActionReply(job_id=reply.job_id or "", state=reply.state or "", message=_rerun_message(job, request))
+        given = (job, spec, caller, self._settings, secrets, resume_from)
+        return await prepare_rerun(*given, files=files, at=at, prerequisites=needed, in_matrix=in_matrix)
+
+
+def events_of(job: Job, request: ActionRequest, caller: Caller, now: float) -> Sequence[ev.Event]:
+    """The events of a command on a live job; none where it cannot be done, or there is nothing to do."""
+    by = ByUser(name=caller.user)
+    match request.verb:
+        case Verb.CANCEL:
+            return request_stop(job, StopPurpose.CANCEL, by, now)
+        case Verb.PAUSE:
+            return request_stop(job, StopPurpose.PAUSE, by, now)
+        case Verb.RESUME | Verb.RELEASE:
+            return request_resume(job, caller.user, now) or []
+        case Verb.HOLD if job.state is JobState.PENDING:
+            return request_stop(job, StopPurpose.PAUSE, ByHold(name=caller.user), now)
+        case Verb.UPDATE if request.priority is not None and not job.state.is_terminal:
+            return [ev.JobUpdated(job_id=job.id, at=now, by=caller.user, priority=request.priority)]
+        case _:
+            return []
 
 
 def _rerun_message(job: Job, request: ActionRequest) -> str:

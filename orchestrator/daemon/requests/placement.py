@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import views as v
+from orchestrator.core.scheduler.conditions import held_back
 from orchestrator.core.scheduler.placement import capacity, free_on, place
 from orchestrator.core.scheduler.prerequisites import hindrance
 from orchestrator.core.scheduler.scheduler import waiting_order
 from orchestrator.core.scheduler.shares import Shares
 from orchestrator.core.sentences import sentence
+from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
@@ -23,6 +25,11 @@ def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
     blocked = hindrance(asked, state.jobs, state.ended)
     if blocked is not None:
         return {"starts": "later", "reason": sentence(blocked), "num_workers": asked.num_workers}
+    held = held_back([asked], (), now).waiting.get(asked.id)
+    if held is not None:
+        return {"starts": "later", "reason": sentence(held), "num_workers": asked.num_workers}
+    if asked.state is JobState.SUSPENDED:
+        return {"starts": "later", "reason": "held until `orch release`", "num_workers": asked.num_workers}
     order = waiting_order(replace(state, jobs={**state.jobs, asked.id: asked}), now)
     ahead = order[: next(place for place, job in enumerate(order) if job.id == asked.id)]
     shares = Shares.of(state.sharing, state.past, [j for j in state.jobs.values() if j.gang_open], nodes, now)

@@ -79,8 +79,12 @@ class JobReader:
         found = await self._store.jobs(
             StoreFilter(user=query.user, states=query.states, since=query.since, before=before, limit=query.limit)
         )
-        await self._progress.recall(found)
-        return [self._view(job) for job in found]
+        return await self.views_of(found)
+
+    async def views_of(self, jobs: Sequence[Job]) -> list[v.JobView]:
+        """The views of these jobs."""
+        await self._progress.recall(jobs)
+        return [self._view(job) for job in jobs]
 
     async def job(self, job_id: JobId) -> v.JobView:
         """One job. Raises NoSuchJobError."""

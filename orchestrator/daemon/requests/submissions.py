@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from orchestrator.api import views as v
 from orchestrator.api.errors import DiskFullError, OrchError, RefusedError
 from orchestrator.core.scheduler.scheduler import State
-from orchestrator.daemon.jobs import submission
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.daemon.jobs.interpreter import torch_notes
 from orchestrator.daemon.jobs.prerequisites import prerequisite_states, resolve
 from orchestrator.daemon.requests.placement import placement
 from orchestrator.daemon.sharing.admission import check_queue
+from orchestrator.daemon.submitting import checking, submission
 from orchestrator.store import errors as store_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from orchestrator.api.service import Caller, SubmitRequest
     from orchestrator.core import events as ev
@@ -98,58 +98,76 @@ class Submissions:
         """Accept a job; durable once this returns."""
         began = time.perf_counter()
         self._admission.refuse()
-        checked = await self.files_of(caller).run(submission.check, request)
-        missing = tuple(name for name in checked.spec.secrets if name not in request.secrets)
+        checked = await self.files_of(caller).run(checking.check, request)
+        first = checked[0]
+        missing = tuple(name for name in first.spec.secrets if name not in request.secrets)
         if missing:
             return v.SubmitReply(job_id=None, created=False, state=None, needs_secrets=missing)
         try:
-            event = await self._prepare(checked, request, caller)
+            events = await self._prepare(checked, request, caller)
         except OrchError:
             # A client that repeats its request has not heard that the first was accepted; what has changed since is no answer.
             known = await self._store.accepted(caller.uid, request.idempotency_key)
-            if known is None or known.spec != checked.spec:
+            if known is None or known.spec != first.spec:
                 raise
-            return _reply(known, left_out_view(None), created=False)
-        reply = await self.accept(event)
-        notes = await self.files_of(caller).run(
-            torch_notes, checked.spec, checked.python, checked.directory, request.source
-        )
+            cell = known.submission.matrix
+            jobs = [known] if cell is None else await self._store.matrix_jobs(cell.matrix_id)
+            return _reply(jobs, left_out_view(None), created=False)
+        reply = await self.accept(events)
+        notes = await self.files_of(caller).run(torch_notes, first.spec, first.python, first.directory, request.source)
         self._counter.submitted(time.perf_counter() - began)
         return replace(reply, notes=(*reply.notes, *notes))
 
-    async def _prepare(self, checked: submission.Checked, request: SubmitRequest, caller: Caller) -> ev.JobSubmitted:
-        """Lay out the files of a new job. Raises what keeps it from being accepted now."""
+    async def _prepare(
+        self, checked: Sequence[checking.Checked], request: SubmitRequest, caller: Caller
+    ) -> list[ev.JobSubmitted]:
+        """Lay out the files of new jobs. Raises what keeps one of them from being accepted now; then nothing is left."""
         self.refuse_when_full()
         await self._nodes.wait(READY_SECONDS)
-        submission.check_fits(checked, self._loop.nodes)
-        check_queue(checked.spec, self._loop.shares.sharing)
-        await self._check_storage(checked)
-        prerequisites = await self.prerequisites(checked.spec, request.source)
+        for one in checked:
+            submission.check_fits(one, self._loop.nodes)
+            check_queue(one.spec, self._loop.shares.sharing)
+        for storage in dict.fromkeys(one.spec.checkpoint.storage_path for one in checked):
+            await self._check_storage(storage)
+        needed = {one.spec.depends_on: await self.prerequisites(one.spec, request.source) for one in checked}
         resume_from = await self._resume_path(request.resume_from) if request.resume_from else None
         files, at = self.files_of(caller), self._loop.now()
+        events: list[ev.JobSubmitted] = []
         try:
-            return await submission.prepare(
-                checked, request, caller, self._settings, resume_from, files=files, at=at, prerequisites=prerequisites
-            )
-        except OSError as error:
-            raise DiskFullError(f"the submission could not be written: {error}") from error
+            taken = await submission.archive(checked[0].directory, self._settings, files)
+            submission.check_room(taken, len(checked), self._store.disk().free_bytes)
+            for one in checked:
+                asked = (one, request, caller, self._settings, resume_from)
+                upon = needed[one.spec.depends_on]
+                events.append(await submission.prepare(*asked, taken=taken, files=files, at=at, prerequisites=upon))
+        except BaseException as error:
+            self.discard(events)
+            if isinstance(error, OSError):
+                raise DiskFullError(f"the submission could not be written: {error}") from error
+            raise
+        return events
 
-    async def accept(self, event: ev.JobSubmitted) -> v.SubmitReply:
+    def discard(self, events: Sequence[ev.JobSubmitted]) -> None:
+        """Remove the files of jobs that were not accepted after all."""
+        for event in events:
+            submission.discard(self._settings, event.job_id)
+
+    async def accept(self, events: Sequence[ev.JobSubmitted]) -> v.SubmitReply:
         """Write a submission whose files are laid out, and hand it to the loop; of one that is not taken nothing is left."""
         try:
-            job, created = await self._store.submit(event)
+            jobs, created = await self._store.submit_all(events)
         except store_errors.IdempotencyConflictError as error:
-            submission.discard(self._settings, event.job_id)
+            self.discard(events)
             raise RefusedError(str(error)) from error
         except store_errors.DiskFullError as error:
             self._counter.commit_failed()
-            submission.discard(self._settings, event.job_id)
+            self.discard(events)
             raise DiskFullError(str(error)) from error
-        if created:
+        if not created:
+            self.discard(events)
+        for job in jobs if created else ():
             self._loop.add(job, await prerequisite_states(job, self._loop.decided, self._store))
-        else:
-            submission.discard(self._settings, event.job_id)
-        return _reply(job, left_out_view(event.left_out), created=created)
+        return _reply(jobs, left_out_view(events[0].left_out), created=created)
 
     async def prerequisites(self, spec: JobSpec, source: str) -> tuple[ev.Prerequisite, ...]:
         """The jobs that the spec's ``depends_on`` means now. Raises InvalidSpecError where one is not there, or has ended otherwise."""
@@ -164,7 +182,8 @@ class Submissions:
     async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
         """Say what a submission would do; store nothing."""
         look = self.files_of(caller)
-        checked = await look.run(submission.check, request)
+        every = await look.run(checking.check, request)
+        checked = every[0]
         await self._nodes.wait(READY_SECONDS)
         files, size, left_out = (
             (0, 0, None) if checked.directory is None else await look.run(snapshot.measure, checked.directory)
@@ -183,17 +202,19 @@ class Submissions:
             "snapshot_bytes": size,
             "left_out": told,
             "secrets": checked.spec.secrets,
+            "combinations": _combinations(every),
         }
         try:
-            submission.check_fits(checked, self._loop.nodes)
-            check_queue(checked.spec, self._loop.shares.sharing)
+            for one in every:
+                submission.check_fits(one, self._loop.nodes)
+                check_queue(one.spec, self._loop.shares.sharing)
         except RefusedError as error:
             reason = f"{error.message}; {error.hint}"
             return v.PlanReply(**reply, starts="never", reason=reason, notes=notes)
         placed = await self._placement(checked, request.source)
         return v.PlanReply(**reply, **placed, notes=notes)
 
-    async def _placement(self, checked: submission.Checked, source: str) -> dict[str, Any]:
+    async def _placement(self, checked: checking.Checked, source: str) -> dict[str, Any]:
         asked = submission.probe(checked, await self.prerequisites(checked.spec, source))
         ended = await prerequisite_states(asked, self._loop.jobs, self._store)
         shares = self._loop.shares
@@ -202,9 +223,8 @@ class Submissions:
         )
         return placement(asked, state, self._loop.now())
 
-    async def _check_storage(self, checked: submission.Checked) -> None:
+    async def _check_storage(self, storage: str | None) -> None:
         """Refuse a checkpoint directory that a node would have for itself: what is saved there would be lost with it."""
-        storage = checked.spec.checkpoint.storage_path
         if storage is None or "://" in storage:  # a URL is the same place from everywhere
             return
         try:
@@ -221,7 +241,23 @@ class Submissions:
             )
 
 
-def _reply(job: Job, left_out: v.LeftOutView | None, *, created: bool) -> v.SubmitReply:
+def _reply(jobs: Sequence[Job], left_out: v.LeftOutView | None, *, created: bool) -> v.SubmitReply:
+    first, cell = jobs[0], jobs[0].submission.matrix
     return v.SubmitReply(
-        job_id=job.id, created=created, state=job.state.value, notes=left_out_notes(left_out), left_out=left_out
+        job_id=first.id,
+        created=created,
+        state=first.state.value,
+        notes=left_out_notes(left_out),
+        left_out=left_out,
+        matrix_id=None if cell is None else cell.matrix_id,
+        job_ids=tuple(job.id for job in jobs),
+    )
+
+
+def _combinations(every: Sequence[checking.Checked]) -> tuple[v.CombinationView, ...]:
+    """The jobs that a matrix would make; none for a single job."""
+    return tuple(
+        v.CombinationView(index=one.cell.index, name=one.spec.name, values=dict(one.cell.values))
+        for one in every
+        if one.cell is not None
     )

@@ -6,11 +6,11 @@ Pure: a finished spec goes in, findings come out, each with the path that it is 
 from __future__ import annotations
 
 import posixpath
-from math import prod
 from typing import TYPE_CHECKING
 
 from orchestrator.spec.entrypoint import EntrypointError, parse_entrypoint
-from orchestrator.spec.model import ElasticWorkers, MatrixSpec
+from orchestrator.spec.matrix import matrix_faults
+from orchestrator.spec.model import ElasticWorkers
 from orchestrator.spec.problems import Finding, quoted
 from orchestrator.spec.units import format_duration
 
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.spec.model import JobSpec
     from orchestrator.spec.problems import Path
 
-MAX_MATRIX_JOBS = 10_000
-"""Most jobs that one matrix may make."""
-
 NOT_YET: dict[str, str] = {
-    "matrix": "many jobs from one file; submit the file several times with --set",
     "trackers": "experiment trackers; call them in the script",
     "report": "reports; leave the key out",
 }
@@ -44,7 +40,8 @@ def cross_checks(spec: JobSpec) -> Iterator[Finding]:
     yield from _names(spec)
     yield from _checkpoint(spec)
     if spec.matrix is not None:
-        yield from _matrix(spec.matrix)
+        for path, message, hint in matrix_faults(spec.matrix):
+            yield Finding(path=path, message=message, hint=hint, others=(("matrix", "parameters"),))
 
 
 def not_yet(
@@ -174,25 +171,3 @@ def _checkpoint(spec: JobSpec) -> Iterator[Finding]:
             hint="add score_order: min, or max",
             others=(("checkpoint", "score_order"),),
         )
-
-
-def _matrix(matrix: MatrixSpec) -> Iterator[Finding]:
-    if not matrix.parameters and not matrix.include:
-        message = "a matrix without parameters makes no job"
-        yield Finding(path=("matrix",), message=message, hint="write parameters: {lr: [0.1, 0.01]}")
-    for name, values in matrix.parameters.items():
-        if not values:
-            yield Finding(path=("matrix", "parameters", name), message="no values", hint="list at least one")
-    jobs = prod(len(values) for values in matrix.parameters.values())
-    if jobs > MAX_MATRIX_JOBS:
-        message = f"{jobs} combinations, more than {MAX_MATRIX_JOBS}"
-        yield Finding(path=("matrix", "parameters"), message=message, hint="try fewer values")
-    for index, combination in enumerate(matrix.exclude):
-        for name in sorted(combination.keys() - matrix.parameters.keys()):
-            message = f"excludes by {quoted(name)}, which is no parameter"
-            yield Finding(
-                path=("matrix", "exclude", index),
-                message=message,
-                hint=f"parameters: {', '.join(matrix.parameters)}",
-                others=(("matrix", "parameters"),),
-            )

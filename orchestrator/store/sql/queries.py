@@ -135,10 +135,14 @@ class Reader:
     def _only_id_with(self, prefix: str) -> str:
         if not prefix:
             raise JobNotFoundError(prefix)
-        end = prefix[:-1] + chr(min(ord(prefix[-1]) + 1, 0x10FFFF))
-        ids: list[str] = [row[0] for row in self._connection.execute(STATEMENTS["ids_by_prefix"], (prefix, end))]
+        ids: list[str] = [row[0] for row in self._connection.execute(STATEMENTS["ids_by_prefix"], id_range(prefix))]
         if len(ids) > 1:
             raise AmbiguousJobError(prefix, ids)
         if not ids:
             raise JobNotFoundError(prefix)
         return ids[0]
+
+
+def id_range(prefix: str) -> tuple[str, str]:
+    """From the prefix up to an end that no id with the prefix reaches."""
+    return prefix, prefix[:-1] + chr(min(ord(prefix[-1]) + 1, 0x10FFFF))

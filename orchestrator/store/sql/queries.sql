@@ -2,8 +2,10 @@
 
 -- name: insert_job
 -- Accept a job.
-INSERT INTO jobs (sequence, id, version, name, user, uid, idempotency_key, state, submitted_at, ended_at, record)
-VALUES (:sequence, :id, :version, :name, :user, :uid, :idempotency_key, :state, :submitted_at, :ended_at, :record);
+INSERT INTO jobs (sequence, id, version, name, user, uid, idempotency_key, state, submitted_at, ended_at, record,
+                  matrix, matrix_name)
+VALUES (:sequence, :id, :version, :name, :user, :uid, :idempotency_key, :state, :submitted_at, :ended_at, :record,
+        :matrix, :matrix_name);
 
 -- name: update_job
 -- Replace a job's record, if it is still at the version that was read.
@@ -42,6 +44,22 @@ SELECT count(*) FROM jobs WHERE name = ?;
 -- name: ids_by_prefix
 -- Ids from a prefix up to an end that no id with the prefix reaches.
 SELECT id FROM jobs WHERE id >= ? AND id < ? ORDER BY id LIMIT 20;
+
+-- name: jobs_of_matrix
+-- The jobs of a matrix, reruns included, in order of arrival.
+SELECT id, version, record FROM jobs WHERE matrix = ? ORDER BY sequence;
+
+-- name: newest_of_matrix_name
+-- The newest job of the matrices of a name.
+SELECT sequence, matrix FROM jobs WHERE matrix_name = ? ORDER BY sequence DESC LIMIT 1;
+
+-- name: newest_place_by_name
+-- The place of the newest job of a name.
+SELECT sequence FROM jobs WHERE name = ? ORDER BY sequence DESC LIMIT 1;
+
+-- name: matrices_by_prefix
+-- Matrices whose ids lie between a prefix and an end that no id with the prefix reaches.
+SELECT DISTINCT matrix FROM jobs WHERE matrix >= ? AND matrix < ? ORDER BY matrix LIMIT 20;
 
 -- name: live_jobs
 -- Every job that is not terminal, in order of arrival.
@@ -98,7 +116,8 @@ DELETE FROM jobs WHERE sequence = ? AND ended_at IS NOT NULL;
 
 -- name: all_jobs
 -- Every row, for verification.
-SELECT sequence, id, version, name, user, uid, idempotency_key, state, submitted_at, ended_at, record
+SELECT sequence, id, version, name, user, uid, idempotency_key, state, submitted_at, ended_at, record,
+       matrix, matrix_name
 FROM jobs WHERE sequence > ? ORDER BY sequence LIMIT ?;
 
 -- name: insert_notice

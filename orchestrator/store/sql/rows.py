@@ -53,6 +53,8 @@ def job_row(job: Job) -> dict[str, Any]:
         "submitted_at": job.submission.submitted_at,
         "ended_at": job.ended_at if job.state.is_terminal else None,
         "record": _dumps(job_to_dict(job)),
+        "matrix": None if job.submission.matrix is None else job.submission.matrix.matrix_id,
+        "matrix_name": None if job.submission.matrix is None else job.submission.matrix.name,
     }
 
 

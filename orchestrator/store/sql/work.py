@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.lifecycle.fold import submitted
 from orchestrator.core.notices import notices_of
-from orchestrator.store.batch import finished_class, same_submission
+from orchestrator.store.batch import finished_class, one_submission
 from orchestrator.store.errors import (
-    IdempotencyConflictError,
     JobExistsError,
     JobNotFoundError,
     VersionConflictError,
@@ -42,34 +41,40 @@ class Nothing:
         """Nothing."""
 
 
-class Submit:
-    """Accept a job, or find the one that its key stands for. ``admit`` raises when there is no room for a new one."""
+class SubmitAll:
+    """Accept the jobs of one submission, or find those that their keys stand for. ``admit`` raises when there is no room for new ones."""
 
     essential = False
     shrinks = False
 
-    def __init__(self, event: ev.JobSubmitted, admit: Callable[[], None]) -> None:
-        self._event = event
+    def __init__(self, events: Sequence[ev.JobSubmitted], admit: Callable[[], None]) -> None:
+        self._events = events
         self._admit = admit
 
-    def __call__(self, connection: sqlite3.Connection) -> tuple[Job, bool]:
-        """The job, and whether it is new."""
-        event = self._event
-        row = connection.execute(STATEMENTS["job_by_key"], (event.uid, event.idempotency_key)).fetchone()
-        if row is not None:
-            job = job_of(row[0])
-            if not same_submission(job, event):
-                raise IdempotencyConflictError(event.idempotency_key, job.id)
-            return job, False
+    def __call__(self, connection: sqlite3.Connection) -> tuple[list[Job], bool]:
+        """The jobs, and whether they are new."""
+        known = [_known(connection, event) for event in self._events]
+        found = one_submission(self._events, known)
+        if found is not None:
+            return found, False
         self._admit()
-        if connection.execute(STATEMENTS["sequence_of"], (event.job_id,)).fetchone() is not None:
-            raise JobExistsError(event.job_id)
-        (last,) = connection.execute(STATEMENTS["last_sequence"]).fetchone()
-        job = submitted(event, last + 1)
-        connection.execute(STATEMENTS["insert_job"], job_row(job))
-        connection.execute(STATEMENTS["insert_event"], event_row(job.submission.sequence, job.version, event))
-        _write_notices(connection, notices_of(None, job, event.at))
-        return job, True
+        return [_insert(connection, event) for event in self._events], True
+
+
+def _known(connection: sqlite3.Connection, event: ev.JobSubmitted) -> Job | None:
+    row = connection.execute(STATEMENTS["job_by_key"], (event.uid, event.idempotency_key)).fetchone()
+    return None if row is None else job_of(row[0])
+
+
+def _insert(connection: sqlite3.Connection, event: ev.JobSubmitted) -> Job:
+    if connection.execute(STATEMENTS["sequence_of"], (event.job_id,)).fetchone() is not None:
+        raise JobExistsError(event.job_id)
+    (last,) = connection.execute(STATEMENTS["last_sequence"]).fetchone()
+    job = submitted(event, last + 1)
+    connection.execute(STATEMENTS["insert_job"], job_row(job))
+    connection.execute(STATEMENTS["insert_event"], event_row(job.submission.sequence, job.version, event))
+    _write_notices(connection, notices_of(None, job, event.at))
+    return job
 
 
 class Append:

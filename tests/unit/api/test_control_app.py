@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import TypeAdapter
 
-from orchestrator.api import files, queue_views, spec_views, views
+from orchestrator.api import files, matrix_views, queue_views, spec_views, usage_views, views
 from orchestrator.api.errors import (
     AmbiguousReferenceError,
     BadRequestError,
@@ -23,6 +24,7 @@ from orchestrator.daemon.requests.left_files import LeftFiles
 from orchestrator.runtime.pools import Pool
 from orchestrator.store.errors import StoreClosedError
 from tests.support.plain_http import JSON, ask
+from tests.unit.api.test_matrix_routes import grid
 
 if TYPE_CHECKING:
     from orchestrator.api.client import Client
@@ -307,11 +309,19 @@ def test_the_document_is_whole(document: dict[str, Any]) -> None:
         assert "422" not in operation["responses"], "what cannot be understood is a problem document"
 
 
+def known_to(service: Any, ref: str) -> None:
+    """A matrix of that id, and what was used."""
+    service.matrices[ref] = replace(grid(0), id=ref)
+    nothing = usage_views.UsageRow(keys={}, jobs=0, gpu_hours=0.0, waiting_gpu_hours=0.0)
+    service.used = usage_views.UsageReport(since=0.0, until=1.0, by=("user",), rows=(), total=nothing)
+
+
 def test_the_document_names_what_routes_answer(served: ServedFake, client: Client, document: dict[str, Any]) -> None:
     job = served.do(lambda service: service.add())
     served.do(lambda service: service.save(job.id, CheckpointView(step=1, at=1.0, path="/c")))
     pool = Pool("outputs", 1)
     served.do(lambda service: service.files_of.update({job.id: LeftFiles(job.id, {}, pool)}))
+    served.do(lambda service: known_to(service, job.id))
     checked = 0
     for path, methods in document["paths"].items():
         if "get" not in methods or path.endswith(
@@ -321,7 +331,9 @@ def test_the_document_names_what_routes_answer(served: ServedFake, client: Clien
         schema = methods["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
         name = schema.rpartition("/")[2]
         cls: type[View] = next(
-            getattr(known, name) for known in (views, spec_views, queue_views, files) if hasattr(known, name)
+            getattr(known, name)
+            for known in (views, spec_views, queue_views, files, matrix_views, usage_views)
+            if hasattr(known, name)
         )
         answer = ask(served.endpoint, "GET", path.replace("{ref}", job.id).replace("{other}", job.id))
         assert answer.status == 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -43,13 +43,20 @@ from tests.unit.store.lives import add, cancel, end, note, notes_of, run_it, wri
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from orchestrator.store.port import Store
 
     Run = Callable[..., Any]
 
 NOWHERE = "nothing-222222"
+
+
+def of_matrix(
+    index: int, matrix_id: str = "grid-aaaaaa", *, key: str = "k", suffix: str = "22222", values: Any = None
+) -> ev.JobSubmitted:
+    cell = ev.MatrixCell(matrix_id=matrix_id, name="grid", index=index, count=3, values=values or {"lr": index})
+    job_id = JobId(f"point-{'bcdefghij'[index]}{suffix}")
+    return submission(make_spec(), job_id=job_id, name="point", matrix=cell, idempotency_key=f"{key}/{index}")
 
 
 def test_it_answers_until_it_is_closed(store: Store, run: Run) -> None:
@@ -67,6 +74,36 @@ class TestSubmit:
         assert new
         assert (job.id, job.submission.sequence, job.version, job.state) == (ID, 1, 1, JobState.PENDING)
         assert run(store.job(ID)) == job
+
+    def test_several_jobs_are_accepted_at_once_or_not_at_all(self, store: Store, run: Run) -> None:
+        events = [of_matrix(n) for n in range(3)]
+        jobs, new = run(store.submit_all(events))
+        assert (new, [job.id for job in jobs]) == (True, [event.job_id for event in events])
+        again, new = run(store.submit_all([of_matrix(n, "grid-zzzzzz", suffix="44444") for n in range(3)]))
+        assert (new, again) == (False, jobs)
+        with pytest.raises(IdempotencyConflictError):
+            run(store.submit_all([of_matrix(n, suffix="55555") for n in range(4)]))
+        with pytest.raises(IdempotencyConflictError):
+            run(store.submit_all([of_matrix(0, suffix="66666", values={"lr": 9})]))
+        taken = [of_matrix(n, key="other", suffix=suffix) for n, suffix in ((7, "77777"), (0, "22222"))]
+        with pytest.raises(JobExistsError):
+            run(store.submit_all(taken))
+        assert [job.id for job in run(store.jobs(JobFilter()))] == [job.id for job in reversed(jobs)]
+
+    def test_a_matrix_is_found_by_its_id_its_name_and_the_beginning_of_its_id(self, store: Store, run: Run) -> None:
+        jobs, _ = run(store.submit_all([of_matrix(n) for n in range(2)]))
+        assert run(store.matrix_jobs("grid-aaaaaa")) == jobs
+        assert run(store.matrix_jobs("grid")) == []
+        for reference in ("grid-aaaaaa", "grid", "grid-a", "gri"):
+            assert run(store.find_matrix(reference)) == "grid-aaaaaa"
+        for reference in (jobs[0].id, "point", "poi", "nothing", ""):
+            assert run(store.find_matrix(reference)) is None
+        run(store.submit_all([of_matrix(n, "grid-abbbbb", key="second", suffix="33333") for n in range(2)]))
+        assert run(store.find_matrix("grid")) == "grid-abbbbb"
+        with pytest.raises(AmbiguousJobError):
+            run(store.find_matrix("grid-a"))
+        run(add(store, "grid"))
+        assert run(store.find_matrix("grid")) is None
 
     def test_jobs_are_numbered_in_the_order_of_their_arrival(self, store: Store, run: Run) -> None:
         jobs = [run(add(store, f"job-{n}", at=T0 - n)) for n in range(3)]

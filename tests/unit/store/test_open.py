@@ -114,6 +114,10 @@ class TestMigrations:
             connection.execute("DROP TABLE places")
             connection.execute("DROP TABLE untidied")
             connection.execute("DROP TABLE queue_changes")
+            connection.execute("DROP INDEX jobs_by_matrix")
+            connection.execute("DROP INDEX jobs_by_matrix_name")
+            connection.execute("ALTER TABLE jobs DROP COLUMN matrix")
+            connection.execute("ALTER TABLE jobs DROP COLUMN matrix_name")
             connection.execute("PRAGMA user_version = 1")
         store = open_store()
         assert run(store.finished_counts()) == totals
@@ -121,13 +125,14 @@ class TestMigrations:
         assert run(store.verify()) == []
 
     def test_the_store_of_the_older_version_is_kept(self, open_store: Open, run: Run, path: Path) -> None:
-        store = open_store(migrations=MIGRATIONS[:1])
+        store = open_store()
         job = run(add(store, ID))
         store.close()
-        open_store().close()
-        older = open_store(path.with_name("orch.db.v1"), migrations=MIGRATIONS[:1])
-        assert run(older.load_live()) == [job]
-        assert path.with_name("orch.db.v1").stat().st_mode & 0o777 == 0o600
+        later = Migration(len(MIGRATIONS) + 1, "CREATE TABLE later (x);\n")
+        open_store(migrations=(*MIGRATIONS, later)).close()
+        kept = path.with_name(f"orch.db.v{len(MIGRATIONS)}")
+        assert run(open_store(kept).load_live()) == [job]
+        assert kept.stat().st_mode & 0o777 == 0o600
 
     def test_a_step_that_fails_leaves_the_store_as_it_was(self, open_store: Open, run: Run, path: Path) -> None:
         store = open_store()

@@ -111,6 +111,9 @@ def rerun(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a value, as in --set resources.num_workers=4."),
     ] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Only what failed: of a matrix, the combinations whose job failed.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
@@ -118,11 +121,11 @@ def rerun(
 ) -> int:
     """Submit the same jobs again, as they were submitted, with values changed by --set; prints the new ids.
 
-    Options choose among jobs that have ended.
+    A MATRIX: its combinations whose jobs have ended, as further runs of it. Options choose among jobs that have ended.
     """
 
     def again(client: Client, ref: str) -> ActionReply:
-        return client.rerun(ref, from_checkpoint=from_checkpoint, overrides=overrides or ())
+        return client.rerun(ref, from_checkpoint=from_checkpoint, overrides=overrides or (), failed=failed)
 
     found = selection(jobs, user, state, label, name, yes=yes, dry_run=dry_run, json=json)
     return act_on_each(Session(quiet=quiet), found, RERUN, again)[0]

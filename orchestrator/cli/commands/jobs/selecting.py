@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 Jobs = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="JOB", help="Ids, beginnings of ids, or names; or choose with the options.", autocompletion=complete_job
+        metavar="JOB",
+        help="Ids, beginnings of ids, or names, of jobs or matrices; or choose with the options.",
+        autocompletion=complete_job,
     ),
 ]
 User = Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="Jobs of this user; `me` for your own.")]
@@ -64,6 +66,8 @@ class Verb(NamedTuple):
 CANCEL = Verb("cancel", LIVE_STATES)
 PAUSE = Verb("pause", tuple(state for state in LIVE_STATES if state != "SUSPENDED"))
 RESUME = Verb("resume", ("SUSPENDED",))
+HOLD = Verb("hold", ("PENDING",))
+RELEASE = Verb("release", ("SUSPENDED",))
 RERUN = Verb("rerun", tuple(sorted(TERMINAL_STATES)))
 UPDATE = Verb("update", LIVE_STATES)
 WAIT = Verb("wait", LIVE_STATES, " for")
@@ -110,7 +114,9 @@ def meant(session: Session, found: Selection, verb: Verb, *, asks: bool = True) 
         if not found.dry_run:
             return list(found.refs)
         client = session.client()
-        chosen: Sequence[JobView] = [_named(session, client, ref) for ref in dict.fromkeys(found.refs)]
+        chosen: Sequence[JobView] = [
+            job for ref in dict.fromkeys(found.refs) for job in _named(session, client, ref, verb.states)
+        ]
     else:
         chosen = chosen_jobs(session, found.choice, verb.states)
     if found.dry_run:
@@ -125,10 +131,14 @@ def meant(session: Session, found: Selection, verb: Verb, *, asks: bool = True) 
     return [job.id for job in chosen]
 
 
-def _named(session: Session, client: Client, ref: str) -> JobView:
+def _named(session: Session, client: Client, ref: str, states: tuple[str, ...]) -> list[JobView]:
+    """The job that a reference means; of a matrix those of its jobs that the command acts on."""
+    matrix = client.find_matrix(ref)
+    if matrix is not None:
+        return [client.job(job.job_id) for job in matrix.jobs if job.state in states]
     job = client.job(ref)
     note_which(session, ref, job)
-    return job
+    return [job]
 
 
 def _show(session: Session, verb: Verb, chosen: Sequence[JobView], *, as_json: bool) -> None:
@@ -175,7 +185,7 @@ def act_on_each(
         _tell_reply(session, reply, as_json=found.json)
         if found.json:
             print_json(session, reply.to_json())
-        return EXIT_OK, [reply.job_id]
+        return EXIT_OK, list(reply.job_ids or (reply.job_id,))
     replies, errors = _try_each(session, refs, act, as_json=found.json)
     if found.json:
         print_json(session, [reply.to_json() for reply in replies])
@@ -184,7 +194,7 @@ def act_on_each(
     elif len(replies) > 1:
         session.console.note(f"{verb.name}: {counted(len(replies))} done")
     code = EXIT_OK if not errors else EXIT_PARTLY if replies else errors[0].exit_code
-    return code, [reply.job_id for reply in replies]
+    return code, [job_id for reply in replies for job_id in reply.job_ids or (reply.job_id,)]
 
 
 def _try_each(

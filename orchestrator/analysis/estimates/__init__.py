@@ -1,0 +1,1 @@
+"""How long jobs will still take."""

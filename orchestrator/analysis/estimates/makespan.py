@@ -1,0 +1,25 @@
+"""How long several jobs take that run some at a time. Pure."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def time_left(running: Sequence[float], waiting: Sequence[float], at_once: int) -> float:
+    """Seconds until the last job ends: the ``running`` ones have so long left, each ``waiting`` one starts where one ends.
+
+    ``at_once`` are the most that run at a time.
+    """
+    ends: list[float] = []
+    for seconds in running:
+        heappush(ends, max(0.0, seconds))
+    last = max(ends, default=0.0)
+    for seconds in waiting:
+        begin = heappop(ends) if len(ends) >= max(1, at_once) else 0.0
+        heappush(ends, begin + max(0.0, seconds))
+        last = max(last, begin + max(0.0, seconds))
+    return last

@@ -1,0 +1,123 @@
+"""Writes the results of a matrix into a directory: each job's telemetry, the summary by configuration, and ``graphs``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.analysis.matrices.plots import by_configuration
+from orchestrator.analysis.matrices.summary import REPEATS, Configuration, MatrixRun, Score, configurations
+from orchestrator.analysis.plots.style import PlotError
+from orchestrator.analysis.report.as_json import plain
+from orchestrator.analysis.report.writing import file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+GRAPHS: Final = "graphs"
+COPIED: Final = ("telemetry", "metrics.jsonl", "metrics.jsonl.1")
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """What was written, in the order of writing; ``missing`` says what there is not, and why."""
+
+    directory: Path
+    configurations: tuple[Configuration, ...]
+    files: list[Path] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, and the names of the files."""
+        return {
+            "directory": str(self.directory),
+            "configurations": plain(self.configurations),
+            "files": [str(path) for path in self.files],
+            "missing": list(self.missing),
+        }
+
+
+def write_results(
+    runs: Sequence[MatrixRun], directory: Path, score: Score | None, *, repeats: Collection[str] = REPEATS
+) -> Results:
+    """Write everything; a file of the same name is replaced. Raises OSError."""
+    results = Results(directory=directory, configurations=configurations(runs, score, repeats=repeats))
+    directory.mkdir(parents=True, exist_ok=True)
+    for one in runs:
+        _copy(one, results)
+    _write(results, "summary.txt", summary_text(results.configurations))
+    _write(results, "summary.json", json.dumps(plain(results.configurations), indent=1) + "\n")
+    _write_csv(results)
+    graphs = directory / GRAPHS
+    graphs.mkdir(exist_ok=True)
+    for quantity in _quantities(results.configurations):
+        try:
+            picture = by_configuration(results.configurations, quantity, graphs / f"{file_name(quantity)}.png")
+            results.files.append(picture)
+        except PlotError as error:
+            results.missing.append(str(error))
+    return results
+
+
+def _quantities(found: Sequence[Configuration]) -> list[str]:
+    return list(dict.fromkeys(name for one in found for name in one.quantities))
+
+
+def _copy(one: MatrixRun, results: Results) -> None:
+    """What the job recorded, into a directory of its own."""
+    if one.run is None or not one.run.sources:
+        results.missing.append(f"{one.job_id} ({one.state}) has recorded nothing")
+        return
+    source = one.run.sources[0]
+    target = results.directory / "runs" / file_name(one.job_id)
+    target.mkdir(parents=True, exist_ok=True)
+    for name in COPIED:
+        path = source / name
+        if path.is_symlink():  # the job can write there: nothing is followed out of it
+            continue
+        if path.is_dir():
+            shutil.copytree(path, target / name, symlinks=True, dirs_exist_ok=True)
+        elif path.is_file():
+            shutil.copyfile(path, target / name, follow_symlinks=False)
+    results.files.append(target)
+
+
+def _write(results: Results, name: str, text: str) -> None:
+    path = results.directory / name
+    path.write_text(text, encoding="utf-8")
+    results.files.append(path)
+
+
+def _write_csv(results: Results) -> None:
+    path = results.directory / "summary.csv"
+    parameters = list(dict.fromkeys(name for one in results.configurations for name in one.values))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*parameters, "quantity", "runs", "mean", "std", "minimum", "maximum"])
+        for one in results.configurations:
+            for quantity, values in one.quantities.items():
+                spread = (values.runs, values.mean, "" if values.std is None else values.std)
+                row = [*(_cell(one.values.get(name, "")) for name in parameters), quantity, *spread]
+                writer.writerow([*row, values.minimum, values.maximum])
+    results.files.append(path)
+
+
+def _cell(value: Any) -> Any:
+    """Text that a spreadsheet does not take for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" else value
+
+
+def summary_text(found: Sequence[Configuration]) -> str:
+    """The summary for people: each configuration over all its runs."""
+    lines = []
+    for one in found:
+        lines.append(f"{one.label}: {one.ended} of {one.runs} runs succeeded")
+        for quantity, values in one.quantities.items():
+            spread = "" if values.std is None else f" (±{values.std:.4g})"
+            extent = "" if values.runs == 1 else f", {values.minimum:.6g} to {values.maximum:.6g}, {values.runs} runs"
+            lines.append(f"  {quantity}: {values.mean:.6g}{spread}{extent}")
+    return "\n".join(lines) + "\n" if lines else "no run\n"

@@ -1,0 +1,45 @@
+# ruff: noqa: D102 - JobService documents the methods
+"""The part of the service in memory that knows matrices and use; see ``testing.py``."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.api.errors import NotFoundError
+from orchestrator.api.views import ActionReply
+
+if TYPE_CHECKING:
+    from orchestrator.api.matrix_views import MatrixView
+    from orchestrator.api.service import ActionRequest, Caller, UsageQuery
+    from orchestrator.api.usage_views import UsageReport
+
+
+class FakeMatrices:
+    """Matrices are what was set; an action on one is noted."""
+
+    calls: list[tuple[str, Any]]
+    used: UsageReport
+
+    @cached_property
+    def matrices(self) -> dict[str, MatrixView]:
+        return {}
+
+    async def find_matrix(self, ref: str) -> str | None:
+        named = [found.id for found in self.matrices.values() if found.name == ref]
+        return ref if ref in self.matrices else named[-1] if named else None
+
+    async def matrix(self, matrix_id: str) -> MatrixView:
+        if matrix_id not in self.matrices:
+            raise NotFoundError(f"there is no matrix {matrix_id!r}")
+        return self.matrices[matrix_id]
+
+    async def usage(self, query: UsageQuery) -> UsageReport:
+        self.calls.append(("usage", query))
+        return self.used
+
+    async def act_on_matrix(self, matrix_id: str, request: ActionRequest, caller: Caller) -> ActionReply:
+        self.calls.append((f"{request.verb} matrix", (request, caller.user)))
+        found = self.matrices[matrix_id]
+        ids = tuple(job.job_id for job in found.jobs)
+        return ActionReply(job_id=matrix_id, state=found.state, message=f"{len(ids)} jobs", job_ids=ids)

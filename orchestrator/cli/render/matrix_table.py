@@ -1,0 +1,135 @@
+"""How a matrix looks: a row for each combination; and how all of them look at a glance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli.console import clean
+from orchestrator.cli.render.job_table import BAR_WIDTH, STATE_STYLES
+from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.render.units import bar, span, value_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.api.matrix_views import MatrixJobView, MatrixView
+    from orchestrator.api.views import JobView
+    from orchestrator.cli.console import Console
+
+_ORDER = tuple(STATE_STYLES)
+LISTED = (
+    Column("MATRIX", weight=1000, shrink=False),
+    Column("JOBS", weight=900, right=True),
+    Column("STATES", weight=800, shrink=True),
+    Column("USER", weight=300),
+)
+
+
+def list_lines(console: Console, groups: Mapping[str, Sequence[JobView]]) -> list[str]:
+    """A row for each matrix; ``groups`` are their jobs by the matrix's id, each newest first."""
+    rows = [
+        [
+            Cell(matrix_id, ("bold",)),
+            Cell(str(_count(jobs))),
+            Cell(counts_text(newest_states(jobs))),
+            Cell(clean(jobs[0].user)),
+        ]
+        for matrix_id, jobs in groups.items()
+    ]
+    none = ["no matrices; `matrix:` in a job.yaml makes one job for each combination"]
+    return render_table(console, LISTED, rows) or none
+
+
+def _count(jobs: Sequence[JobView]) -> int:
+    return jobs[0].matrix.count if jobs[0].matrix is not None else len(jobs)
+
+
+def listed(matrix_id: str, jobs: Sequence[JobView]) -> dict[str, Any]:
+    """The same of one matrix, for programs."""
+    cell = jobs[0].matrix
+    return {
+        "id": matrix_id,
+        "name": cell.name if cell is not None else "",
+        "user": jobs[0].user,
+        "count": _count(jobs),
+        "counts": newest_states(jobs),
+    }
+
+
+def newest_states(jobs: Sequence[JobView]) -> dict[str, int]:
+    """Combinations by the state of their newest job; ``jobs`` come newest first."""
+    newest: dict[int, str] = {}
+    for job in jobs:
+        if job.matrix is not None:
+            newest.setdefault(job.matrix.index, job.state)
+    return counted_states(list(newest.values()))
+
+
+def counted_states(states: Sequence[str]) -> dict[str, int]:
+    """How many there are of each, in the order of a job's life."""
+    return {state: states.count(state) for state in _ORDER if state in states}
+
+
+def counts_text(counts: dict[str, int]) -> str:
+    """As in ``2 RUNNING, 10 PENDING``."""
+    return ", ".join(f"{number} {state}" for state, number in counts.items())
+
+
+def matrix_lines(console: Console, view: MatrixView) -> list[str]:
+    """A head line, and a row for each combination with the values as columns."""
+    dot = f" {console.glyphs.dot} "
+    facts = [counts_text(counted_states([job.state for job in view.jobs]))]
+    if len(view.jobs) < view.count:
+        facts.append(f"{view.count - len(view.jobs)} pruned")
+    if view.max_concurrent is not None:
+        facts.append(f"at most {view.max_concurrent} at a time")
+    if view.fail_fast:
+        facts.append("fail_fast")
+    if view.eta_seconds is not None:
+        facts.append(f"about {span(max(1.0, view.eta_seconds))} left")
+    state = console.style(view.state, *STATE_STYLES.get(view.state, ()))
+    lines = [f"{console.style(view.id, 'bold')}  {state}{dot}{dot.join(facts)}"]
+    return lines + render_table(console, _columns(view), [_row(console, view, job) for job in view.jobs])
+
+
+def _columns(view: MatrixView) -> list[Column]:
+    values = [Column(clean(name).upper(), weight=850) for name in view.parameters]
+    score = clean(view.score_attribute or "score").upper()
+    return [
+        *values,
+        Column("STATE", weight=900),
+        Column(f"BEST {score}", weight=800, right=True),
+        Column(f"LAST {score}", weight=500, right=True),
+        Column("PROGRESS", weight=700),
+        Column("RUNS", weight=400, right=True),
+        Column("JOB", weight=950),
+        Column("REASON", weight=300, shrink=True),
+    ]
+
+
+def _row(console: Console, view: MatrixView, job: MatrixJobView) -> list[Cell]:
+    best = [found.best for found in view.jobs if found.best is not None]
+    top = (max if view.score_order == "max" else min)(best, default=None)
+    return [
+        *(Cell(clean(value_text(job.values.get(name)))) for name in view.parameters),
+        Cell(job.state, STATE_STYLES.get(job.state, ())),
+        Cell(_number(job.best), ("green", "bold") if job.best is not None and job.best == top else ()),
+        Cell(_number(job.last)),
+        Cell(_progress(console, job)),
+        Cell(str(job.runs) if job.runs > 1 else ""),
+        Cell(job.job_id),
+        Cell(clean(job.reason), ("dim",)),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}"
+
+
+def _progress(console: Console, job: MatrixJobView) -> str:
+    if job.fraction is None:
+        return ""
+    text = f"{bar(job.fraction, BAR_WIDTH, console.glyphs)} {int(100 * min(job.fraction, 1.0)):3d}%"
+    if job.eta_seconds is not None and job.ended_at is None:
+        text += f" {span(max(1.0, job.eta_seconds))} left"
+    return text

@@ -1,0 +1,170 @@
+"""Whether a submission may be accepted, as far as that needs no cluster: its text, interpreter, script and directories."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets as random
+import sys
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import InvalidSpecError, Problem, invalid_spec
+from orchestrator.core.events import MatrixCell
+from orchestrator.core.ids import job_id
+from orchestrator.daemon.jobs.interpreter import interpreter_of
+from orchestrator.daemon.jobs.prerequisites import with_after
+from orchestrator.spec.entrypoint import parse_entrypoint
+from orchestrator.spec.job import JobSpec, parse_jobs
+from orchestrator.spec.plain_files import NotPlainFileError, open_plain
+from orchestrator.spec.problems import SpecError
+from orchestrator.train.trainer.config.check import trainer_findings
+
+if TYPE_CHECKING:
+    from orchestrator.api.service import SubmitRequest
+    from orchestrator.spec.entrypoint import Entrypoint
+    from orchestrator.spec.job import JobFile
+    from orchestrator.spec.matrix import Combination
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A submission that may be accepted: its spec, interpreter and working directory (None: an empty one).
+
+    ``modules`` are what ``runtime_env.py_modules`` names, ``cell`` its place in a matrix.
+    """
+
+    spec: JobSpec
+    python: str
+    directory: Path | None
+    modules: tuple[Path, ...] = ()
+    cell: MatrixCell | None = None
+
+
+def check(request: SubmitRequest) -> tuple[Checked, ...]:
+    """Parse and check everything that needs no cluster: the job, or each of a matrix. Raises InvalidSpecError with every error at once."""
+    try:
+        file = parse_jobs(request.yaml, source=request.source, overrides=request.overrides, rules=(trainer_findings,))
+    except SpecError as error:
+        raise invalid_spec(error) from error
+    matrix_id = job_id(file.name, random.randbits(64))
+    interpreters: dict[str, str] = {}
+    return tuple(
+        _checked(request, spec, _cell(file, combination, matrix_id), interpreters) for combination, spec in file.jobs
+    )
+
+
+def _cell(file: JobFile, combination: Combination | None, matrix_id: str) -> MatrixCell | None:
+    if file.matrix is None or combination is None:
+        return None
+    return MatrixCell(
+        matrix_id=matrix_id,
+        name=file.name,
+        index=combination.index,
+        count=len(file.jobs),
+        values=combination.values,
+        max_concurrent=file.matrix.max_concurrent,
+        fail_fast=file.matrix.fail_fast,
+    )
+
+
+def _checked(request: SubmitRequest, spec: JobSpec, cell: MatrixCell | None, interpreters: dict[str, str]) -> Checked:
+    if request.after:
+        spec = replace(spec, depends_on=with_after(spec, request.after))
+    entry = parse_entrypoint(spec.entrypoint)
+    python = _interpreter(request, entry, interpreters)
+    directory = None if spec.working_dir is None else Path(request.cwd, spec.working_dir)
+    if directory is not None and not _is_directory(request, directory):
+        raise _one(request, "working_dir", f"{directory} is not a directory", "make it, or set working_dir: null")
+    if entry.kind == "script" and directory is not None:
+        script = directory / entry.target
+        if (trouble := _file_trouble(script)) is not None:
+            hint = "the path is relative to working_dir"
+            raise _one(request, "entrypoint", f"{script} {trouble}", hint)
+    modules = _modules(request, spec, directory or Path(request.cwd))
+    _check_pip(request, spec, python or sys.executable)
+    return Checked(spec=spec, python=python or sys.executable, directory=directory, modules=modules, cell=cell)
+
+
+def _interpreter(request: SubmitRequest, entry: Entrypoint, known: dict[str, str]) -> str | None:
+    """The interpreter that the command means; ``known`` are those that other jobs of the file mean."""
+    python = entry.interpreter(request.python)
+    if entry.python is not None and python is None:
+        raise _one(request, "entrypoint", f"there is no {entry.python!r} on your PATH", "activate an environment")
+    if python is None or python in known:
+        return None if python is None else known[python]
+    if not os.access(python, os.X_OK):
+        raise _one(request, "entrypoint", f"{python} cannot be executed here", "name an interpreter of this machine")
+    if (trouble := _file_trouble(Path(python))) is not None:
+        raise _one(request, "entrypoint", f"{python} {trouble}", "name an interpreter of this machine")
+    known[python] = interpreter_of(python)
+    return known[python]
+
+
+def _file_trouble(path: Path) -> str | None:
+    """Why there is no regular file at a user's path that the daemon can read; None where there is one. Never waits."""
+    try:
+        os.close(open_plain(path, follow=True))
+    except FileNotFoundError:
+        return "does not exist"
+    except NotPlainFileError:
+        return "is not a regular file"
+    except PermissionError:
+        return f"cannot be read by the daemon, which runs as {owner_name()}"
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    return None
+
+
+def _is_directory(request: SubmitRequest, directory: Path) -> bool:
+    """Raises InvalidSpecError for one that the daemon's user may not look into: the submitter's is another one."""
+    try:
+        found = directory.is_dir()
+        readable = not found or os.access(directory, os.R_OK | os.X_OK)
+    except PermissionError:
+        found = readable = False
+    except OSError:  # a name that is too long, say
+        found, readable = False, True
+    if not readable:
+        reason = f"{directory} cannot be read by the daemon, which runs as {owner_name()}"
+        raise _one(request, "working_dir", reason, "let that user read it, and pass through the directories above it")
+    return found
+
+
+def _modules(request: SubmitRequest, spec: JobSpec, base: Path) -> tuple[Path, ...]:
+    """The directories and wheels of ``py_modules``. Raises InvalidSpecError."""
+    found: list[Path] = []
+    for index, entry in enumerate(spec.runtime_env.py_modules):
+        where, path = f"runtime_env.py_modules[{index}]", Path(os.path.realpath(Path(base, entry)))
+        if not (os.path.isdir(path) or (path.suffix == ".whl" and _file_trouble(path) is None)):  # noqa: PTH112 - never raises
+            hint = "name a package's directory or a wheel; a relative path counts from working_dir"
+            raise _one(request, where, f"{path} is neither a directory nor a wheel", hint)
+        if path.name in (other.name for other in found):
+            raise _one(
+                request, where, f"two of them are called {path.name}", "rename one, or put both into one directory"
+            )
+        found.append(path)
+    return tuple(found)
+
+
+def _check_pip(request: SubmitRequest, spec: JobSpec, python: str) -> None:
+    """Ray builds the packages' environment on its own interpreter, with virtualenv. Raises InvalidSpecError."""
+    if not spec.runtime_env.pip:
+        return
+    if find_spec("virtualenv") is None:
+        raise _one(request, "runtime_env.pip", "virtualenv is not installed here", "pip install virtualenv")
+    if Path(python).parent.resolve() != Path(sys.executable).parent.resolve():
+        hint = "install the packages into that interpreter instead, or write python without a path"
+        raise _one(request, "runtime_env.pip", f"packages are added to {sys.executable}, not to {python}", hint)
+
+
+def _one(request: SubmitRequest, path: str, message: str, hint: str) -> InvalidSpecError:
+    problem = Problem(message=message, path=path, hint=hint, source=request.source)
+    return InvalidSpecError(f"{request.source} has one error", problems=[problem])
+
+
+def owner_name() -> str:
+    """The daemon's user."""
+    return getpass.getuser()

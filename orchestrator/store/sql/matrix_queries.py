@@ -1,0 +1,43 @@
+"""The questions about matrices that the store answers, on one connection and in one thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.store.errors import AmbiguousJobError
+from orchestrator.store.sql.queries import Reader, id_range
+from orchestrator.store.sql.statements import STATEMENTS
+
+if TYPE_CHECKING:
+    from orchestrator.core.job.record import Job
+
+
+class MatrixReader(Reader):
+    """The reader, which answers about matrices too."""
+
+    def matrix_jobs(self, matrix_id: str) -> list[Job]:
+        """The jobs of a matrix, reruns included, in order of arrival."""
+        return [self._parsed.job(row) for row in self._connection.execute(STATEMENTS["jobs_of_matrix"], (matrix_id,))]
+
+    def find_matrix(self, reference: str) -> str | None:
+        """The id of the matrix that a reference means; see ``port.Store.find_matrix``."""
+        if self._connection.execute(STATEMENTS["jobs_of_matrix"], (reference,)).fetchone() is not None:
+            return reference
+        if self._connection.execute(STATEMENTS["job_by_id"], (reference,)).fetchone() is not None:
+            return None
+        named = self._connection.execute(STATEMENTS["newest_of_matrix_name"], (reference,)).fetchone()
+        job = self._connection.execute(STATEMENTS["newest_place_by_name"], (reference,)).fetchone()
+        if named is not None or job is not None:
+            newer = named is not None and (job is None or named[0] >= job[0])
+            return str(named[1]) if newer else None
+        return self._only_matrix_with(reference)
+
+    def _only_matrix_with(self, prefix: str) -> str | None:
+        if not prefix or self._connection.execute(STATEMENTS["ids_by_prefix"], id_range(prefix)).fetchone() is not None:
+            return None
+        ids: list[str] = [
+            row[0] for row in self._connection.execute(STATEMENTS["matrices_by_prefix"], id_range(prefix))
+        ]
+        if len(ids) > 1:
+            raise AmbiguousJobError(prefix, ids)
+        return ids[0] if ids else None
