@@ -105,7 +105,7 @@ def measure(fault_seeds: int, healthy_seeds: int) -> dict[str, Any]:
 def matrix(results: Sequence[dict[str, Any]]) -> str:
     """One row for each fault: what was found, how often, and how soon."""
     rows = [
-        "| fault | runs | named rightly | within 60 s | found instead | median time |",
+        "| fault | forms | named rightly | within 60 s | found instead | median time |",
         "|---|---|---|---|---|---|",
     ]
     by_fault: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -130,10 +130,16 @@ def section(result: dict[str, Any]) -> str:
     sound = result["healthy"]
     false = sum(len(found) for found in sound["false"].values())
     return (
-        f"{result['right']} of {result['cases']} cases (each form with {result['cases'] // FORMS_IN_ALL} seeds) are named rightly (kind and rank, nothing before), {result['in_time']} of them within"
+        f"{result['right']} of {result['cases']} cases {_seeds(result)}are named rightly (kind and rank, nothing before), {result['in_time']} of them within"
         f" 60 s or a step longer. {sound['kinds']} kinds of healthy jobs, {sound['runs']} runs of up to twenty minutes: {false} findings.\n\n"
         + matrix(result["faults"])
     )
+
+
+def _seeds(result: dict[str, Any]) -> str:
+    """How many seeds each form had, where they were several."""
+    seeds = result["cases"] // FORMS_IN_ALL
+    return f"(each form with {seeds} seeds) " if seeds > 1 else ""
 
 
 def main() -> None:
