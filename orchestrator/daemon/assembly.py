@@ -20,7 +20,6 @@ from orchestrator.daemon.gpus.table import GpuTable
 from orchestrator.daemon.gpus.watch import GpuWatch
 from orchestrator.daemon.health import DaemonHealth, Endpoints
 from orchestrator.daemon.jobs.hangs import HangWatch
-from orchestrator.daemon.jobs.job_reports import JobReports
 from orchestrator.daemon.jobs.prerequisites import still_needed
 from orchestrator.daemon.jobs.progress import ProgressBook
 from orchestrator.daemon.jobs.progress_intake import ProgressIntake
@@ -40,6 +39,7 @@ from orchestrator.daemon.notify.notifier import Notifier
 from orchestrator.daemon.observers import JobObservers
 from orchestrator.daemon.readiness import readiness_of
 from orchestrator.daemon.recovery import Recovery
+from orchestrator.daemon.reports.job_reports import JobReports
 from orchestrator.daemon.requests.actions import JobActions
 from orchestrator.daemon.requests.inspection import RankInspection
 from orchestrator.daemon.requests.pruning import Pruning

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Event
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.changes import Changes
-    from orchestrator.daemon.jobs.job_reports import JobReports
     from orchestrator.daemon.jobs.progress_intake import ProgressIntake
     from orchestrator.daemon.jobs.tidying import Tidying
     from orchestrator.daemon.nodes.idle_workers import IdleWorkers
     from orchestrator.daemon.notify.notifier import Notifier
+    from orchestrator.daemon.reports.job_reports import JobReports
 
 
 class JobObservers:

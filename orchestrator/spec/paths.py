@@ -166,14 +166,6 @@ class Paths:
         """The job's reported metrics, a JSON object a line, appended."""
         return self.job(job_id) / "metrics.jsonl"
 
-    def telemetry(self, job_id: str) -> Path:
-        """The directory of what the exporters recorded of the job's GPUs."""
-        return self.job(job_id) / "telemetry"
-
-    def report(self, job_id: str) -> Path:
-        """The directory of the report that is written when the job has ended."""
-        return self.job(job_id) / "report"
-
     def secrets(self, job_id: str) -> Path:
         """The values of the job's secrets, mode 0600, removed at its end."""
         return self.job(job_id) / "secrets"

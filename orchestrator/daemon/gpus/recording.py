@@ -56,4 +56,4 @@ class GpuRecording:
         """Where the GPU's node keeps the job's telemetry: the daemon's home where that is shared, else its own."""
         node = self._exporters.nodes[uuid]
         home = self._paths.home if node.home_shared else Path(node.home)
-        return str(Paths(home=home, socket=self._paths.socket).telemetry(job.id))
+        return str(Paths(home=home, socket=self._paths.socket).job(job.id) / "telemetry")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from orchestrator.analysis.report.names import PAGE as PAGE_FILE
+from orchestrator.analysis.report.names import REPORT
 from orchestrator.api.errors import AmbiguousReferenceError, BadRequestError, NoSuchJobError, Problem, RefusedError
 from orchestrator.api.protocol import PAGE
 from orchestrator.checkpoint.errors import CheckpointError
@@ -90,11 +91,12 @@ class JobReader:
         """One job. Raises NoSuchJobError."""
         job = await self.record(job_id)
         await self._progress.recall([job])
-        return replace(self._view(job), report=self._report(job))
+        view, report = self._view(job), self._report(job)
+        return replace(view, report=report) if report else view
 
     def _report(self, job: Job) -> str:
         """The page of the job's report; empty while there is none."""
-        page = self._paths.report(job.id) / PAGE_FILE
+        page = self._paths.job(job.id) / REPORT / PAGE_FILE
         return str(page) if job.state.is_terminal and page.is_file() else ""
 
     def _view(self, job: Job) -> v.JobView:

@@ -13,6 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.analysis.report.names import REPORT
 from orchestrator.core.states import JobState
 from orchestrator.store.port import JobFilter
 
@@ -126,10 +127,10 @@ async def _last_bytes(stream: asyncio.StreamReader | None) -> bytes:
 
 def _to_be_written(paths: Paths, job_id: JobId) -> bool:
     """Whether there is something to report and no report yet; a process for each job of a thousand tiny ones costs too much."""
-    if paths.report(job_id).exists():
+    if (paths.job(job_id) / REPORT).exists():
         return False
     return _holds(paths.metrics(job_id)) or any(
-        _holds(path) for path in paths.telemetry(job_id).glob("telemetry-*.csv")
+        _holds(path) for path in paths.job(job_id).glob("telemetry/telemetry-*.csv")
     )
 
 

@@ -1,0 +1,1 @@
+"""Reports of jobs that have ended, written by processes of their own."""
