@@ -326,7 +326,7 @@ class Loop:
 
 
 def live_jobs(loop: Loop) -> Callable[[], Collection[Job]]:
-    """A function that gives the loop's jobs: it replaces its dictionary when it has read the store."""
+    """A function that gives the jobs that have had an attempt: the loop replaces its dictionary when it has read the store."""
 
     def live() -> Collection[Job]:
         return loop.begun.values()
@@ -335,7 +335,7 @@ def live_jobs(loop: Loop) -> Callable[[], Collection[Job]]:
 
 
 def decided_jobs(loop: Loop) -> Callable[[], Collection[Job]]:
-    """The same for the jobs as the last decision left them."""
+    """A function that gives the jobs that may hold a gang, as the last decision left them."""
 
     def decided() -> Collection[Job]:
         return loop.decided.active.values()
