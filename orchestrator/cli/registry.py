@@ -57,6 +57,7 @@ ENTRIES = (
     Entry("gpus", "gpu", MACHINE),
     Entry("top", "gpu", MACHINE),
     Entry("record", "gpu", MACHINE),
+    Entry("replay", "gpu", MACHINE),
     Entry("bench", "bench", MACHINE),
     Entry("advise", "bench", MACHINE),
     Entry("simulate", "runs.simulate", MACHINE),

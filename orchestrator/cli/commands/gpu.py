@@ -1,4 +1,4 @@
-"""`orch gpus`, `orch top` and `orch record`: what the GPUs do. All three also work on a machine without a daemon."""
+"""`orch gpus`, `orch top`, `orch record` and `orch replay`: what the GPUs do. All of them also work without a daemon."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json
-from orchestrator.cli.render.units import parse_span, parse_span_within
+from orchestrator.cli.render.units import parse_span, parse_span_within, span
 from orchestrator.cli.session import Session
 
 if TYPE_CHECKING:
@@ -83,12 +83,8 @@ def top(
 ) -> int:
     """Watch GPUs, jobs and processes live. q leaves, ? shows the keys."""
     seconds = parse_span_within(interval, "--interval", least=0.2, most=60.0)
-    try:
-        from orchestrator.cli.top.app import TopApp
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("textual"):
-            raise
-        raise BadRequestError("`orch top` needs Textual", hint="pip install textual") from error
+    _needs_textual("top")
+    from orchestrator.cli.top.app import TopApp
     from orchestrator.cli.top.source import TopSource
 
     session = Session()
@@ -97,6 +93,46 @@ def top(
     with TopSource(session, simulate=simulate_gpus, interval=seconds) as source:
         TopApp(source, interval=seconds).run()
     return EXIT_OK
+
+
+def replay(
+    recording: Annotated[
+        str, typer.Argument(metavar="FILE|JOB", help="A file of `orch record` or gputop, a job, or its directory.")
+    ],
+    *,
+    speed: Annotated[
+        float, typer.Option("--speed", metavar="X", help="Times as fast as it was recorded: 0.1 to 1000.")
+    ] = 1.0,
+    start: Annotated[str | None, typer.Option("--from", metavar="SPAN", help="Begin here: 90s, 1h30m.")] = None,
+) -> int:
+    """Play a recording in the view of `orch top`. space pauses, + and - change the speed, ? shows the keys."""
+    from orchestrator.cli.commands.runs.recordings import find_recording
+
+    if not 0.1 <= speed <= 1000.0:
+        raise BadRequestError(f"--speed {speed:g} is out of range", hint="write a number from 0.1 to 1000")
+    begin = 0.0 if start is None else parse_span(start, "--from")
+    _needs_textual("replay")
+    from orchestrator.cli.top.player import Player
+    from orchestrator.cli.top.replay import ReplayApp
+
+    session = Session()
+    found = find_recording(session, recording)
+    player = Player(found.recording, start=begin, speed=speed, name=found.name)
+    if begin > player.end:
+        raise BadRequestError(
+            f"--from {start} is after the end of {recording}: it is {span(player.end)} long", hint="write less"
+        )
+    if not session.console.is_terminal:
+        raise BadRequestError("`orch replay` needs a terminal", hint=f"`orch report {recording}` writes a summary")
+    ReplayApp(player).run()
+    return EXIT_OK
+
+
+def _needs_textual(command: str) -> None:
+    try:
+        import textual  # noqa: F401 - only whether it is there
+    except ModuleNotFoundError as error:
+        raise BadRequestError(f"`orch {command}` needs Textual", hint="pip install textual") from error
 
 
 def record(

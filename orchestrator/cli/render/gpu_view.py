@@ -57,9 +57,11 @@ def state_cell(row: GpuRow) -> Cell:
     """What is wrong with the GPU, if anything: its health, else what throttles it, else that it is cut into parts."""
     if row.health not in {"ok", "starting"}:
         return Cell(str(row.health), ("red",))
+    if row.condition != "ok":
+        return Cell(row.condition, ("red",))
     if row.throttle:
         return Cell(", ".join(row.throttle), ("yellow",))
-    return Cell("partitioned" if not row.placeable else "ok" if row.sampled_at is not None else "", ("dim",))
+    return Cell("partitioned" if not row.placeable else "ok" if row.sampled_at is not None else "starting", ("dim",))
 
 
 def percent(ratio: float | None) -> str:

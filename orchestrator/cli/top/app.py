@@ -1,4 +1,4 @@
-"""The screen of `orch top`: three tables that follow the newest frame, and the keys to move among them."""
+"""The screen of `orch top`: GPUs, findings, jobs and processes that follow the newest frame, and the keys."""
 
 from __future__ import annotations
 
@@ -8,55 +8,53 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from orchestrator.cli.console import clean
-from orchestrator.cli.render.gpu_view import BAND_STYLES, memory, percent, power, state_cell
-from orchestrator.cli.top import model
+from orchestrator.cli.top import cells, model
+from orchestrator.cli.top.layout import GAP, fitted, widths
 from orchestrator.cli.top.model import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from textual import events
     from textual.binding import BindingType
 
-    from orchestrator.cli.top.source import Frame, JobLine, TopSource
+    from orchestrator.cli.top.cells import Styled
+    from orchestrator.cli.top.frame import Frame, FrameSource
+    from orchestrator.cli.top.layout import TopColumn
     from orchestrator.gpu.balance.view import GpuRow
 
-GPU_COLUMNS = (
-    "NODE",
-    "GPU",
-    "MODEL",
-    "TEMP",
-    "POWER",
-    "MEMORY",
-    "",
-    "UTIL",
-    "",
-    "UTILIZATION",
-    "WATTS",
-    "JOB",
-    "STATE",
-)
-JOB_COLUMNS = ("JOB", "STATE", "GPUS", "PROGRESS", "BALANCE", "WHY")
-PROCESS_COLUMNS = ("PID", "USER", "NODE", "GPU", "GPU MEM", "CPU", "MEM", "TIME", "COMMAND")
-GRAPH_WIDTH, BAR_WIDTH = 30, 10
+    Row = tuple[str, Mapping[str, Styled], Mapping[str, tuple[Callable[[int], str], str]]]
+
+COLUMNS = {"gpus": cells.GPU_COLUMNS, "jobs": cells.JOB_COLUMNS, "processes": cells.PROCESS_COLUMNS}
+EMPTY = {
+    "gpus": "no GPU found (orch top --simulate-gpus 2 shows what they would look like)",
+    "jobs": "no job holds a GPU or is starting",
+    "processes": "no process on these GPUs",
+}
+MOST_FINDINGS = 6
+LATE_SECONDS = 5.0
+SCROLLBAR = 1
 
 HELP = """\
 q  ctrl+c   leave
 s           sort by the next column (node, utilization, memory, power, temperature, job)
 r           turn the order around
-/           filter: words that node, model, job, UUID or state must contain; Esc ends it
+/           filter: words that node, model, job, UUID or state must contain
 space       hold the picture still, and let it go on
 tab         move to the next table; arrows and page keys move within one
-j  p        show or hide jobs and processes
+j  p        hide jobs or processes, and show them again; GPUs always stay
+esc         show everything: no filter, nothing hidden
 ?           these keys
 
-UTILIZATION and WATTS are histories, the newest on the right. A rank that waits for others shows full
-utilization and few watts: so does the real thing. BALANCE is the spread (CV) over a job's GPUs:
-below 5% excellent, below 10% good, below 20% fair, else poor.
+The line below the GPUs tells everything about the one under the cursor. LOAD and WATTS are histories, the
+newest on the right: a rank that waits for others shows full utilization and few watts. UTIL of a process is
+the GPU's own, where the process has it to itself. BALANCE is the spread (CV) over a job's GPUs: below 5%
+excellent, below 10% good, below 20% fair, else poor. A wider terminal shows more columns.
 """
 
 
@@ -64,13 +62,19 @@ class HelpScreen(ModalScreen[None]):
     """The keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape,question_mark,q", "app.pop_screen", "Close")]
-    CSS = (
-        "HelpScreen { align: center middle; } #help { width: 104; height: auto; border: round $accent; padding: 1 2; }"
-    )
+    CSS = """
+    HelpScreen { align: center middle; }
+    #help-box { width: 112; max-width: 100%; height: auto; max-height: 100%; border: round $accent; padding: 0 1; }
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
 
     def compose(self) -> ComposeResult:
         """One box of text."""
-        yield Static(HELP, id="help")
+        with VerticalScroll(id="help-box"):
+            yield Static(Text(self._text))
 
 
 class TopApp(App[None]):
@@ -78,12 +82,19 @@ class TopApp(App[None]):
 
     TITLE = "orch top"
     ENABLE_COMMAND_PALETTE = False
-    CSS = """
-    #head { height: 1; background: $panel; padding: 0 1; }
-    #filter { display: none; height: 3; }
-    #gpus { height: auto; max-height: 60%; }
-    #jobs, #processes { height: auto; max-height: 14; margin-top: 1; }
-    #notes { color: $warning; height: auto; padding: 0 1; }
+    HELP_TEXT = HELP
+    CSS = f"""
+    DataTable {{ scrollbar-size: 1 {SCROLLBAR}; overflow-x: hidden; }}
+    #head {{ height: auto; background: $panel; padding: 0 1; }}
+    #filter {{ display: none; height: 3; }}
+    #body {{ height: 1fr; }}
+    #gpus {{ height: auto; max-height: 50%; }}
+    #detail {{ height: auto; max-height: 3; color: $text-muted; }}
+    #findings {{ height: auto; max-height: 30%; display: none; }}
+    #jobs {{ height: auto; max-height: 25%; }}
+    #processes {{ height: auto; min-height: 2; max-height: 1fr; }}
+    .empty {{ display: none; height: 1; color: $text-muted; }}
+    #notes {{ color: $warning; height: auto; max-height: 4; }}
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Leave"),
@@ -94,42 +105,57 @@ class TopApp(App[None]):
         Binding("j", "show('jobs')", "Jobs"),
         Binding("p", "show('processes')", "Processes"),
         Binding("question_mark", "help", "Keys"),
-        Binding("escape", "unfilter", show=False),
+        Binding("escape", "everything", show=False),
     ]
 
-    def __init__(self, source: TopSource, *, interval: float = 1.0) -> None:
+    def __init__(self, source: FrameSource, *, interval: float = 1.0) -> None:
         super().__init__()
         self._source = source
         self._interval = interval
         self._shown: Frame | None = None
         self._held = False
+        self._hidden: set[str] = set()
+        self._widths: dict[str, dict[str, int]] = {}
+        self._rows: dict[str, GpuRow] = {}
         self.order = Order.PLACE
         self.reversed = False
         self.words = ""
 
     def compose(self) -> ComposeResult:
-        """Head, filter, three tables, notes, keys."""
+        """Head, filter, tables with what stands in their place when they are empty, notes, keys."""
         yield Static(id="head")
         yield Input(placeholder="words to filter by", id="filter")
-        with VerticalScroll():
-            for name in ("gpus", "jobs", "processes"):
-                yield DataTable(id=name, cursor_type="row", zebra_stripes=False)
+        with Vertical(id="body"):
+            yield from self._table_and_words("gpus")
+            yield Static(id="detail")
+            yield Static(id="findings")
+            yield from self._table_and_words("jobs")
+            yield from self._table_and_words("processes")
             yield Static(id="notes")
         yield Footer()
 
+    def _table_and_words(self, name: str) -> ComposeResult:
+        yield DataTable(id=name, cursor_type="row", zebra_stripes=False, cell_padding=0)
+        yield Static(id=f"{name}-empty", classes="empty")
+
     def on_mount(self) -> None:
-        """Give the tables their columns and begin to follow the source."""
-        for name, columns in (("gpus", GPU_COLUMNS), ("jobs", JOB_COLUMNS), ("processes", PROCESS_COLUMNS)):
-            table = self._table(name)
-            for number, column in enumerate(columns):
-                table.add_column(column, key=f"{name}{number}")
+        """Begin to follow the source."""
         self._table("gpus").focus()
+        self._say("#head", Text("looking at the GPUs ..."))
         self.set_interval(min(0.25, self._interval / 2), self.follow)
         self.follow()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Choose the columns for the new width."""
+        del event
+        self.call_after_refresh(self._draw)
 
     def _table(self, name: str) -> DataTable[Text]:
         table: DataTable[Text] = self.query_one(f"#{name}", DataTable)
         return table
+
+    def _say(self, where: str, text: Text) -> None:
+        self.query_one(where, Static).update(text)
 
     def follow(self) -> None:
         """Show the newest frame, unless the picture is held or it is shown already."""
@@ -137,75 +163,128 @@ class TopApp(App[None]):
         if frame is not None and frame is not self._shown and not self._held:
             self._shown = frame
             self._draw()
+        elif self._shown is not None and self.late_seconds and not (self._held or isinstance(self.screen, ModalScreen)):
+            self._say("#head", self._head(self._shown))
+
+    @property
+    def late_seconds(self) -> float:
+        """How long the newest frame has been overdue; 0 while they come in time."""
+        if self._shown is None:
+            return 0.0
+        age = time.time() - self._shown.at
+        return age if age > LATE_SECONDS + 2 * self._interval else 0.0
 
     def _draw(self) -> None:
         frame = self._shown
-        if frame is None:
+        if frame is None or isinstance(self.screen, ModalScreen):
             return
         rows = model.ordered(model.matching(frame.rows, self.words), self.order, reverse=self.reversed)
-        self._fill("gpus", [(row.gpu_uuid, self._gpu_cells(row, frame)) for row in rows])
-        self._fill("jobs", [(line.job.id, _job_texts(line)) for line in frame.jobs])
-        shown = {row.gpu_uuid for row in rows}
+        self._rows = {row.gpu_uuid: row for row in rows}
+        several = len({row.node for row in frame.rows}) > 1
+        self._fill(
+            "gpus",
+            [
+                (row.gpu_uuid, _of_several(cells.gpu_cells(row, frame), several), cells.gpu_drawings(row, frame))
+                for row in rows
+            ],
+        )
+        self._fill("jobs", [(line.job.id, cells.job_cells(line), {}) for line in frame.jobs])
+        lines = [line for line in frame.processes if not line.gpu_uuid or line.gpu_uuid in self._rows]
         self._fill(
             "processes",
             [
-                (f"{line.gpu_uuid}/{line.pid}", [Text(clean(cell)) for cell in model.process_cells(line)])
-                for line in frame.processes
-                if line.gpu_uuid in shown
+                (f"{line.gpu_uuid}/{line.node}/{line.pid}", _of_several(cells.process_cells(line), several), {})
+                for line in lines
             ],
         )
-        self.query_one("#head", Static).update(self._head(frame, len(rows)))
-        notes = [*frame.problems, *(f"GPU {row.index} of {row.node}: {row.problem}" for row in rows if row.problem)]
-        self.query_one("#notes", Static).update(Text("\n".join(clean(note) for note in notes)))
+        self._say("#head", self._head(frame))
+        self._findings(frame)
+        self._detail()
+        notes = [*frame.problems, *(f"{cells.gpu_name(row)}: {row.problem}" for row in rows if row.problem)]
+        self._say("#notes", Text("\n".join(clean(note) for note in notes)))
 
-    def _head(self, frame: Frame, shown: int) -> Text:
+    def _head(self, frame: Frame) -> Text:
         text = Text(f"{time.strftime('%H:%M:%S', time.localtime(frame.at))}  {model.headline(frame)}")
-        text.append(f"  sorted by {self.order.value}{' (turned)' if self.reversed else ''}", "bright_black")
+        if self.late_seconds:
+            text.append(f"  nothing new for {self.late_seconds:.0f} s", "reverse")
+        second = [frame.title] if frame.title else []
+        if frame.host is not None:
+            second.append(model.host_line(frame.host))
+        if self.order is not Order.PLACE or self.reversed:
+            second.append(f"by {self.order.value}{' (turned)' if self.reversed else ''}")
+        text.append("\n" + "  ".join(second), "bright_black")
         if self.words:
-            text.append(f"  filter: {clean(self.words)} ({shown} of {len(frame.rows)})", "yellow")
+            text.append(f"  filter: {clean(self.words)} ({len(self._rows)} of {len(frame.rows)})", "yellow")
+        if self._hidden:
+            text.append(f"  hidden: {', '.join(sorted(self._hidden))} (esc shows all)", "yellow")
         if self._held:
             text.append("  held", "reverse")
         return text
 
-    def _fill(self, name: str, rows: Sequence[tuple[str, Sequence[Text]]]) -> None:
-        """Write a table anew, the cursor staying on the row that it was on."""
-        table = self._table(name)
-        keys = [key for key, _ in rows]
-        current = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value if table.row_count else None
-        if [str(key.value) for key in table.rows] == keys:
-            for key, cells in rows:
-                for column, cell in zip(table.columns, cells, strict=True):
-                    table.update_cell(key, column, cell, update_width=True)
+    def _findings(self, frame: Frame) -> None:
+        found = model.findings_of(frame)
+        text = Text()
+        for severity, line in found[:MOST_FINDINGS]:
+            text.append(f"{severity}: ", "bold red" if severity == "critical" else "bold yellow")
+            text.append(clean(line) + "\n")
+        if len(found) > MOST_FINDINGS:
+            text.append(f"and {model.counted(len(found) - MOST_FINDINGS, 'more finding')}: orch status JOB\n")
+        text.rstrip()
+        shown = self.query_one("#findings", Static)
+        shown.display = bool(found)
+        shown.update(text)
+
+    def _fill(self, name: str, rows: Sequence[Row]) -> None:
+        """Write a table anew in the width of the screen, the cursor staying on the row that it was on."""
+        table, empty = self._table(name), self.query_one(f"#{name}-empty", Static)
+        visible = name not in self._hidden
+        words = self.empty_words(name)
+        table.display, empty.display = visible and bool(rows), visible and not rows and bool(words)
+        empty.update(Text(words))
+        columns = COLUMNS[name]
+        needs: dict[str, int] = {}
+        for _, shown, drawn in rows:
+            needs |= {key: max(len(cell[0]), needs.get(key, 0)) for key, cell in shown.items()}
+            needs |= {key: max(1, needs.get(key, 0)) for key in drawn}
+        chosen = widths([_grown(column, needs) for column in columns], needs, self.size.width - SCROLLBAR)
+        texts = [(key, _texts(columns, chosen, shown, drawn)) for key, shown, drawn in rows]
+        keys = [key for key, *_ in rows]
+        if self._widths.get(name) == chosen and [str(key.value) for key in table.rows] == keys:
+            for key, line in texts:
+                for place, text in zip(chosen, line, strict=True):
+                    if table.get_cell(key, place) != text:
+                        table.update_cell(key, place, text)
             return
-        table.clear()
-        for key, cells in rows:
-            table.add_row(*cells, key=key)
+        current = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value if table.row_count else None
+        table.clear(columns=True)
+        for column in columns:
+            if column.key in chosen:
+                heading = Text(fitted(column.heading, chosen[column.key], right=column.right))
+                table.add_column(heading, key=column.key, width=chosen[column.key] + GAP)
+        for key, line in texts:
+            table.add_row(*line, key=key)
+        self._widths[name] = chosen
         if current in keys:
             table.move_cursor(row=keys.index(str(current)))
 
-    def _gpu_cells(self, row: GpuRow, frame: Frame) -> list[Text]:
-        share = model.memory_share(row)
-        limit = row.power_limit_watts or max((w for w in frame.power_history.get(row.gpu_uuid, ()) if w), default=1.0)
-        load = model.load_colour(row.utilization_ratio)
-        fill = model.fill_colour(share)
-        state = state_cell(row)
-        held = ", ".join(f"{holder.job}:{holder.rank}" for holder in row.holders)
-        celsius = "" if row.temperature_celsius is None else f"{row.temperature_celsius:.0f}C"
-        return [
-            Text(clean(row.node)),
-            Text(str(row.index), justify="right"),
-            Text(clean(row.model)),
-            Text(celsius, model.heat_colour(row.temperature_celsius), justify="right"),
-            Text(power(row), justify="right"),
-            Text(memory(row), fill, justify="right"),
-            Text(model.bar(share, BAR_WIDTH), fill),
-            Text(percent(row.utilization_ratio), load, justify="right"),
-            Text(model.bar(row.utilization_ratio, BAR_WIDTH), load),
-            Text(model.graph(frame.history.get(row.gpu_uuid, ()), GRAPH_WIDTH), load),
-            Text(model.graph(frame.power_history.get(row.gpu_uuid, ()), GRAPH_WIDTH // 2, limit), "cyan"),
-            Text(clean(held)),
-            Text(state.text, " ".join(style for style in state.styles if style != "dim")),
-        ]
+    def empty_words(self, name: str) -> str:
+        """What stands in the place of a table without rows; nothing when it is empty."""
+        if name == "gpus" and self.words and self._shown is not None and self._shown.rows:
+            return f"no GPU matches {self.words!r}; esc shows all {len(self._shown.rows)}"
+        return EMPTY[name]
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """Another GPU is under the cursor."""
+        if event.data_table.id == "gpus":
+            self._detail()
+
+    def _detail(self) -> None:
+        table, text = self._table("gpus"), ""
+        if table.row_count and self._shown is not None:
+            key = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
+            row = self._rows.get(str(key))
+            text = "" if row is None else cells.gpu_detail(row, self._shown)
+        self._say("#detail", Text(text))
 
     def action_sort(self) -> None:
         """Sort by the next quantity."""
@@ -224,9 +303,11 @@ class TopApp(App[None]):
         self.follow()
 
     def action_show(self, name: str) -> None:
-        """Show or hide a table."""
-        table = self._table(name)
-        table.display = not table.display
+        """Show or hide jobs or processes."""
+        self._hidden ^= {name}
+        if name in self._hidden and self.focused is self._table(name):
+            self._table("gpus").focus()
+        self._draw()
 
     def action_filter(self) -> None:
         """Ask for words to filter by."""
@@ -234,10 +315,11 @@ class TopApp(App[None]):
         field.display = True
         field.focus()
 
-    def action_unfilter(self) -> None:
-        """Forget the filter."""
+    def action_everything(self) -> None:
+        """Forget the filter and show what was hidden."""
         field = self.query_one("#filter", Input)
         field.value, field.display, self.words = "", False, ""
+        self._hidden.clear()
         self._table("gpus").focus()
         self._draw()
 
@@ -253,11 +335,39 @@ class TopApp(App[None]):
 
     def action_help(self) -> None:
         """Show the keys."""
-        self.push_screen(HelpScreen())
+        self.push_screen(HelpScreen(self.HELP_TEXT))
 
 
-def _job_texts(line: JobLine) -> list[Text]:
-    cells = model.job_cells(line)
-    band = str((line.balance or {}).get("band") or "")
-    style = " ".join(BAND_STYLES.get(band, ()))
-    return [*(Text(clean(cell)) for cell in cells[:4]), Text(clean(cells[4]), style), Text(clean(cells[5]))]
+def _of_several(shown: dict[str, Styled], several: bool) -> dict[str, Styled]:
+    """Without the node's name where there is only one."""
+    return shown if several else {key: cell for key, cell in shown.items() if key != "node"}
+
+
+def _grown(column: TopColumn, needs: Mapping[str, int]) -> TopColumn:
+    """A column that is always shown begins at the width of its widest cell, and grows no further."""
+    from dataclasses import replace
+
+    if column.rank or not column.grows:
+        return column
+    need = needs.get(column.key, 0)
+    return replace(column, least=min(need, column.least) if column.least else need, most=need)
+
+
+def _texts(
+    columns: Sequence[TopColumn],
+    chosen: Mapping[str, int],
+    shown: Mapping[str, Styled],
+    drawn: Mapping[str, tuple[Callable[[int], str], str]],
+) -> list[Text]:
+    texts = []
+    for column in columns:
+        if column.key not in chosen:
+            continue
+        width = chosen[column.key]
+        if column.key in drawn:
+            draw, style = drawn[column.key]
+            texts.append(Text(fitted(draw(width), width), style))
+        else:
+            text, style = shown.get(column.key, ("", ""))
+            texts.append(Text(fitted(text, width, right=column.right, cut_end=column.cut_end), style))
+    return texts

@@ -5,13 +5,12 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.render.gpu_view import balance_line, finding_lines
-from orchestrator.cli.render.units import size
+from orchestrator.cli.render.gpu_view import finding_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orchestrator.cli.top.source import Frame, JobLine, ProcessLine
+    from orchestrator.cli.top.frame import Frame, Host
     from orchestrator.gpu.balance.view import GpuRow
 
 STEPS = " ▁▂▃▄▅▆▇█"
@@ -127,10 +126,10 @@ def memory_share(row: GpuRow) -> float | None:
 
 
 def headline(frame: Frame) -> str:
-    """The whole in one line: nodes, GPUs, how many work, power, and where the word comes from."""
+    """The whole in one line: nodes, GPUs, how many work, power, jobs, and where the rows come from."""
     rows = [row for row in frame.rows if row.placeable]
     loads = [row.utilization_ratio for row in rows if row.utilization_ratio is not None]
-    parts = [f"{len({row.node for row in rows})} node(s)", f"{len(rows)} GPU(s)"]
+    parts = [counted(len({row.node for row in rows}), "node"), counted(len(rows), "GPU")]
     if loads:
         parts.append(f"{100 * sum(loads) / len(loads):.0f}% busy")
     watts = [row.power_watts for row in rows if row.power_watts is not None]
@@ -139,38 +138,28 @@ def headline(frame: Frame) -> str:
     broken = sum(row.health in {"stale", "failing", "lost"} for row in rows)
     if broken:
         parts.append(f"{broken} not answering")
-    parts.append(f"{len(frame.jobs)} job(s)" if frame.daemon else "no daemon: this machine only")
+    parts.append(frame.origin or counted(len(frame.jobs), "job"))
     return "  ".join(parts)
 
 
-def job_cells(line: JobLine) -> tuple[str, str, str, str, str, str]:
-    """(id, state, GPUs, progress, balance, first cause)."""
-    job = line.job
-    gpus = sum(len(rank.gpu_uuids) for rank in job.gpus)
-    progress = ""
-    if job.progress is not None and job.progress.step is not None:
-        progress = f"step {job.progress.step}" + (f"/{job.progress.total_steps}" if job.progress.total_steps else "")
-    text, _ = balance_line(line.balance)
-    causes = finding_lines(job.findings)
-    return job.id, job.state, str(gpus), progress, text, causes[0] if causes else ""
+def counted(number: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def process_cells(line: ProcessLine) -> tuple[str, ...]:
-    """(pid, user, node, GPU, GPU memory, CPU share, resident memory, age, command)."""
+def host_line(host: Host) -> str:
+    """The machine that this program runs on."""
+    used, total = host.memory_used_bytes / 2**30, host.memory_total_bytes / 2**30
     return (
-        str(line.pid),
-        line.user,
-        line.node,
-        str(line.gpu),
-        "" if line.memory_bytes is None else size(line.memory_bytes),
-        "" if line.cpu_percent is None else f"{line.cpu_percent:.0f}%",
-        "" if line.resident_bytes is None else size(line.resident_bytes),
-        "" if line.seconds is None else _age(line.seconds),
-        line.command,
+        f"host: CPU {100 * host.cpu_share:.0f}% of {counted(host.cores, 'core')}  load {host.load:.1f}  "
+        f"memory {used:.1f}/{total:.1f} GiB"
     )
 
 
-def _age(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
+def findings_of(frame: Frame) -> list[tuple[str, str]]:
+    """(severity, line) of every open finding, those of one job together."""
+    return [
+        (finding.severity, f"{line.job.id}: {text}")
+        for line in frame.jobs
+        for finding, text in zip(line.job.findings, finding_lines(line.job.findings), strict=True)
+    ]

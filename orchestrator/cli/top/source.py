@@ -9,12 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
+
+import psutil
 
 from orchestrator.api.errors import OrchError
 from orchestrator.cli.render.gpu_rows import GpuSummary, gpu_summary
-from orchestrator.gpu.balance.balance import GpuLoad, LoadWindow
+from orchestrator.cli.render.units import clock
+from orchestrator.cli.top.frame import Frame, Host, JobLine, Traffic
+from orchestrator.cli.top.processes import ProcessTree
+from orchestrator.gpu.balance.balance import SETTLED_SECONDS, GpuLoad, LoadWindow
 from orchestrator.gpu.balance.view import balance_json, gpu_row
 from orchestrator.gpu.drivers.inventory import node_name, survey
 from orchestrator.gpu.sampler import Health, Sampler, SamplerGroup
@@ -29,44 +33,7 @@ if TYPE_CHECKING:
     from orchestrator.gpu.balance.view import GpuRow
 
 HISTORY = 240
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessLine:
-    """A process on a GPU; what cannot be known of it is empty or None."""
-
-    pid: int
-    node: str
-    gpu: int
-    gpu_uuid: str
-    memory_bytes: int | None
-    user: str = ""
-    cpu_percent: float | None = None
-    resident_bytes: int | None = None
-    seconds: float | None = None
-    command: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobLine:
-    """A job with the balance that the daemon or this program worked out."""
-
-    job: JobView
-    balance: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """One look: GPUs with their histories of utilization and power (oldest first), jobs, processes, notes."""
-
-    at: float
-    rows: tuple[GpuRow, ...]
-    history: Mapping[str, Sequence[float | None]]
-    power_history: Mapping[str, Sequence[float | None]]
-    jobs: tuple[JobLine, ...] = ()
-    processes: tuple[ProcessLine, ...] = ()
-    problems: tuple[str, ...] = ()
-    daemon: bool = False
+TRAFFIC = ("pcie_sent", "pcie_received", "nvlink_sent", "nvlink_received")
 
 
 class TopSource:
@@ -82,7 +49,11 @@ class TopSource:
         self._window = LoadWindow()
         self._history: dict[str, deque[float | None]] = {}
         self._power: dict[str, deque[float | None]] = {}
-        self._known: dict[int, Any] = {}
+        self._counters: dict[str, tuple[float, tuple[int | None, ...]]] = {}
+        self._traffic: dict[str, Traffic] = {}
+        self._tree = ProcessTree(self._node)
+        self._gone_since: float | None = None
+        self._was_there = False
         self._frame: Frame | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="orch-top", daemon=True)
@@ -123,18 +94,31 @@ class TopSource:
         now = time.monotonic()
         for row in seen.rows:
             self._remember(row, now)
+        self._forget({row.gpu_uuid for row in seen.rows})
         frame = Frame(
             at=time.time(),
             rows=seen.rows,
             history={uuid: tuple(values) for uuid, values in self._history.items()},
             power_history={uuid: tuple(values) for uuid, values in self._power.items()},
-            jobs=tuple(JobLine(job=job, balance=self._balance(job, now)) for job in seen.jobs),
-            processes=tuple(self._processes(seen.rows)),
+            traffic=dict(self._traffic),
+            jobs=tuple(JobLine(job=job, balance=self._balance(job)) for job in seen.jobs),
+            processes=self._tree.lines(seen.rows, _owners(seen.jobs, self._node)),
             problems=seen.problems,
-            daemon=seen.daemon,
+            host=_host(),
+            origin=self._origin(there=seen.daemon),
         )
         self._frame = frame
         return frame
+
+    def _origin(self, *, there: bool) -> str:
+        """Where the rows come from, when that is not the daemon."""
+        if there or self._simulate:
+            self._gone_since, self._was_there = None, there
+            return "" if there else "simulated GPUs"
+        if self._gone_since is None:
+            self._gone_since = time.time()
+        since = f" since {clock(self._gone_since)}" if self._was_there else ""
+        return f"no daemon{since}: this machine only"
 
     def _see(self) -> GpuSummary:
         if self._simulate:
@@ -162,52 +146,74 @@ class TopSource:
         utilization = row.utilization_ratio if known else None
         self._history.setdefault(row.gpu_uuid, deque(maxlen=HISTORY)).append(utilization)
         self._power.setdefault(row.gpu_uuid, deque(maxlen=HISTORY)).append(row.power_watts if known else None)
+        if known:
+            self._count(row)
         if known and row.sampled_at is not None:
             used = None if row.memory_used_bytes is None else float(row.memory_used_bytes)
             load = GpuLoad(utilization=utilization, memory=used, power=row.power_watts)
             self._window.add_load(row.gpu_uuid, now, load)
 
-    def _balance(self, job: JobView, now: float) -> Mapping[str, Any] | None:
-        """The daemon's own word where it has one; else worked out from what was seen here."""
+    def _forget(self, there: set[str]) -> None:
+        """Keep no history of a GPU for longer than a history is long."""
+        for uuid in self._history.keys() - there:
+            self._history[uuid].append(None)
+            self._power[uuid].append(None)
+            if all(value is None for value in self._power[uuid]):
+                for known in (self._history, self._power, self._counters, self._traffic):
+                    known.pop(uuid, None)
+
+    def _balance(self, job: JobView) -> Mapping[str, Any] | None:
+        """The daemon's own figures where it has any; else worked out from what was seen here while the job ran."""
         if job.balance is not None:
             return job.balance
+        now = time.monotonic()
         uuids = [uuid for rank in job.gpus for uuid in rank.gpu_uuids]
-        return balance_json(self._window.balance(uuids, now)) if uuids else None
+        attempt = job.attempts[-1] if job.attempts else None
+        if not uuids or attempt is None or attempt.running_at is None:
+            return None
+        running = time.time() - attempt.running_at
+        if running < SETTLED_SECONDS:
+            return None
+        return balance_json(self._window.balance(uuids, now, since=now - running))
 
-    def _processes(self, rows: Sequence[GpuRow]) -> list[ProcessLine]:
-        lines: list[ProcessLine] = []
-        seen: set[int] = set()
-        for row in rows:
-            for entry in row.processes:
-                pid = entry.get("pid")
-                if pid is not None:
-                    here = row.node == self._node
-                    seen.add(pid)
-                    lines.append(self._process(pid, row, entry.get("memory_bytes"), here=here))
-        self._known = {pid: process for pid, process in self._known.items() if pid in seen}
-        return lines
+    def _count(self, row: GpuRow) -> None:
+        """Make rates of the counters of two looks; a counter that went back began anew."""
+        counters = (
+            row.pcie_transmit_bytes, row.pcie_receive_bytes, row.nvlink_transmit_bytes, row.nvlink_receive_bytes,
+        )  # fmt: skip
+        at = row.sampled_at
+        if at is None:
+            return
+        before = self._counters.get(row.gpu_uuid)
+        if before is not None and before[0] == at:
+            return
+        self._counters[row.gpu_uuid] = (at, counters)
+        if before is None or at < before[0]:
+            return
+        self._traffic[row.gpu_uuid] = Traffic(
+            **{
+                name: None if new is None or old is None or new < old else (new - old) / (at - before[0])
+                for name, old, new in zip(TRAFFIC, before[1], counters, strict=True)
+            }
+        )
 
-    def _process(self, pid: int, row: GpuRow, memory: int | None, *, here: bool) -> ProcessLine:
-        line = ProcessLine(pid=pid, node=row.node, gpu=row.index, gpu_uuid=row.gpu_uuid, memory_bytes=memory)
-        if not here:
-            return line
-        import psutil
 
-        try:
-            # The same object each time: its processor share is that since the last look.
-            process = self._known.setdefault(pid, psutil.Process(pid))
-            with process.oneshot():
-                return ProcessLine(
-                    pid=pid,
-                    node=row.node,
-                    gpu=row.index,
-                    gpu_uuid=row.gpu_uuid,
-                    memory_bytes=memory,
-                    user=process.username(),
-                    cpu_percent=process.cpu_percent(),
-                    resident_bytes=process.memory_info().rss,
-                    seconds=time.time() - process.create_time(),
-                    command=" ".join(process.cmdline()) or process.name(),
-                )
-        except psutil.Error:
-            return line
+def _owners(jobs: Sequence[JobView], node: str) -> dict[int, str]:
+    """The ranks on this machine, by process id."""
+    return {
+        rank.pid: f"{job.id}:{rank.rank}"
+        for job in jobs
+        for rank in job.gpus
+        if rank.pid is not None and rank.node == node
+    }
+
+
+def _host() -> Host:
+    memory = psutil.virtual_memory()
+    return Host(
+        cpu_share=psutil.cpu_percent() / 100,
+        cores=psutil.cpu_count() or 1,
+        load=psutil.getloadavg()[0],
+        memory_used_bytes=memory.total - memory.available,
+        memory_total_bytes=memory.total,
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.gpu.balance.balance import Balance, LoadWindow
+from orchestrator.gpu.balance.balance import SETTLED_SECONDS, Balance, LoadWindow
 from orchestrator.gpu.balance.view import balance_json
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class JobBalances:
     """The balance of each job that holds GPUs: ``raw`` as values, ``told`` the same as JSON-ready ones."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._clock = clock
+        self._wall = wall
         self._window = LoadWindow()
         self.seen: dict[str, float] = {}
         """When each GPU's newest known sample was taken."""
@@ -45,13 +46,16 @@ class JobBalances:
         return self.told
 
     def judge(self, holding: Collection[Job]) -> None:
-        """Judge the jobs that hold GPUs, and forget all others."""
-        now = self._clock()
+        """Judge the jobs that hold GPUs, each by what its GPUs did since it runs, and forget all others."""
+        now, wall = self._clock(), self._wall()
+        settled = set()
         for job in holding:
             uuids = [uuid for seat in job.seats for uuid in seat.gpu_uuids]
-            if uuids:
-                self.raw[job.id] = self._window.balance(uuids, now)
+            running_at = job.attempt.running_at if job.attempt is not None else None
+            if uuids and running_at is not None and wall - running_at >= SETTLED_SECONDS:
+                settled.add(job.id)
+                self.raw[job.id] = self._window.balance(uuids, now, since=now - (wall - running_at))
                 self.told[job.id] = balance_json(self.raw[job.id])
-        for job_id in self.told.keys() - {job.id for job in holding}:
+        for job_id in self.told.keys() - settled:
             del self.told[job_id]
             self.raw.pop(job_id, None)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from orchestrator.gpu.sample import Sample
 
 WINDOW_SECONDS: Final = 60.0
+SETTLED_SECONDS: Final = 10.0
+"""A job that has run for less than this has no balance: its ranks do not all begin at once."""
 IDLE_UTILIZATION: Final = 0.05
 
 
@@ -200,8 +202,8 @@ class LoadWindow:
         while rows and rows[0][0] <= now - self._seconds:
             rows.popleft()
 
-    def load(self, gpu_uuid: str, now: float) -> GpuLoad | None:
-        """The GPU's averages at monotonic time `now`; None when it has been silent for the whole window."""
+    def load(self, gpu_uuid: str, now: float, since: float = -math.inf) -> GpuLoad | None:
+        """The GPU's averages at monotonic time `now` over what came after `since`; None when it has been silent."""
         rows = self._rows.get(gpu_uuid)
         if rows is None:
             return None
@@ -209,7 +211,9 @@ class LoadWindow:
         if not rows:
             del self._rows[gpu_uuid]
             return None
-        loads = [load for _, load in rows]
+        loads = [load for at, load in rows if at >= since]
+        if not loads:
+            return None
         return GpuLoad(
             utilization=_mean(load.utilization for load in loads),
             memory=_mean(load.memory for load in loads),
@@ -217,9 +221,9 @@ class LoadWindow:
             work=_mean(load.work for load in loads),
         )
 
-    def balance(self, gpu_uuids: Iterable[str], now: float) -> Balance:
-        """The balance of a job that holds these GPUs."""
-        return balance({uuid: self.load(uuid, now) for uuid in gpu_uuids})
+    def balance(self, gpu_uuids: Iterable[str], now: float, since: float = -math.inf) -> Balance:
+        """The balance of a job that holds these GPUs and began to run at monotonic time `since`."""
+        return balance({uuid: self.load(uuid, now, since) for uuid in gpu_uuids})
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -13,7 +13,7 @@ from orchestrator.gpu.sample import Sample
 from orchestrator.gpu.sampler import Health
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from orchestrator.gpu.balance.balance import Balance
     from orchestrator.gpu.sample import GpuInfo
@@ -32,6 +32,7 @@ class GpuRow:
     """One GPU of one node. `health` is one of `Health`; `sampled_at` is Unix time, None without a fresh sample.
 
     `condition` is ok, failing, quarantined or lost, `causes` are the facts that make it so, and `problem` says the gravest.
+    PCIe and NVLink are counters, NVLink's the sum over its links.
     `job` and `rank` name the first rank on the GPU, `holders` all of them: a GPU may be shared.
     """
 
@@ -63,6 +64,11 @@ class GpuRow:
     temperature_celsius: float | None = None
     fan_ratio: float | None = None
     sm_clock_hertz: float | None = None
+    memory_clock_hertz: float | None = None
+    pcie_transmit_bytes: int | None = None
+    pcie_receive_bytes: int | None = None
+    nvlink_transmit_bytes: int | None = None
+    nvlink_receive_bytes: int | None = None
     throttle: tuple[str, ...] = ()
     processes: tuple[dict[str, int | None], ...] = field(default=())
 
@@ -119,9 +125,19 @@ def gpu_row(
         temperature_celsius=values.temperature,
         fan_ratio=values.fan,
         sm_clock_hertz=clocks.get("sm", clocks.get("graphics")),
+        memory_clock_hertz=clocks.get("memory", clocks.get("mem")),
+        pcie_transmit_bytes=values.pcie_transmit_bytes,
+        pcie_receive_bytes=values.pcie_receive_bytes,
+        nvlink_transmit_bytes=_total(sent for _, sent, _ in values.nvlinks),
+        nvlink_receive_bytes=_total(received for _, _, received in values.nvlinks),
         throttle=values.throttle_active,
         processes=tuple({"pid": process.pid, "memory_bytes": process.memory_bytes} for process in values.processes),
     )
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def balance_json(balance: Balance) -> dict[str, Any]:

@@ -11,13 +11,18 @@ from typing import Any
 import pytest
 from textual.widgets import DataTable, Static
 
-from orchestrator.api.views import FindingView, JobView, ProgressView, RankView
+from orchestrator.api.errors import OrchError
+from orchestrator.api.views import AttemptView, FindingView, JobView, ProgressView, RankView
 from orchestrator.cli.console import Console
+from orchestrator.cli.render.gpu_rows import GpuSummary
 from orchestrator.cli.session import Session
 from orchestrator.cli.top import model
 from orchestrator.cli.top.app import HelpScreen, TopApp
+from orchestrator.cli.top.cells import gpu_detail, job_cells, process_cells, rate
+from orchestrator.cli.top.frame import Frame, Host, JobLine, Traffic
 from orchestrator.cli.top.model import Order
-from orchestrator.cli.top.source import Frame, JobLine, ProcessLine, TopSource
+from orchestrator.cli.top.processes import ProcessLine
+from orchestrator.cli.top.source import HISTORY, SETTLED_SECONDS, TopSource
 from orchestrator.gpu.balance.view import GpuOwner, GpuRow
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health
@@ -72,9 +77,7 @@ FOUND = (FindingView(kind="rank_slow", rank=1, sentence="rank 1 is slow", advice
 
 def frame(rows: tuple[GpuRow, ...], **changes: Any) -> Frame:
     history = {one.gpu_uuid: (0.1, 0.5, None, 1.0) for one in rows}
-    return Frame(
-        **{"at": time.time(), "rows": rows, "history": history, "power_history": history, "daemon": True, **changes}
-    )
+    return Frame(**{"at": time.time(), "rows": rows, "history": history, "power_history": history, **changes})
 
 
 class StillSource:
@@ -141,63 +144,100 @@ def test_colours_follow_the_load() -> None:
 def test_the_headline_counts_what_matters() -> None:
     rows = (row(0, utilization_ratio=1.0), row(1, utilization_ratio=0.5, health=Health.LOST), row(2, placeable=False))
     text = model.headline(frame(rows, jobs=(JobLine(job=job(), balance=None),)))
-    assert text == "1 node(s)  2 GPU(s)  75% busy  999 W  1 not answering  1 job(s)"
-    assert "this machine only" in model.headline(frame(rows, daemon=False))
+    assert text == "1 node  2 GPUs  75% busy  999 W  1 not answering  1 job"
+    assert model.headline(frame((row(0),), origin="no daemon: this machine only")).endswith("this machine only")
+    host = Host(cpu_share=0.5, cores=1, load=0.25, memory_used_bytes=1 << 30, memory_total_bytes=4 << 30)
+    assert model.host_line(host) == "host: CPU 50% of 1 core  load 0.2  memory 1.0/4.0 GiB"
 
 
-def test_job_and_process_lines() -> None:
-    assert model.job_cells(JobLine(job=job(findings=FOUND), balance=POOR)) == (
-        "digits-k3f9q2",
-        "RUNNING",
-        "2",
-        "step 10/100",
-        "poor: power CV 40%",
-        "rank 1 is slow; look",
-    )
-    assert model.job_cells(JobLine(job=job(progress=None), balance=None))[3:] == ("", "", "")
+def test_job_and_process_cells_hold_only_what_is_known() -> None:
+    shown = {key: text for key, (text, _) in job_cells(JobLine(job=job(), balance=POOR)).items()}
+    assert shown == {
+        "job": "digits-k3f9q2",
+        "state": "RUNNING",
+        "gpus": "2",
+        "progress": "step 10/100",
+        "balance": "poor: power CV 40%",
+    }
+    assert set(job_cells(JobLine(job=job(progress=None), balance=None))) == {"job", "state", "gpus"}
     line = ProcessLine(
         pid=7,
         node="n",
         gpu=1,
         gpu_uuid="g",
         memory_bytes=5 << 30,
+        gpu_share=0.5,
+        utilization=0.25,
+        owner="digits-k3f9q2:1",
+        branch="└─ ",
         user="ann",
         cpu_percent=99.6,
         resident_bytes=1 << 30,
         seconds=3725.0,
         command="python train.py",
     )
-    assert model.process_cells(line) == (
-        "7",
-        "ann",
-        "n",
-        "1",
-        "5.0 GiB",
-        "100%",
-        "1.0 GiB",
-        "1:02:05",
-        "python train.py",
+    assert {key: text for key, (text, _) in process_cells(line).items()} == {
+        "pid": "7",
+        "node": "n",
+        "gpu": "1",
+        "util": "25%",
+        "memory": "5.0 GiB",
+        "share": "50%",
+        "cpu": "100%",
+        "resident": "1.0 GiB",
+        "time": "1:02:05",
+        "user": "ann",
+        "command": "└─ [digits-k3f9q2:1] python train.py",
+    }
+    assert set(process_cells(ProcessLine(pid=7, node="n", gpu=1))) == {"pid", "node", "gpu"}
+
+
+def test_the_detail_of_a_gpu_tells_what_a_narrow_table_has_no_room_for() -> None:
+    held = row(
+        0,
+        sm_clock_hertz=1.98e9,
+        memory_clock_hertz=2.6e9,
+        fan_ratio=0.3,
+        holders=(GpuOwner(job="a-000001", rank=0), GpuOwner(job="b-000002", rank=3)),
+        problem="it is hot",
     )
-    assert model.process_cells(ProcessLine(pid=7, node="n", gpu=1, gpu_uuid="g", memory_bytes=None))[4:] == ("",) * 5
+    traffic = {"GPU-0": Traffic(pcie_sent=1.25e9, pcie_received=3e5, nvlink_sent=4e10)}
+    text = gpu_detail(held, frame((held,), traffic=traffic))
+    for part in (
+        "SM 1980 MHz",
+        "memory clock 2600 MHz",
+        "fan 30%",
+        "PCIe out/in 1.2G/300k B/s",
+        "NVLink out/in 40.0G/- B/s",
+        "a-000001:0, b-000002:3",
+        "it is hot",
+    ):
+        assert part in text
+    assert [rate(value) for value in (0, 999, 1500, 2.5e6, 3e12)] == ["0", "999", "2k", "2.5M", "3.0T"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- screen
 
 
-def drive(source: Any, script: Any) -> None:
+def drive(source: Any, script: Any, size: tuple[int, int] = (180, 50)) -> None:
     """Run the screen without a terminal and let `script` press its keys."""
 
     async def go() -> None:
         app = TopApp(source, interval=0.1)
-        async with app.run_test(size=(180, 50)) as pilot:
+        async with app.run_test(size=size) as pilot:
             await script(app, pilot)
 
     asyncio.run(go())
 
 
-def cells(app: TopApp, name: str) -> list[list[str]]:
+def cells(app: TopApp, name: str) -> list[dict[str, str]]:
+    """A table's rows by column, as they stand on the screen without the padding."""
     table = app.query_one(f"#{name}", DataTable)
-    return [[str(cell) for cell in table.get_row_at(number)] for number in range(table.row_count)]
+    keys = [str(key.value) for key in table.columns]
+    return [
+        dict(zip(keys, (str(cell).strip() for cell in table.get_row_at(number)), strict=True))
+        for number in range(table.row_count)
+    ]
 
 
 def head(app: TopApp) -> str:
@@ -219,12 +259,12 @@ def test_the_screen_shows_gpus_jobs_and_processes() -> None:
     async def script(app: TopApp, pilot: Any) -> None:
         await pilot.pause()
         first, second = cells(app, "gpus")
-        assert first[:4] == ["node1", "0", "H100", "66C"]
-        assert (first[11], first[12]) == ("digits-k3f9q2:0", "thermal")
-        assert first[9].endswith("▁▄ █")
-        assert second[12] == "lost"
-        assert cells(app, "jobs")[0][4] == "poor: power CV 40%"
-        assert cells(app, "processes")[0][8] == "python ?[31mtrain.py", "nothing that steers the terminal"
+        assert (first["gpu"], first["model"], first["temp"]) == ("0", "H100", "66C")
+        assert (first["job"], first["state"]) == ("digits-k3f9q2:0", "thermal")
+        assert first["load"].endswith("▁▄ █")
+        assert second["state"] == "lost"
+        assert cells(app, "jobs")[0]["balance"] == "poor: power CV 40%"
+        assert cells(app, "processes")[0]["command"] == "python ?[31mtrain.py", "nothing that steers the terminal"
         notes = str(app.query_one("#notes", Static).render())
         assert "a note" in notes
         assert "GPU 1 of node1: gone" in notes
@@ -237,14 +277,21 @@ def test_keys_sort_reverse_hide_and_explain() -> None:
 
     async def script(app: TopApp, pilot: Any) -> None:
         await pilot.press("s")
-        assert [line[1] for line in cells(app, "gpus")] == ["2", "1", "0"]
-        assert "sorted by utilization" in head(app)
+        assert [line["gpu"] for line in cells(app, "gpus")] == ["2", "1", "0"]
+        assert "by utilization" in head(app)
         await pilot.press("r")
-        assert [line[1] for line in cells(app, "gpus")] == ["0", "1", "2"]
+        assert [line["gpu"] for line in cells(app, "gpus")] == ["0", "1", "2"]
         await pilot.press("p")
+        await pilot.press("j")
         assert not app.query_one("#processes").display
+        assert not app.query_one("#processes-empty").display
+        assert app.query_one("#gpus").display
+        assert "hidden: jobs, processes" in head(app)
         await pilot.press("p")
-        assert app.query_one("#processes").display
+        assert app.query_one("#processes-empty").display
+        await pilot.press("escape")
+        assert app.query_one("#jobs-empty").display
+        assert "hidden" not in head(app)
         await pilot.press("question_mark")
         assert isinstance(app.screen, HelpScreen)
         await pilot.press("escape")
@@ -258,13 +305,18 @@ def test_filtering_while_typing_and_forgetting_it() -> None:
 
     async def script(app: TopApp, pilot: Any) -> None:
         await pilot.press("slash", *"node2")
-        assert [line[0] for line in cells(app, "gpus")] == ["node2"]
+        assert [line["node"] for line in cells(app, "gpus")] == ["node2"]
         assert "(1 of 3)" in head(app)
         await pilot.press("enter")
         assert not app.query_one("#filter").display
         assert len(cells(app, "gpus")) == 1
         await pilot.press("escape")
         assert len(cells(app, "gpus")) == 3
+        await pilot.press("slash", *"nothing")
+        assert not app.query_one("#gpus").display
+        assert "no GPU matches 'nothing'; esc shows all 3" in str(app.query_one("#gpus-empty", Static).render())
+        await pilot.press("escape")
+        assert app.query_one("#gpus").display
 
     drive(source, script)
 
@@ -282,7 +334,7 @@ def test_the_picture_follows_holds_and_keeps_the_cursor() -> None:
         assert table.cursor_row == 2
         source.frame = frame((row(5), row(1), row(2)))
         app.follow()
-        assert [line[1] for line in cells(app, "gpus")] == ["1", "2", "5"]
+        assert [line["gpu"] for line in cells(app, "gpus")] == ["1", "2", "5"]
         assert table.cursor_row == 1, "still on the same GPU"
         await pilot.press("space")
         source.frame = frame((row(9),))
@@ -290,7 +342,7 @@ def test_the_picture_follows_holds_and_keeps_the_cursor() -> None:
         assert len(cells(app, "gpus")) == 3, "held"
         assert "held" in head(app)
         await pilot.press("space")
-        assert [line[1] for line in cells(app, "gpus")] == ["9"]
+        assert [line["gpu"] for line in cells(app, "gpus")] == ["9"]
 
     drive(source, script)
 
@@ -315,11 +367,16 @@ def test_the_source_works_without_a_daemon(session: Session, nvml: FakeNvml) -> 
             ),
             "a few looks",
         )
-    assert not seen.daemon
+    assert seen.origin == "no daemon: this machine only"
+    assert seen.host is not None
+    assert seen.host.memory_used_bytes <= seen.host.memory_total_bytes
     assert [one.utilization_ratio for one in seen.rows] == [0.5, 0.51]
     assert seen.history[nvml.uuid(0)][-1] == 0.5
-    mine, gone = seen.processes
-    assert (mine.pid, mine.memory_bytes) == (os.getpid(), 5 << 30)
+    mine = next(line for line in seen.processes if line.pid == os.getpid())
+    gone = seen.processes[-1]
+    assert (mine.gpu, mine.memory_bytes) == (0, 5 << 30)
+    assert mine.utilization is None, "two processes share the GPU: its load cannot be told apart"
+    assert mine.gpu_share == pytest.approx(mine.memory_bytes / (seen.rows[0].memory_total_bytes or 0))
     assert "python" in mine.command
     assert mine.seconds is not None
     assert (gone.pid, gone.command) == (2**30, "")
@@ -330,12 +387,64 @@ def test_the_balance_is_worked_out_where_the_daemon_has_none(session: Session, n
     with TopSource(session, interval=0.05) as source:
         wait_for(lambda: source.frame and all(one.sampled_at for one in source.frame.rows), "samples")
         uuids = (nvml.uuid(0), nvml.uuid(1))
-        held = job(gpus=tuple(RankView(rank=i, node="n", gpu_uuids=(uuid,)) for i, uuid in enumerate(uuids)))
-        found = source._balance(held, time.monotonic())
+        gpus = tuple(RankView(rank=i, node="n", gpu_uuids=(uuid,)) for i, uuid in enumerate(uuids))
+
+        def held(running_for: float | None, **changes: Any) -> JobView:
+            running_at = None if running_for is None else time.time() - running_for
+            attempt = AttemptView(number=1, state="RUNNING", started_at=0.0, running_at=running_at)
+            return job(**{"gpus": gpus, "attempts": (attempt,), **changes})
+
+        found = source._balance(held(3600.0))
         assert found is not None
         assert found["quantities"]["power"]["cv"] == pytest.approx(0.5)
-        assert source._balance(job(balance=POOR), 0.0) == POOR
-        assert source._balance(job(gpus=()), 0.0) is None
+        assert source._balance(held(SETTLED_SECONDS - 5)) is None, "it has only just begun"
+        assert source._balance(held(None)) is None
+        assert source._balance(held(3600.0, balance=POOR)) == POOR
+        assert source._balance(held(3600.0, gpus=())) is None
+
+
+def test_counters_become_rates_and_a_new_beginning_is_no_rate(session: Session) -> None:
+    source = TopSource(session)
+
+    def looked(at: float, sent: int, links: int | None) -> Traffic | None:
+        source._count(row(0, sampled_at=at, pcie_transmit_bytes=sent, nvlink_receive_bytes=links))
+        return source._traffic.get("GPU-0")
+
+    assert looked(1.0, 1000, 5) is None, "one look has no rate"
+    assert looked(3.0, 5000, 5) == Traffic(pcie_sent=2000.0, nvlink_received=0.0)
+    assert looked(3.0, 5000, 5) == Traffic(pcie_sent=2000.0, nvlink_received=0.0), "the same sample again"
+    assert looked(4.0, 10, None) == Traffic(), "the driver was loaded anew"
+    assert looked(5.0, 20, 7) == Traffic(pcie_sent=10.0)
+
+
+class ComingAndGoing(TopSource):
+    """A source whose daemon a test starts and stops."""
+
+    answer: GpuSummary | Exception = GpuSummary(rows=())
+
+    def _see(self) -> GpuSummary:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_a_daemon_that_goes_away_is_told_and_one_that_comes_back_too(session: Session, nvml: FakeNvml) -> None:
+    assert nvml[0]
+    source = ComingAndGoing(session)
+    source.answer = GpuSummary(rows=(row(0), row(1)), daemon=True)
+    assert (source.look().origin, len(source.look().rows)) == ("", 2)
+    source.answer = GpuSummary(rows=())
+    seen = source.look()
+    assert seen.origin.startswith("no daemon since ")
+    assert seen.rows == ()
+    assert set(seen.history) == {"GPU-0", "GPU-1"}, "what was seen is kept for when they come back"
+    source.answer = OrchError("the daemon takes too long")
+    assert "the daemon takes too long" in source.look().problems
+    source.answer = GpuSummary(rows=(row(0),), daemon=True)
+    assert source.look().origin == ""
+    for _ in range(HISTORY):
+        source.look()
+    assert set(source.look().history) == {"GPU-0"}, "a GPU that is gone for good is forgotten"
 
 
 def test_top_needs_a_terminal(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

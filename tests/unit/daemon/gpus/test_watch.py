@@ -65,13 +65,20 @@ class RecordingExporters:
             self.recorded[uuid].pop(job_id, None)
 
 
-def job(*seats: tuple[str, ...], job_id: JobId = JOB, pids: tuple[int, ...] = (), record: bool = True) -> Any:
-    """A running job of which one rank sits on the GPUs of each of `seats`."""
+def job(
+    *seats: tuple[str, ...],
+    job_id: JobId = JOB,
+    pids: tuple[int, ...] = (),
+    record: bool = True,
+    ago: float | None = 3600.0,
+) -> Any:
+    """A job of which one rank sits on the GPUs of each of `seats`, and that runs since `ago` seconds (None: not yet)."""
     return SimpleNamespace(
         id=job_id,
         gang=1,
         gang_open=True,
         attempt_number=1,
+        attempt=SimpleNamespace(running_at=None if ago is None else time.time() - ago),
         pids=pids,
         seats=tuple(
             SimpleNamespace(rank=rank, node_id="n1", gpu_ids=(), gpu_uuids=uuids) for rank, uuids in enumerate(seats)
@@ -128,6 +135,42 @@ def test_a_daemon_that_has_just_started_knows_the_last_minute(world: World) -> N
     world.exporters.points.clear()  # nothing new: what is known stays, and is not taken twice
     world.round()
     assert world.balances.told[JOB]["quantities"]["power"]["mean"] == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize("ago", [None, 5.0])
+def test_a_job_that_starts_has_no_balance_yet(world: World, ago: float | None) -> None:
+    world.jobs = [job(("GPU-a",), ("GPU-b",), ago=ago)]
+    world.loads(a=300.0, b=100.0)
+    world.round()
+    assert not world.balances.raw
+    assert not world.balances.told
+
+
+def test_the_balance_leaves_out_what_the_gpus_did_before_the_job_ran(world: World) -> None:
+    world.jobs = [job(("GPU-a",), ("GPU-b",), ago=20.0)]
+    now = time.time()
+    for uuid, before in (("GPU-a", 300.0), ("GPU-b", 100.0)):
+        world.exporters.points[uuid] = [
+            LoadPoint(
+                timestamp=now - age,
+                age_seconds=float(age),
+                load=GpuLoad(utilization=1.0, memory=1e9, power=before if age > 20 else 200.0),
+            )
+            for age in range(50, -1, -1)
+        ]
+    world.round()
+    assert world.balances.told[JOB]["quantities"]["power"]["cv"] == pytest.approx(0.0)
+
+
+def test_a_restart_of_the_job_ends_its_balance_until_it_runs_again(world: World) -> None:
+    world.jobs = [job(("GPU-a",), ("GPU-b",))]
+    world.loads(a=300.0, b=100.0)
+    world.round()
+    assert JOB in world.balances.told
+    world.jobs = [job(("GPU-a",), ("GPU-b",), ago=None)]
+    world.round()
+    assert JOB not in world.balances.told
+    assert JOB not in world.balances.raw
 
 
 def test_telemetry_is_begun_again_by_an_exporter_that_died(world: World, tmp_path: Path) -> None:

@@ -1,0 +1,208 @@
+"""A recording as a source of frames: where it stands, whether it plays, and how fast.
+
+The position is worked out of the clock whenever it is asked for; nothing runs in the background.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.cli.render.gpu_view import balance_line
+from orchestrator.cli.top.frame import Frame
+from orchestrator.gpu.balance.balance import WINDOW_SECONDS, GpuLoad, LoadWindow
+from orchestrator.gpu.balance.view import GpuRow, balance_json
+from orchestrator.gpu.recording.recording import RecordedSample
+from orchestrator.gpu.sampler import Health
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.gpu.recording.recording import Recording
+
+SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1000.0)
+HISTORY: Final = 240
+SILENT_SECONDS: Final = 5.0
+SILENT_PERIODS: Final = 10.0
+MOST_BALANCED: Final = 240
+"""Samples of each GPU that the balance of one frame looks at."""
+
+
+class _Track:
+    """One GPU's samples, in the order of time."""
+
+    def __init__(self, key: str, samples: Sequence[RecordedSample]) -> None:
+        self.key = key
+        self.samples = samples
+        self.times = [sample.elapsed_seconds for sample in samples]
+        gaps = [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+        self.silent = max(SILENT_SECONDS, SILENT_PERIODS * (statistics.median(gaps) if gaps else 0.0))
+
+    def until(self, position: float) -> int:
+        """How many samples there are up to this position."""
+        return bisect_right(self.times, position)
+
+
+class Player:
+    """Plays a recording with at least one sample, from `start` seconds on. `clock` is monotonic."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        start: float = 0.0,
+        speed: float = 1.0,
+        name: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._recording = recording
+        self._name = name or recording.source.name
+        self._clock = clock
+        groups: dict[tuple[int, str], list[RecordedSample]] = {}
+        for sample in recording.samples:
+            groups.setdefault((sample.gpu_index, sample.gpu_uuid or ""), []).append(sample)
+        self._tracks = [_Track(uuid or f"GPU {index}", groups[index, uuid]) for index, uuid in sorted(groups)]
+        self._times = sorted({time for track in self._tracks for time in track.times})
+        self._begun = recording.samples[0].timestamp - recording.samples[0].elapsed_seconds
+        self.end = self._times[-1]
+        self.speed = speed
+        self.playing = True
+        self._from = min(max(0.0, start), self.end)
+        self._since = clock()
+        self._made: tuple[tuple[float, bool, float], Frame] | None = None
+
+    @property
+    def position(self) -> float:
+        """Seconds since the recording's first sample; stays at the end."""
+        if not self.playing:
+            return self._from
+        return min(self.end, self._from + (self._clock() - self._since) * self.speed)
+
+    def seek(self, position: float) -> None:
+        """Go to this position, or as near to it as the recording reaches."""
+        self._from = min(max(0.0, position), self.end)
+        self._since = self._clock()
+
+    def skip(self, seconds: float) -> None:
+        """Go forward or back."""
+        self.seek(self.position + seconds)
+
+    def toggle(self) -> None:
+        """Pause or play; at the end, play from the beginning."""
+        again = self.playing is False and self._from >= self.end
+        self.seek(0.0 if again else self.position)
+        self.playing = not self.playing
+
+    def step(self, direction: int) -> None:
+        """Pause at the next sample, or (direction -1) at the one before."""
+        here = self.position
+        self.playing = False
+        if direction > 0:
+            after = bisect_right(self._times, here)
+            self.seek(self._times[min(after, len(self._times) - 1)])
+        else:
+            before = bisect_right(self._times, here) - 1
+            if self._times[before] >= here:
+                before -= 1
+            self.seek(self._times[max(0, before)])
+
+    def faster(self, direction: int) -> None:
+        """The next speed up or (direction -1) down."""
+        self.seek(self.position)
+        others = [one for one in SPEEDS if (one > self.speed if direction > 0 else one < self.speed)]
+        if others:
+            self.speed = min(others) if direction > 0 else max(others)
+
+    @property
+    def frame(self) -> Frame:
+        """The moment at which the recording stands: the same object for as long as nothing changes."""
+        position = self.position
+        shown = bisect_right(self._times, position) - 1
+        key = (self._times[shown], self.playing and position < self.end, self.speed)
+        if self._made is None or self._made[0] != key:
+            self._made = (key, self._frame(position))
+        return self._made[1]
+
+    def _frame(self, position: float) -> Frame:
+        rows, notes = [], []
+        history: dict[str, tuple[float | None, ...]] = {}
+        watts: dict[str, tuple[float | None, ...]] = {}
+        for track in self._tracks:
+            count = track.until(position)
+            newest = track.samples[count - 1] if count else None
+            past = track.samples[max(0, count - HISTORY) : count]
+            history[track.key] = tuple(sample.utilization for sample in past)
+            watts[track.key] = tuple(sample.power_watts for sample in past)
+            rows.append(_row(track, newest, position))
+        training = next((t.samples[n - 1].training for t in self._tracks if (n := t.until(position))), {})
+        if training:
+            notes.append("training: " + ", ".join(f"{key} {value}" for key, value in training.items()))
+        if self._recording.repaired:
+            notes.append("the end of the file is cut off and left out")
+        if self._recording.dropped:
+            notes.append(f"{self._recording.dropped} entries of the file cannot be read and are left out")
+        return Frame(
+            at=self._begun + position,
+            rows=tuple(rows),
+            history=history,
+            power_history=watts,
+            problems=tuple(notes),
+            title=self.title(position),
+            origin=self._balance(position),
+        )
+
+    def title(self, position: float) -> str:
+        """Name, state, position and speed in one line."""
+        state = "paused" if not self.playing else "end" if position >= self.end else f"{self.speed:g}x"
+        return f"{self._name}  {state}  {_clock(position)} of {_clock(self.end)}"
+
+    def _balance(self, position: float) -> str:
+        """The balance of all recorded GPUs over the last minute, as the daemon would judge a job that holds them."""
+        window = LoadWindow()
+        for track in self._tracks:
+            first = bisect_right(track.times, position - WINDOW_SECONDS)
+            until = track.until(position)
+            for sample in track.samples[first : until : max(1, math.ceil((until - first) / MOST_BALANCED))]:
+                used = None if sample.memory_used_bytes is None else float(sample.memory_used_bytes)
+                load = GpuLoad(utilization=sample.utilization, memory=used, power=sample.power_watts)
+                window.add_load(track.key, sample.elapsed_seconds, load)
+        text, _ = balance_line(balance_json(window.balance([track.key for track in self._tracks], position)))
+        return f"balance {text}" if text else "recording"
+
+
+def _row(track: _Track, sample: RecordedSample | None, position: float) -> GpuRow:
+    identity = sample or track.samples[0]
+    silent = sample is not None and position - sample.elapsed_seconds > track.silent
+    known = sample if sample is not None and not silent else None
+    values = known or RecordedSample(timestamp=0.0, elapsed_seconds=0.0, gpu_index=identity.gpu_index)
+    clocks = dict(values.clocks)
+    return GpuRow(
+        gpu_uuid=track.key,
+        node="",
+        index=identity.gpu_index,
+        vendor=identity.vendor or "",
+        model=identity.gpu_name or "",
+        health=Health.STALE if silent else Health.OK if sample is not None else Health.STARTING,
+        problem=None if not silent or sample is None else f"no sample for {position - sample.elapsed_seconds:.0f} s",
+        sampled_at=None if known is None else known.timestamp,
+        utilization_ratio=values.utilization,
+        memory_used_bytes=values.memory_used_bytes,
+        memory_total_bytes=identity.memory_total_bytes,
+        power_watts=values.power_watts,
+        power_limit_watts=values.power_limit_watts,
+        energy_joules=values.energy_joules,
+        temperature_celsius=values.temperature_celsius,
+        fan_ratio=values.fan,
+        sm_clock_hertz=clocks.get("sm", clocks.get("graphics")),
+        memory_clock_hertz=clocks.get("memory"),
+        throttle=values.throttle,
+    )
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours}:{minutes:02d}:{rest:04.1f}"
