@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.api.log_line import LogLine as LogLine  # noqa: PLC0414  # readers of views import it from here
-from orchestrator.api.matrix_views import CombinationView as CombinationView  # noqa: PLC0414  # readers of views import it from here
-from orchestrator.api.matrix_views import MatrixCellView as MatrixCellView  # noqa: PLC0414  # readers of views import it from here
+from orchestrator.api.matrix_views import CombinationView, MatrixCellView
 from orchestrator.api.view import NESTED
 from orchestrator.api.view import View as View  # noqa: PLC0414  # readers of views import it from here
 
@@ -209,8 +208,8 @@ class JobView(View):
     stall: str = ""
     depends_on: dict[str, str] = field(default_factory=dict)
     version: int = 0
-    matrix: MatrixCellView | None = None
     job_id: str = ""
+    matrix: MatrixCellView | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "job_id", self.id)
@@ -297,8 +296,7 @@ class CheckpointList(View):
 class GpuView(View):
     """One GPU of a node and the rank that holds it.
 
-    ``condition`` is ok, failing, quarantined or lost; ``causes`` are facts, the gravest first, and ``problem`` the first of
-    them as a sentence.
+    ``condition`` is ok, failing, quarantined or lost; ``causes`` are facts, ``problem`` is the first, the gravest, as a sentence.
     """
 
     uuid: str
@@ -392,7 +390,7 @@ class LeftOutView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitReply(View):
-    """An accepted job, or those of a matrix, of which ``job_id`` is the first; ``created`` is false where the idempotency key was known already.
+    """An accepted job, or a matrix's, ``job_id`` being the first; ``created`` is false where the idempotency key was known already.
 
     With ``needs_secrets`` nothing was stored: send the same request again with the values of those names.
     """
@@ -403,8 +401,8 @@ class SubmitReply(View):
     notes: tuple[str, ...] = ()
     needs_secrets: tuple[str, ...] = ()
     left_out: LeftOutView | None = None
-    matrix_id: str | None = None
     job_ids: tuple[str, ...] = ()
+    matrix_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final
 
 from orchestrator.core.facts import hangs, notes, reasons, requesters
@@ -77,16 +76,6 @@ def _(fact: reasons.MadeRoom) -> str:
 @sentence.register
 def _(fact: requesters.ByUser) -> str:
     return fact.name
-
-
-@sentence.register
-def _(fact: requesters.ByHold) -> str:
-    return fact.name
-
-
-@sentence.register
-def _(fact: requesters.ByMatrix) -> str:
-    return f"fail_fast of {fact.matrix}: {fact.job} failed"
 
 
 @sentence.register
@@ -169,16 +158,6 @@ _ENDS: Final = {EndCondition.SUCCESS: "to succeed", EndCondition.FAILURE: "to fa
 def _(fact: reasons.AwaitsJob) -> str:
     more = f", and for {plural(fact.more, 'other job')}" if fact.more else ""
     return f"waiting for {fact.job} ({fact.state}) {_ENDS[fact.on]}{more}"
-
-
-@sentence.register
-def _(fact: reasons.AwaitsTime) -> str:
-    return f"starts at {datetime.fromtimestamp(fact.start_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-@sentence.register
-def _(fact: reasons.MatrixAtLimit) -> str:
-    return f"{fact.matrix} runs at most {plural(fact.limit, 'job')} at a time (matrix.max_concurrent)"
 
 
 @sentence.register

@@ -6,6 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
+from orchestrator.api.matrix_views import MatrixCellView
 from orchestrator.core.diagnosis.definitions import PRECEDENCE
 from orchestrator.core.diagnosis.rendezvous import GATHERING
 from orchestrator.core.facts.codec import fact_to_dict
@@ -86,11 +87,11 @@ def job_view(
     )
 
 
-def _matrix(job: Job) -> v.MatrixCellView | None:
+def _matrix(job: Job) -> MatrixCellView | None:
     cell = job.submission.matrix
     if cell is None:
         return None
-    return v.MatrixCellView(
+    return MatrixCellView(
         id=cell.matrix_id, name=cell.name, index=cell.index, count=cell.count, values=dict(cell.values)
     )
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from orchestrator.api.service import ActionRequest, Caller
     from orchestrator.core import events as ev
     from orchestrator.core.job.record import Job
-    from orchestrator.daemon.jobs.best_values import BestValues, Reported
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.requests.actions import JobActions
+    from orchestrator.daemon.requests.best_values import BestValues, Reported
     from orchestrator.daemon.requests.reader import JobReader
     from orchestrator.daemon.requests.sharing import SharingDesk
     from orchestrator.daemon.requests.specs import JobSpecs

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.views import JobView
     from orchestrator.core.job.record import Job
-    from orchestrator.daemon.jobs.best_values import Reported
+    from orchestrator.daemon.requests.best_values import Reported
 
 _ENDS = (JobState.FAILED, JobState.CANCELLED)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import DiskFullError, OrchError, RefusedError
+from orchestrator.api.matrix_views import CombinationView
 from orchestrator.core.scheduler.scheduler import State
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
@@ -254,10 +255,10 @@ def _reply(jobs: Sequence[Job], left_out: v.LeftOutView | None, *, created: bool
     )
 
 
-def _combinations(every: Sequence[checking.Checked]) -> tuple[v.CombinationView, ...]:
+def _combinations(every: Sequence[checking.Checked]) -> tuple[CombinationView, ...]:
     """The jobs that a matrix would make; none for a single job."""
     return tuple(
-        v.CombinationView(index=one.cell.index, name=one.spec.name, values=dict(one.cell.values))
+        CombinationView(index=one.cell.index, name=one.spec.name, values=dict(one.cell.values))
         for one in every
         if one.cell is not None
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from orchestrator.api.errors import BadRequestError
 from orchestrator.api.usage_views import UsageReport, UsageRow
 from orchestrator.core.usage import Use, use_between
-from orchestrator.daemon.jobs.best_values import BestValues
+from orchestrator.daemon.requests.best_values import BestValues
 from orchestrator.daemon.requests.matrices import MatrixDesk, MatrixService
 from orchestrator.daemon.requests.sharing import SharingDesk
 from orchestrator.daemon.requests.specs import JobSpecs

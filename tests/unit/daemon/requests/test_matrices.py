@@ -14,7 +14,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState
-from orchestrator.daemon.jobs.best_values import BestValues
+from orchestrator.daemon.requests.best_values import BestValues
 from orchestrator.daemon.requests.matrices import MatrixDesk
 from orchestrator.daemon.submitting import submission
 from orchestrator.runtime.pools import Pools
