@@ -104,7 +104,7 @@ class Desk:
         for job in self._full.jobs.values():
             sequence = job.submission.sequence - len(self._full.jobs) - 1
             held = replace(job, submission=replace(job.submission, sequence=sequence))
-            self.loop.jobs[job.id] = self.loop.begun[job.id] = self.loop.decided[job.id] = held
+            self.loop.jobs[job.id] = self.loop.decided[job.id] = held
         self._known.set(dict(self._full.nodes))
 
     async def submit(self, number: int) -> None:

@@ -199,7 +199,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
     fork_servers = ForkServers(lambda: cluster.nodes.agents, lambda: list(loop.nodes.values()))
 
     async def after_refresh() -> None:
-        runtime.gangs.note_reach(loop.begun.values())
+        runtime.gangs.note_reach(loop.jobs.begun.values())
         if not cluster.site.embedded:  # one slow node of many delays no other
             spawn(fork_servers.warm())
         if ground.ready.is_set():

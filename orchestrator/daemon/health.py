@@ -78,7 +78,7 @@ class DaemonHealth:
     async def view(self) -> v.HealthView:
         """All of it."""
         nodes, places = self._loop.nodes.values(), self._endpoints
-        free = free_on(nodes, self._loop.begun.values())
+        free = free_on(nodes, self._loop.jobs.begun.values())
         counts = await self._store.state_counts()
         return v.HealthView(
             ready=self._ready.is_set() and not self.problems(),

@@ -27,7 +27,7 @@ from orchestrator.daemon.sharing.book import ShareBook
 from orchestrator.store.errors import BrokenChainError, VersionConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -74,10 +74,29 @@ class _Inbox:
         return taken
 
 
+class Published(dict["JobId", "Job"]):
+    """Live jobs by id; ``begun`` are those of them that have had an attempt."""
+
+    def __init__(self, jobs: Iterable[Job] = ()) -> None:
+        super().__init__()
+        self.begun: dict[JobId, Job] = {}
+        for job in jobs:
+            self[job.id] = job
+
+    def __setitem__(self, job_id: JobId, job: Job) -> None:
+        super().__setitem__(job_id, job)
+        if job.attempts:
+            self.begun[job_id] = job
+
+    def __delitem__(self, job_id: JobId) -> None:
+        super().__delitem__(job_id)
+        self.begun.pop(job_id, None)
+
+
 class Loop:
     """Folds, decides and writes. ``on_change`` is told each job whose record changed; ``on_end`` those that became terminal.
 
-    ``jobs`` are the live jobs as they are written, for readers; ``begun`` those of them that have had an attempt. ``decided`` are
+    ``jobs`` are the live jobs as they are written, for readers. ``decided`` are
     the same with what the round under way has decided: what a command's new facts must follow from. ``shares`` has the queues, and what was used.
     """
 
@@ -106,8 +125,7 @@ class Loop:
         self._on_decision = on_decision
         self._on_write_failed = on_write_failed
         self._log = log
-        self.jobs: dict[JobId, Job] = {}
-        self.begun: dict[JobId, Job] = {}
+        self.jobs = Published()
         self.decided = LiveJobs()
         self.nodes: dict[str, Node] = {}
         self.waiting = Reasons()
@@ -119,8 +137,7 @@ class Loop:
     async def load(self) -> None:
         """Read every live job; what was under way is ordered again by the first round."""
         stored = await self._store.load_live()
-        self.jobs = {job.id: replace(job, unusable=()) if job.unusable else job for job in stored}
-        self.begun = {job.id: job for job in self.jobs.values() if job.attempts}
+        self.jobs = Published(replace(job, unusable=()) if job.unusable else job for job in stored)
         self.decided = LiveJobs(self.jobs.values())
         for name in await self.shares.load(self._store, stored, self.now()):
             self._log.warning("queue.change_does_not_fit_the_settings", queue=name)
@@ -200,7 +217,7 @@ class Loop:
         if batch:
             await self._write(batch)
             for number, change in enumerate(batch, 1):
-                self._publish(change.after)
+                self.jobs[change.after.id] = change.after
                 self._observe(change.after, change.event)
                 if number % FACTS_AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -270,11 +287,6 @@ class Loop:
             failed_fast=self._ends.failed_fast,
         )
 
-    def _publish(self, job: Job) -> None:
-        self.jobs[job.id] = job
-        if job.attempts:
-            self.begun[job.id] = job
-
     async def _write(self, batch: list[Change]) -> None:
         """Until it is written: nothing is carried out before. A full disk holds decisions up, never training."""
         while True:
@@ -305,7 +317,6 @@ class Loop:
             job = self.jobs[job_id]
             if job.state.is_terminal:
                 del self.jobs[job_id], self.decided[job_id]
-                self.begun.pop(job_id, None)
                 self._ends.ended(job)
                 if runtime is not None:
                     runtime.apply(job, None)
@@ -329,7 +340,7 @@ def live_jobs(loop: Loop) -> Callable[[], Collection[Job]]:
     """A function that gives the jobs that have had an attempt: the loop replaces its dictionary when it has read the store."""
 
     def live() -> Collection[Job]:
-        return loop.begun.values()
+        return loop.jobs.begun.values()
 
     return live
 

@@ -198,7 +198,7 @@ def shares_of(state: State, now: float) -> Shares:
 
 def _shares(jobs: LiveJobs, state: State, now: float) -> Shares:
     accounts = jobs.occupancy.accounts(state.sharing.half_life, now)
-    return Shares.of_accounts(state.sharing, state.past, accounts, state.nodes, now)
+    return Shares.of(state.sharing, state.past, (), state.nodes, now, accounts=accounts)
 
 
 def _hindered(job: Job, state: State) -> bool:

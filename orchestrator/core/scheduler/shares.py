@@ -67,9 +67,16 @@ class Shares:
 
     @classmethod
     def of(
-        cls, sharing: Sharing, past: PastUse, holding: Collection[Job], nodes: Mapping[str, Node], now: float
+        cls,
+        sharing: Sharing,
+        past: PastUse,
+        holding: Collection[Job],
+        nodes: Mapping[str, Node],
+        now: float,
+        *,
+        accounts: Accounts | None = None,
     ) -> Shares:
-        """The shares of those that hold gangs, and of what was used before."""
+        """The shares of those that hold gangs, of ``accounts`` that hold others, and of what was used before."""
         shares = cls(sharing, nodes, now)
         for account, used in past.used.items():
             queue = account.queue if shares.tree.configured else ""
@@ -79,25 +86,14 @@ class Shares:
             began = gang_began(job)
             shares._user_jobs[job.submission.user] += 1
             shares._hold(job, len(job.nodes), now if began is None else min(began, now))
-        return shares
-
-    @classmethod
-    def of_accounts(
-        cls, sharing: Sharing, past: PastUse, accounts: Accounts, nodes: Mapping[str, Node], now: float
-    ) -> Shares:
-        """The same, from what each account holds."""
-        shares = cls.of(sharing, past, (), nodes, now)
-        shares.hold_all(accounts, 2.0 ** ((accounts.since - now) / sharing.half_life))
-        return shares
-
-    def hold_all(self, accounts: Accounts, weight: float) -> None:
-        """Count what accounts hold; ``weight`` brings what they tell to ``now``."""
-        for account, use in accounts.held.items():
-            self._user_jobs[account.user] += use.gangs
-            self._user_gpus[account.user] += use.held.gpus
-            for balance in self._balances(account.queue if self.tree.configured else "", account.user):
+        weight = 1.0 if accounts is None else 2.0 ** ((accounts.since - now) / sharing.half_life)
+        for account, use in () if accounts is None else accounts.held.items():
+            shares._user_jobs[account.user] += use.gangs
+            shares._user_gpus[account.user] += use.held.gpus
+            for balance in shares._balances(account.queue if shares.tree.configured else "", account.user):
                 balance.held = balance.held.plus(use.held)
                 balance.mean = balance.mean.plus(use.begun, -weight)
+        return shares
 
     def advance(self, now: float) -> None:
         """Time goes on."""

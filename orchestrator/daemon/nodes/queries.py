@@ -49,7 +49,7 @@ class NodeQueries:
             node_view(
                 node,
                 self._nodes.reports.get(node.id),
-                self._loop.begun.values(),
+                self._loop.jobs.begun.values(),
                 self._loop.nodes,
                 lost=self._nodes.lost_gpus.get(node.id, ()),
                 conditions=conditions,

@@ -77,7 +77,7 @@ class SharingDesk:
             found.append(level.pop())
             level += sorted(shares.tree.below(found[-1].name), key=lambda queue: queue.name, reverse=True)
         names = {queue.name for queue in found}
-        used = hungry | {job.spec.queue for job in self._loop.begun.values() if job.gang_open}
+        used = hungry | {job.spec.queue for job in self._loop.jobs.begun.values() if job.gang_open}
         return found + [QueueSpec(name=name) for name in sorted(used - names)]
 
     def _queue(self, queue: QueueSpec, shares: Shares, fair: dict[str, float], state: State) -> QueueView:

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.api.errors import BadRequestError, DiskFullError
 from orchestrator.api.queue_views import QueueChange
 from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.daemon.loop import Published
 from orchestrator.daemon.requests.sharing import SharingDesk
 from orchestrator.daemon.sharing.book import ShareBook
 from orchestrator.spec.queues import QueueSpec, parse_queues
@@ -99,7 +100,7 @@ def test_what_is_told_is_order_shares_and_quotas() -> None:
             pending(make_spec(workers=8, queue="prod"), sequence=3, job_id="first", user="bob"),
             pending(make_spec(workers=1, queue="old"), sequence=4, job_id="third"),
         ]
-        rounds.loop.jobs = {job.id: job for job in (held, *wait)}
+        rounds.loop.jobs = Published((held, *wait))
         rounds.loop.nodes = nodes(node("a", gpus=8))
         shares = desk.shares()
         assert shares.order == ("first", "third", "second")
@@ -121,7 +122,7 @@ def test_what_is_told_is_order_shares_and_quotas() -> None:
 def test_without_queues_there_are_users_alone() -> None:
     async def story(desk: SharingDesk, rounds: Rounds) -> None:
         job = pending(make_spec(queue="anything"), job_id="waits")
-        rounds.loop.jobs = {job.id: job}
+        rounds.loop.jobs = Published([job])
         shares = desk.shares()
         assert shares.queues == ()
         assert [(user.queue, user.user) for user in shares.users] == [("", "ada")]

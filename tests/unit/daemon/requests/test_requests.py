@@ -22,6 +22,7 @@ from orchestrator.api.service import ActionRequest, Caller, JobFilter, ProfileRe
 from orchestrator.core.facts.reasons import PlacingGang
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.daemon.loop import Published
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.requests.actions import JobActions
@@ -186,7 +187,7 @@ def test_a_plan_says_where_when_and_whether_a_job_starts(tmp_path: Path) -> None
         never = await desk.submissions.plan(desk.request(YAML.replace("cpu: 1", "cpu: 9")), ADA)
         assert never.starts == "never"
         job = pending()
-        desk.rounds.loop.jobs = {job.id: job}
+        desk.rounds.loop.jobs = Published([job])
         later = await desk.submissions.plan(desk.request(), ADA)
         assert (later.starts, later.ahead) == ("later", (job.id,))
 
