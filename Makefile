@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Images of containers set it: every process would then compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What needs processors runs where the integration tests wait for something.
 PARTS := lint tools types+layers+unit+integration

@@ -24,6 +24,10 @@ settings.register_profile("people", deadline=None, suppress_health_check=[Health
 settings.register_profile("ci", settings.get_profile("people"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "people")
 
+# Hundreds of processes of these tests import orch, Ray and torch: each would compile them anew, which takes it seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 SESSION = pytest.StashKey[Path]()
 LEFT = pytest.StashKey[list[str]]()
 
