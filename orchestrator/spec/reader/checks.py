@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 NOT_YET: dict[str, str] = {
     "trackers": "experiment trackers; call them in the script",
-    "report": "reports; leave the key out",
 }
 """Keys whose feature is not built yet, with the reason and what to do meanwhile.
 
