@@ -51,7 +51,6 @@ ATTRIBUTES: dict[str, int] = {
     "api/server/testing.py:ServedFake": 13,
     "checkpoint/repository/persister.py:SnapshotPersister": 21,
     "checkpoint/snapshots/writer.py:SnapshotWriter": 24,
-    "cli/top/source.py:TopSource": 13,
     "daemon/loop.py:Loop": 18,
     "gpu/sampler.py:Sampler": 16,
     "runtime/forkserver/keeper.py:Keeper": 21,

@@ -6,29 +6,26 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
+from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from orchestrator.cli.console import clean
-from orchestrator.cli.top import cells, model
-from orchestrator.cli.top.layout import GAP, fitted, widths
-from orchestrator.cli.top.model import Order
+from orchestrator.cli.top import cells, model, texts
+from orchestrator.cli.top.tables import FittedTable
+from orchestrator.cli.top.texts import Choices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from textual import events
     from textual.binding import BindingType
 
-    from orchestrator.cli.top.cells import Styled
+    from orchestrator.cli.top.cells import Row
     from orchestrator.cli.top.frame import Frame, FrameSource
-    from orchestrator.cli.top.layout import TopColumn
     from orchestrator.gpu.balance.view import GpuRow
-
-    Row = tuple[str, Mapping[str, Styled], Mapping[str, tuple[Callable[[int], str], str]]]
 
 COLUMNS = {"gpus": cells.GPU_COLUMNS, "jobs": cells.JOB_COLUMNS, "processes": cells.PROCESS_COLUMNS}
 EMPTY = {
@@ -36,9 +33,9 @@ EMPTY = {
     "jobs": "no job holds a GPU or is starting",
     "processes": "no process on these GPUs",
 }
-MOST_FINDINGS = 6
 LATE_SECONDS = 5.0
 SCROLLBAR = 1
+PARTS = "#head, #gpus, #detail, #findings, #jobs, #processes, #notes"
 
 HELP = """\
 q  ctrl+c   leave
@@ -67,14 +64,10 @@ class HelpScreen(ModalScreen[None]):
     #help-box { width: 112; max-width: 100%; height: auto; max-height: 100%; border: round $accent; padding: 0 1; }
     """
 
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self._text = text
-
     def compose(self) -> ComposeResult:
         """One box of text."""
         with VerticalScroll(id="help-box"):
-            yield Static(Text(self._text))
+            yield Static(Text(str(getattr(self.app, "HELP_TEXT", HELP))))
 
 
 class TopApp(App[None]):
@@ -83,6 +76,7 @@ class TopApp(App[None]):
     TITLE = "orch top"
     ENABLE_COMMAND_PALETTE = False
     HELP_TEXT = HELP
+    SCREENS: ClassVar = {"help": HelpScreen}
     CSS = f"""
     DataTable {{ scrollbar-size: 1 {SCROLLBAR}; overflow-x: hidden; }}
     #head {{ height: auto; background: $panel; padding: 0 1; }}
@@ -98,13 +92,13 @@ class TopApp(App[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Leave"),
-        Binding("s", "sort", "Sort"),
-        Binding("r", "reverse", "Reverse"),
+        Binding("s", "order(False)", "Sort"),
+        Binding("r", "order(True)", "Reverse"),
         Binding("slash", "filter", "Filter"),
         Binding("space", "hold", "Hold"),
         Binding("j", "show('jobs')", "Jobs"),
         Binding("p", "show('processes')", "Processes"),
-        Binding("question_mark", "help", "Keys"),
+        Binding("question_mark", "push_screen('help')", "Keys"),
         Binding("escape", "everything", show=False),
     ]
 
@@ -113,34 +107,28 @@ class TopApp(App[None]):
         self._source = source
         self._interval = interval
         self._shown: Frame | None = None
-        self._held = False
-        self._hidden: set[str] = set()
-        self._widths: dict[str, dict[str, int]] = {}
         self._rows: dict[str, GpuRow] = {}
-        self.order = Order.PLACE
-        self.reversed = False
-        self.words = ""
+        self.choices = Choices()
 
     def compose(self) -> ComposeResult:
         """Head, filter, tables with what stands in their place when they are empty, notes, keys."""
         yield Static(id="head")
         yield Input(placeholder="words to filter by", id="filter")
         with Vertical(id="body"):
-            yield from self._table_and_words("gpus")
+            yield FittedTable("gpus", COLUMNS["gpus"])
+            yield Static(id="gpus-empty", classes="empty")
             yield Static(id="detail")
             yield Static(id="findings")
-            yield from self._table_and_words("jobs")
-            yield from self._table_and_words("processes")
+            yield FittedTable("jobs", COLUMNS["jobs"])
+            yield Static(id="jobs-empty", classes="empty")
+            yield FittedTable("processes", COLUMNS["processes"])
+            yield Static(id="processes-empty", classes="empty")
             yield Static(id="notes")
         yield Footer()
 
-    def _table_and_words(self, name: str) -> ComposeResult:
-        yield DataTable(id=name, cursor_type="row", zebra_stripes=False, cell_padding=0)
-        yield Static(id=f"{name}-empty", classes="empty")
-
     def on_mount(self) -> None:
         """Begin to follow the source."""
-        self._table("gpus").focus()
+        self.query_one("#gpus").focus()
         self._say("#head", Text("looking at the GPUs ..."))
         self.set_interval(min(0.25, self._interval / 2), self.follow)
         self.follow()
@@ -150,21 +138,14 @@ class TopApp(App[None]):
         del event
         self.call_after_refresh(self._draw)
 
-    def _table(self, name: str) -> DataTable[Text]:
-        table: DataTable[Text] = self.query_one(f"#{name}", DataTable)
-        return table
-
-    def _say(self, where: str, text: Text) -> None:
-        self.query_one(where, Static).update(text)
-
     def follow(self) -> None:
         """Show the newest frame, unless the picture is held or it is shown already."""
         frame = self._source.frame
-        if frame is not None and frame is not self._shown and not self._held:
+        if frame is not None and frame is not self._shown and not self.choices.held:
             self._shown = frame
             self._draw()
-        elif self._shown is not None and self.late_seconds and not (self._held or isinstance(self.screen, ModalScreen)):
-            self._say("#head", self._head(self._shown))
+        elif self.late_seconds and not self.choices.held:
+            self._draw()
 
     @property
     def late_seconds(self) -> float:
@@ -175,102 +156,37 @@ class TopApp(App[None]):
         return age if age > LATE_SECONDS + 2 * self._interval else 0.0
 
     def _draw(self) -> None:
-        frame = self._shown
-        if frame is None or isinstance(self.screen, ModalScreen):
+        frame, choices = self._shown, self.choices
+        if frame is None or len(self.screen.query(PARTS)) < PARTS.count("#"):  # the keys' help is shown, or this ends
             return
-        rows = model.ordered(model.matching(frame.rows, self.words), self.order, reverse=self.reversed)
+        rows = model.ordered(model.matching(frame.rows, choices.words), choices.order, reverse=choices.reversed)
         self._rows = {row.gpu_uuid: row for row in rows}
-        several = len({row.node for row in frame.rows}) > 1
-        self._fill(
-            "gpus",
-            [
-                (row.gpu_uuid, _of_several(cells.gpu_cells(row, frame), several), cells.gpu_drawings(row, frame))
-                for row in rows
-            ],
-        )
-        self._fill("jobs", [(line.job.id, cells.job_cells(line), {}) for line in frame.jobs])
-        lines = [line for line in frame.processes if not line.gpu_uuid or line.gpu_uuid in self._rows]
-        self._fill(
-            "processes",
-            [
-                (f"{line.gpu_uuid}/{line.node}/{line.pid}", _of_several(cells.process_cells(line), several), {})
-                for line in lines
-            ],
-        )
-        self._say("#head", self._head(frame))
-        self._findings(frame)
+        gpus, jobs, processes = cells.rows_of(frame, rows)
+        for name, table_rows in (("gpus", gpus), ("jobs", jobs), ("processes", processes)):
+            self._fill(name, table_rows)
+        self._say("#head", texts.head(frame, choices, shown=len(rows), late_seconds=self.late_seconds))
+        found = texts.findings(frame)
+        self.query_one("#findings").display = bool(found)
+        self._say("#findings", found)
         self._detail()
-        notes = [*frame.problems, *(f"{cells.gpu_name(row)}: {row.problem}" for row in rows if row.problem)]
-        self._say("#notes", Text("\n".join(clean(note) for note in notes)))
+        self._say("#notes", texts.notes(frame, rows))
 
-    def _head(self, frame: Frame) -> Text:
-        text = Text(f"{time.strftime('%H:%M:%S', time.localtime(frame.at))}  {model.headline(frame)}")
-        if self.late_seconds:
-            text.append(f"  nothing new for {self.late_seconds:.0f} s", "reverse")
-        second = [frame.title] if frame.title else []
-        if frame.host is not None:
-            second.append(model.host_line(frame.host))
-        if self.order is not Order.PLACE or self.reversed:
-            second.append(f"by {self.order.value}{' (turned)' if self.reversed else ''}")
-        text.append("\n" + "  ".join(second), "bright_black")
-        if self.words:
-            text.append(f"  filter: {clean(self.words)} ({len(self._rows)} of {len(frame.rows)})", "yellow")
-        if self._hidden:
-            text.append(f"  hidden: {', '.join(sorted(self._hidden))} (esc shows all)", "yellow")
-        if self._held:
-            text.append("  held", "reverse")
-        return text
-
-    def _findings(self, frame: Frame) -> None:
-        found = model.findings_of(frame)
-        text = Text()
-        for severity, line in found[:MOST_FINDINGS]:
-            text.append(f"{severity}: ", "bold red" if severity == "critical" else "bold yellow")
-            text.append(clean(line) + "\n")
-        if len(found) > MOST_FINDINGS:
-            text.append(f"and {model.counted(len(found) - MOST_FINDINGS, 'more finding')}: orch status JOB\n")
-        text.rstrip()
-        shown = self.query_one("#findings", Static)
-        shown.display = bool(found)
-        shown.update(text)
+    def _say(self, where: str, text: Text) -> None:
+        self.query_one(where, Static).update(text)
 
     def _fill(self, name: str, rows: Sequence[Row]) -> None:
-        """Write a table anew in the width of the screen, the cursor staying on the row that it was on."""
-        table, empty = self._table(name), self.query_one(f"#{name}-empty", Static)
-        visible = name not in self._hidden
-        words = self.empty_words(name)
+        """Fill a table, or say in its place why it is empty."""
+        table, empty = self.query_one(f"#{name}", FittedTable), self.query_one(f"#{name}-empty", Static)
+        visible, words = name not in self.choices.hidden, self.empty_words(name)
         table.display, empty.display = visible and bool(rows), visible and not rows and bool(words)
         empty.update(Text(words))
-        columns = COLUMNS[name]
-        needs: dict[str, int] = {}
-        for _, shown, drawn in rows:
-            needs |= {key: max(len(cell[0]), needs.get(key, 0)) for key, cell in shown.items()}
-            needs |= {key: max(1, needs.get(key, 0)) for key in drawn}
-        chosen = widths([_grown(column, needs) for column in columns], needs, self.size.width - SCROLLBAR)
-        texts = [(key, _texts(columns, chosen, shown, drawn)) for key, shown, drawn in rows]
-        keys = [key for key, *_ in rows]
-        if self._widths.get(name) == chosen and [str(key.value) for key in table.rows] == keys:
-            for key, line in texts:
-                for place, text in zip(chosen, line, strict=True):
-                    if table.get_cell(key, place) != text:
-                        table.update_cell(key, place, text)
-            return
-        current = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value if table.row_count else None
-        table.clear(columns=True)
-        for column in columns:
-            if column.key in chosen:
-                heading = Text(fitted(column.heading, chosen[column.key], right=column.right))
-                table.add_column(heading, key=column.key, width=chosen[column.key] + GAP)
-        for key, line in texts:
-            table.add_row(*line, key=key)
-        self._widths[name] = chosen
-        if current in keys:
-            table.move_cursor(row=keys.index(str(current)))
+        table.fill(rows, self.size.width - SCROLLBAR)
 
     def empty_words(self, name: str) -> str:
         """What stands in the place of a table without rows; nothing when it is empty."""
-        if name == "gpus" and self.words and self._shown is not None and self._shown.rows:
-            return f"no GPU matches {self.words!r}; esc shows all {len(self._shown.rows)}"
+        words = self.choices.words
+        if name == "gpus" and words and self._shown is not None and self._shown.rows:
+            return f"no GPU matches {words!r}; esc shows all {len(self._shown.rows)}"
         return EMPTY[name]
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
@@ -279,34 +195,28 @@ class TopApp(App[None]):
             self._detail()
 
     def _detail(self) -> None:
-        table, text = self._table("gpus"), ""
-        if table.row_count and self._shown is not None:
-            key = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
-            row = self._rows.get(str(key))
-            text = "" if row is None else cells.gpu_detail(row, self._shown)
-        self._say("#detail", Text(text))
+        row = self._rows.get(str(self.query_one("#gpus", FittedTable).current))
+        self._say("#detail", Text("" if row is None or self._shown is None else cells.gpu_detail(row, self._shown)))
 
-    def action_sort(self) -> None:
-        """Sort by the next quantity."""
-        self.order = self.order.next()
-        self._draw()
-
-    def action_reverse(self) -> None:
-        """Turn the order around."""
-        self.reversed = not self.reversed
+    def action_order(self, turn: bool) -> None:
+        """Sort by the next quantity, or turn the order around."""
+        if turn:
+            self.choices.reversed = not self.choices.reversed
+        else:
+            self.choices.order = self.choices.order.next()
         self._draw()
 
     def action_hold(self) -> None:
         """Hold the picture, or let it go on."""
-        self._held = not self._held
+        self.choices.held = not self.choices.held
         self._draw()
         self.follow()
 
     def action_show(self, name: str) -> None:
         """Show or hide jobs or processes."""
-        self._hidden ^= {name}
-        if name in self._hidden and self.focused is self._table(name):
-            self._table("gpus").focus()
+        self.choices.hidden ^= {name}
+        if self.focused is self.query_one(f"#{name}"):
+            self.query_one("#gpus").focus()
         self._draw()
 
     def action_filter(self) -> None:
@@ -318,56 +228,17 @@ class TopApp(App[None]):
     def action_everything(self) -> None:
         """Forget the filter and show what was hidden."""
         field = self.query_one("#filter", Input)
-        field.value, field.display, self.words = "", False, ""
-        self._hidden.clear()
-        self._table("gpus").focus()
+        field.value, field.display, self.choices.words = "", False, ""
+        self.choices.hidden.clear()
+        self.query_one("#gpus").focus()
         self._draw()
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while the words are typed."""
-        self.words = event.value
+    @on(Input.Changed)
+    @on(Input.Submitted)
+    def filter_typed(self, event: Input.Changed | Input.Submitted) -> None:
+        """Filter while the words are typed; Enter keeps the filter and goes back to the GPUs."""
+        self.choices.words = event.value
+        if isinstance(event, Input.Submitted):
+            event.input.display = False
+            self.query_one("#gpus").focus()
         self._draw()
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Keep the filter and go back to the GPUs."""
-        event.input.display = False
-        self._table("gpus").focus()
-
-    def action_help(self) -> None:
-        """Show the keys."""
-        self.push_screen(HelpScreen(self.HELP_TEXT))
-
-
-def _of_several(shown: dict[str, Styled], several: bool) -> dict[str, Styled]:
-    """Without the node's name where there is only one."""
-    return shown if several else {key: cell for key, cell in shown.items() if key != "node"}
-
-
-def _grown(column: TopColumn, needs: Mapping[str, int]) -> TopColumn:
-    """A column that is always shown begins at the width of its widest cell, and grows no further."""
-    from dataclasses import replace
-
-    if column.rank or not column.grows:
-        return column
-    need = needs.get(column.key, 0)
-    return replace(column, least=min(need, column.least) if column.least else need, most=need)
-
-
-def _texts(
-    columns: Sequence[TopColumn],
-    chosen: Mapping[str, int],
-    shown: Mapping[str, Styled],
-    drawn: Mapping[str, tuple[Callable[[int], str], str]],
-) -> list[Text]:
-    texts = []
-    for column in columns:
-        if column.key not in chosen:
-            continue
-        width = chosen[column.key]
-        if column.key in drawn:
-            draw, style = drawn[column.key]
-            texts.append(Text(fitted(draw(width), width), style))
-        else:
-            text, style = shown.get(column.key, ("", ""))
-            texts.append(Text(fitted(text, width, right=column.right, cut_end=column.cut_end), style))
-    return texts

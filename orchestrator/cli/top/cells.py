@@ -12,11 +12,14 @@ from orchestrator.cli.top.frame import Traffic
 from orchestrator.cli.top.layout import TopColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from orchestrator.cli.top.frame import Frame, JobLine
     from orchestrator.cli.top.processes import ProcessLine
     from orchestrator.gpu.balance.view import GpuRow
+
+    Row = tuple[str, Mapping[str, tuple[str, str]], Mapping[str, tuple[Callable[[int], str], str]]]
+    """Key, cells by column, and how to draw the cells that depend on their width."""
 
 Styled = tuple[str, str]
 """Text and style."""
@@ -61,6 +64,25 @@ PROCESS_COLUMNS = (
     TopColumn(key="user", heading="USER", rank=7),
     TopColumn(key="command", heading="COMMAND", grows=True, least=38, most=400, cut_end=True),
 )
+
+
+def rows_of(frame: Frame, gpus: Sequence[GpuRow]) -> tuple[list[Row], list[Row], list[Row]]:
+    """The rows of the three tables; nodes are named where there are several, and processes are those on `gpus` or on none."""
+    several = len({row.node for row in frame.rows}) > 1
+    uuids = {row.gpu_uuid for row in gpus}
+
+    def placed(shown: dict[str, Styled]) -> dict[str, Styled]:
+        return shown if several else {key: cell for key, cell in shown.items() if key != "node"}
+
+    return (
+        [(row.gpu_uuid, placed(gpu_cells(row, frame)), gpu_drawings(row, frame)) for row in gpus],
+        [(line.job.id, job_cells(line), {}) for line in frame.jobs],
+        [
+            (f"{line.gpu_uuid}/{line.node}/{line.pid}", placed(process_cells(line)), {})
+            for line in frame.processes
+            if not line.gpu_uuid or line.gpu_uuid in uuids
+        ],
+    )
 
 
 def gpu_cells(row: GpuRow, frame: Frame) -> dict[str, Styled]:

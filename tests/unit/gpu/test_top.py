@@ -21,8 +21,9 @@ from orchestrator.cli.top.app import HelpScreen, TopApp
 from orchestrator.cli.top.cells import gpu_detail, job_cells, process_cells, rate
 from orchestrator.cli.top.frame import Frame, Host, JobLine, Traffic
 from orchestrator.cli.top.model import Order
+from orchestrator.cli.top.past import HISTORY, SETTLED_SECONDS, Past
 from orchestrator.cli.top.processes import ProcessLine
-from orchestrator.cli.top.source import HISTORY, SETTLED_SECONDS, TopSource
+from orchestrator.cli.top.source import TopSource
 from orchestrator.gpu.balance.view import GpuOwner, GpuRow
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health
@@ -394,21 +395,21 @@ def test_the_balance_is_worked_out_where_the_daemon_has_none(session: Session, n
             attempt = AttemptView(number=1, state="RUNNING", started_at=0.0, running_at=running_at)
             return job(**{"gpus": gpus, "attempts": (attempt,), **changes})
 
-        found = source._balance(held(3600.0))
+        found = source._past.balance(held(3600.0))
         assert found is not None
         assert found["quantities"]["power"]["cv"] == pytest.approx(0.5)
-        assert source._balance(held(SETTLED_SECONDS - 5)) is None, "it has only just begun"
-        assert source._balance(held(None)) is None
-        assert source._balance(held(3600.0, balance=POOR)) == POOR
-        assert source._balance(held(3600.0, gpus=())) is None
+        assert source._past.balance(held(SETTLED_SECONDS - 5)) is None, "it has only just begun"
+        assert source._past.balance(held(None)) is None
+        assert source._past.balance(held(3600.0, balance=POOR)) == POOR
+        assert source._past.balance(held(3600.0, gpus=())) is None
 
 
-def test_counters_become_rates_and_a_new_beginning_is_no_rate(session: Session) -> None:
-    source = TopSource(session)
+def test_counters_become_rates_and_a_new_beginning_is_no_rate() -> None:
+    past = Past()
 
     def looked(at: float, sent: int, links: int | None) -> Traffic | None:
-        source._count(row(0, sampled_at=at, pcie_transmit_bytes=sent, nvlink_receive_bytes=links))
-        return source._traffic.get("GPU-0")
+        past.add((row(0, sampled_at=at, pcie_transmit_bytes=sent, nvlink_receive_bytes=links),))
+        return past.traffic.get("GPU-0")
 
     assert looked(1.0, 1000, 5) is None, "one look has no rate"
     assert looked(3.0, 5000, 5) == Traffic(pcie_sent=2000.0, nvlink_received=0.0)

@@ -12,6 +12,7 @@ from orchestrator.cli.top.cells import GPU_COLUMNS, JOB_COLUMNS, PROCESS_COLUMNS
 from orchestrator.cli.top.frame import Frame, JobLine, Traffic
 from orchestrator.cli.top.layout import GAP, TopColumn, fitted, widths
 from orchestrator.cli.top.processes import ProcessLine
+from orchestrator.cli.top.tables import FittedTable
 from orchestrator.gpu.balance.view import GpuOwner, GpuRow
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health
@@ -117,16 +118,17 @@ def test_the_columns_follow_a_resize_and_the_cursor_stays() -> None:
     async def go() -> None:
         app = TopApp(StillSource(busy_frame(8)), interval=0.2)
         async with app.run_test(size=(160, 40)) as pilot:
+            table = app.query_one("#gpus", FittedTable)
             await pilot.press("down", "down")
-            wide = set(app._widths["gpus"])
+            wide = set(table.chosen)
             await pilot.resize_terminal(80, 24)
             await pilot.pause()
-            assert set(app._widths["gpus"]) < wide
-            assert app._table("gpus").cursor_row == 2
+            assert set(table.chosen) < wide
+            assert table.cursor_row == 2
             assert "GPU 2 of node0" in str(app.query_one("#detail", Static).render())
             await pilot.resize_terminal(160, 40)
             await pilot.pause()
-            assert set(app._widths["gpus"]) == wide
+            assert set(table.chosen) == wide
 
     asyncio.run(go())
 
