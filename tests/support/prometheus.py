@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BOARDS = [to_json(board) for board in build.BOARDS]
-_LONG_AGO = {"3600": "3", "600": "4", "60": "3"}
+_LONG_AGO = {"3600": "3", "1800": "4", "600": "4", "60": "3"}
 
 
 class Page(BaseHTTPRequestHandler):
@@ -91,8 +91,8 @@ def shortened_rules() -> str:
         group["interval"] = "1s"
         for rule in group["rules"]:
             rule["expr"] = re.sub(r"\[(1m|5m)\]", "[8s]", rule["expr"])
-            # ages in seconds: "over an hour", "ten minutes at least"
-            rule["expr"] = re.sub(r"(> |, )(3600|600|60)\b", lambda m: m[1] + _LONG_AGO[m[2]], rule["expr"])
+            # ages in seconds: "over an hour", "half an hour at least"
+            rule["expr"] = re.sub(r"(> |, )(3600|1800|600|60)\b", lambda m: m[1] + _LONG_AGO[m[2]], rule["expr"])
             rule["expr"] = rule["expr"].replace("_count[1h]", "_count[5s]")
             if "for" in rule:
                 # as long as an average: ranks that start one after the other are uneven for that time, as with 1m and 5m
