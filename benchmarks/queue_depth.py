@@ -85,7 +85,13 @@ class Desk:
         stop, nothing = StopRequest(), _Nothing()
         self._known = LoopNodes(self.loop, NodeQuarantine(), stop)
         self.reader = JobReader(
-            self.loop, self.store, self.settings.paths, self._pools, progress=nothing, balances=dict
+            self.loop,
+            self.store,
+            self.settings.paths,
+            self._pools,
+            progress=nothing,
+            balances=dict,
+            stall=lambda *_: "",
         )
         self.submissions = Submissions(
             self.loop,

@@ -50,7 +50,7 @@ class Recovery:
         await self._intake.resume()
         self._trust.restore(await self._store.places())
         gc.freeze()  # a long queue is read once and stays: collections need not walk it again and again
-        for job_id in list(self._loop.jobs.begun):
+        for job_id in list(self._loop.jobs):
             try:
                 async for record, event in every_record(self._store, job_id):
                     for tell in self._history:

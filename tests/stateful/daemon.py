@@ -14,6 +14,7 @@ from orchestrator.daemon.loop import Loop
 from orchestrator.daemon.requests.actions import JobActions
 from orchestrator.daemon.requests.reader import JobReader
 from orchestrator.daemon.requests.submissions import Submissions
+from orchestrator.daemon.requests.usage import Desks
 from orchestrator.daemon.service import Service
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.runtime.memory.gangs import MemoryGangs
@@ -153,8 +154,8 @@ class SteppedDaemon:
         return Service(
             submissions=submissions,
             reader=reader,
-            specs=_unused,
-            sharing=_unused,
+            desks=Desks(specs=_unused, sharing=_unused, matrices=_unused, usage=_unused),
+            curves=_unused,
             actions=JobActions(self.loop, reader, submissions, settings),
             changes=Changes(0),
             inspection=_unused,

@@ -158,7 +158,7 @@ def test_a_rank_that_spins_beside_a_lock_makes_it_a_matter_of_time() -> None:
         (pair(look(0), threads=(Thread(name="m", frames=(MINE,)),)), "computes"),
         (pair(look(0, (MINE,)), cpu=1.0), "busy"),
         (pair(look(0, wait=Wait.OUTSIDE)), "the network or a sleep"),
-        (pair(look(0, state="D")), "a file"),
+        (pair(look(0, state="D")), "a disk"),
         (pair(look(0, state="t")), "debugger"),
         (pair(look(0, ())), "nothing shows what it waits for"),
         (pair(replace(look(0, ()), problem="py-spy is not installed")), "py-spy is not installed"),
