@@ -74,9 +74,12 @@ class Truth:
 class NamedStore(FaultyStore):
     """Gives jobs ids of their own count: real ones are random."""
 
-    async def submit(self, event: ev.JobSubmitted) -> tuple[Job, bool]:
-        number = int(event.idempotency_key.rpartition("-")[2])
-        return await super().submit(replace(event, job_id=job_id("job", number * 7_919)))
+    async def submit_all(self, events: Sequence[ev.JobSubmitted]) -> tuple[list[Job], bool]:
+        return await super().submit_all([replace(event, job_id=_counted(event)) for event in events])
+
+
+def _counted(event: ev.JobSubmitted) -> JobId:
+    return job_id("job", int(event.idempotency_key.rpartition("-")[2]) * 7_919)
 
 
 class World:

@@ -67,8 +67,8 @@ class FaultyStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
-    async def submit(self, event: ev.JobSubmitted) -> tuple[Job, bool]:
-        return cast("tuple[Job, bool]", await self._write(self.store.submit(event)))
+    async def submit_all(self, events: Sequence[ev.JobSubmitted]) -> tuple[list[Job], bool]:
+        return cast("tuple[list[Job], bool]", await self._write(self.store.submit_all(events)))
 
     async def append(self, changes: Sequence[Change]) -> None:
         await self._write(self.store.append(changes))
