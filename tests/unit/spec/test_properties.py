@@ -80,7 +80,9 @@ worker_resources = st.builds(
 )
 matrices = st.builds(
     MatrixSpec,
-    parameters=st.dictionaries(variables, st.lists(scalars, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3),
+    parameters=st.dictionaries(
+        variables, st.lists(scalars, min_size=1, max_size=3, unique_by=str).map(tuple), min_size=1, max_size=3
+    ),
     include=st.just(()),  # each has to have a value for every parameter: tests/unit/spec/test_matrix.py
     exclude=st.just(()),
     max_concurrent=st.none() | st.integers(1, 100),
