@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Recovery:
-    """``history`` are told every event of the live jobs that have had an attempt, with the record after it."""
+    """``history`` are told every event of the live jobs, with the record after it."""
 
     def __init__(
         self,
