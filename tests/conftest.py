@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from orchestrator.api.errors import OrchError
-from tests.support import evidence, leftovers
+from tests.support import evidence, leftovers, warm
 from tests.support.distribution import LongestFirst
 from tests.support.stack import Stack
 
@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A session that leaves a process or a file of orch's behind has failed."""
     config = session.config
+    warm.end()
     if SESSION in config.stash:
         config.stash[LEFT] = leftovers.end(config.stash[SESSION])
         if config.stash[LEFT] and session.exitstatus == pytest.ExitCode.OK:

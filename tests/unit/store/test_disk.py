@@ -13,7 +13,7 @@ import pytest
 from orchestrator.store.disk import Disk
 from orchestrator.store.errors import DiskFullError
 from orchestrator.store.sqlite import SqliteStore
-from tests.support import disks
+from tests.support import disks, warm
 from tests.unit.core.builders import ID, T0, chain, submission
 from tests.unit.store.lives import add, cancel, note, notes_of, write
 
@@ -232,13 +232,7 @@ def test_one_daemon_after_another_goes_on_writing_on_a_full_disk(tmp_path: Path,
         store.close()
         for number in range(6):
             disks.fill(disk)  # all that the one before has let go of
-            done = subprocess.run(
-                [sys.executable, "-c", _GENERATION, str(disk), end, str(number)],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
+            done = warm.run(_GENERATION, str(disk), end, str(number), modules=warm.STORE)
             assert done.returncode == (9 if end == "kill" else 0), (number, done.stderr)
         (disk / "ballast").unlink()
         store = SqliteStore.open(disk / "orch.db", reserve=disk / "reserve", **OPTIONS)
@@ -351,9 +345,7 @@ def test_a_limit_on_file_sizes_is_met_like_a_full_disk(
     store = open_store()
     run(add(store, ID))
     store.close()
-    ended = subprocess.run(
-        [sys.executable, "-c", _LIMITED, str(path)], capture_output=True, text=True, timeout=120, check=False
-    )
+    ended = warm.run(_LIMITED, str(path), modules=warm.STORE)
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) > 3
     again = open_store()

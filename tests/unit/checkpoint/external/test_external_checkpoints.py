@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from orchestrator.checkpoint.external.external_checkpoints import SETTLE_SECONDS
 from orchestrator.checkpoint.external.watched_glob import WatchSettings
 from orchestrator.checkpoint.external.watcher import FileWatcher
 from orchestrator.checkpoint.storage.info import CheckpointStatus
+from tests.support import warm
 
 NOW = time.time()
 """What a file's age is counted from, and where the clock of those who look stands."""
@@ -449,7 +448,7 @@ for step in itertools.count(1):
     torch.save({{"step": step, "w": torch.zeros(200_000)}}, {str(path)!r})
     time.sleep(0.05)
 """
-    writer = subprocess.Popen([sys.executable, "-c", script])
+    writer = warm.Warm(script)
     try:
         deadline = time.monotonic() + 300
         while watcher.status.persisted < 3 and time.monotonic() < deadline:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
-import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from orchestrator.checkpoint.errors import CorruptCheckpointError, UnsupportedSt
 from orchestrator.checkpoint.format.sharded import ShardedLeaf, _holds, join, parts_of
 from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
+from tests.support import warm
 
 RANKS = Path(__file__).parents[1] / "sharded_ranks.py"
 
@@ -25,14 +24,8 @@ RANKS = Path(__file__).parents[1] / "sharded_ranks.py"
 def run(what: str, ranks: int, folder: Path, *more: str) -> list[list[float]]:
     """Start the ranks and wait; what rank 0 wrote: the weights before and after a further step."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ORCH_")}
-    done = subprocess.run(
-        [sys.executable, str(RANKS), what, str(ranks), str(folder), *more],
-        env={**environ, "PYTHONPATH": str(RANKS.parents[3]), "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    arguments = (what, str(ranks), str(folder), *more)
+    done = warm.run(RANKS.read_text(), *arguments, env=environ, modules=warm.SHARDED)
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[list[float]] = json.loads((folder / f"{what}-{ranks}.json").read_text())
     return found

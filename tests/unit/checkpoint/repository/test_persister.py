@@ -19,6 +19,7 @@ from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, identity
 from orchestrator.checkpoint.snapshots.top_scores import TopScores
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
 from orchestrator.checkpoint.storage.storage import LocalStorage
+from tests.support import warm
 from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.checkpoint.faulty import FaultyStorage
 
@@ -376,12 +377,7 @@ for step in range(1, 10**9):
 def test_real_ranks_persist_in_the_background_and_a_kill_costs_nothing_that_was_whole(folder, root, persist):
     """Two processes train in step as fast as they can; persisters run beside them; then one rank is killed."""
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", TRAINER, str(folder), str(rank), "1"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        warm.Warm(TRAINER, str(folder), str(rank), "1", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for rank in (0, 1)
     ]
     background = [persist(rank, interval_seconds=0.05) for rank in (0, 1)]

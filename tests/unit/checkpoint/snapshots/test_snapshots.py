@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from orchestrator.checkpoint.snapshots.reader import MEMORY, SnapshotReader
 from orchestrator.checkpoint.snapshots.unmapped import UnmappedDirectory
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
 from orchestrator.checkpoint.snapshots.writer_lock import SnapshotUnavailableError
+from tests.support import warm
 
 
 @pytest.fixture
@@ -300,9 +300,7 @@ while True:
 
 
 def spawn(folder, attempt):
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), str(attempt)], stdout=subprocess.PIPE, text=True
-    )
+    return warm.Warm(WRITER, str(folder), str(attempt), stdout=subprocess.PIPE)
 
 
 def test_only_one_live_process_writes_and_a_dead_one_does_not_stand_in_the_way(folder):
@@ -338,13 +336,7 @@ setattr(SnapshotSlot, method, dying)
 
 def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_snapshot_of_the_last_step(folder):
     for attempt, (method, when) in enumerate(MOMENTS, start=1):
-        writer = subprocess.run(
-            [sys.executable, "-c", DIES + WRITER, str(folder), str(attempt), method, when],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        writer = warm.run(DIES + WRITER, str(folder), str(attempt), method, when)
         assert (writer.returncode, writer.stdout.split()) == (-signal.SIGKILL, ["1", "2", "3"]), writer.stderr
         reader = SnapshotReader(folder, job_id="j")
         version = reader.newest()

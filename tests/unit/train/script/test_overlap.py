@@ -2,8 +2,6 @@
 
 import copy
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import warnings
@@ -17,6 +15,7 @@ from orchestrator.checkpoint.snapshots.reader import SnapshotReader
 from orchestrator.checkpoint.snapshots.tensor_copy import TensorCopy
 from orchestrator.train.script.environment import read_environment
 from orchestrator.train.script.saving import CheckpointWarning, Saver
+from tests.support import warm
 
 
 class Awaited(Future):
@@ -388,13 +387,9 @@ def run_script(tmp_path, late, then=""):
         "ORCH_ATTEMPT": "1",
         "ORCH_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
         "ORCH_SNAPSHOT_DIR": str(tmp_path / "snapshots"),
-        "PYTHONPATH": ":".join(sys.path),
-        "OMP_NUM_THREADS": "1",  # its threads do not survive a fork
     }
     text = SCRIPT.format(late=late) + textwrap.dedent(then)
-    return subprocess.run(
-        [sys.executable, "-c", text], env=environ, capture_output=True, text=True, timeout=300, check=False
-    )
+    return warm.run(text, env=environ)
 
 
 def test_a_script_that_ends_after_a_save_leaves_it_whole(tmp_path):

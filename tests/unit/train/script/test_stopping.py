@@ -1,7 +1,6 @@
 """All ranks of a node stop after the same step, whoever hears of it first."""
 
 import subprocess
-import sys
 import threading
 import time
 
@@ -12,6 +11,7 @@ from orchestrator.train.script.progress import ProgressPage
 from orchestrator.train.script.shm_agreement import ShmAgreement
 from orchestrator.train.script.stopping import StopAgreement
 from orchestrator.train.script.training_context import Context
+from tests.support import warm
 from tests.support.stack import PATIENCE_SECONDS
 from tests.support.work import descriptors_stay
 
@@ -131,12 +131,12 @@ def test_real_ranks_asked_at_different_moments_end_after_the_same_step_with_one_
         "ORCH_SNAPSHOT_DIR": str(tmp_path / "snapshots"),
         "ORCH_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
         "ORCH_CHECKPOINT_INTERVAL": "3",
-        "PYTHONPATH": ".",
     }
     with Listener(str(tmp_path / "hub"), backlog=2) as hub:
         ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", RANK, str(tmp_path / "hub")],
+            warm.Warm(
+                RANK,
+                str(tmp_path / "hub"),
                 env={
                     **environ,
                     "RANK": str(rank),
@@ -144,7 +144,6 @@ def test_real_ranks_asked_at_different_moments_end_after_the_same_step_with_one_
                     "ORCH_PROGRESS_PATH": str(tmp_path / f"page{rank}"),
                 },
                 stdout=subprocess.PIPE,
-                text=True,
             )
             for rank in (0, 1)
         ]
