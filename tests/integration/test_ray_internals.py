@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import inspect
 import mmap
+import sys
 from pathlib import Path
 
 import psutil
 
+from orchestrator.runtime.cluster.head import worker_setup
 from tests.support.processes import listening_on, ray_workers
 from tests.support.stack import Stack, wait_until
 
@@ -23,6 +25,19 @@ def test_a_head_can_be_started_without_its_server_process() -> None:
     wanted = {"no_monitor", "include_log_monitor", "object_store_memory", "node_ip_address", "_system_config"}
     assert wanted <= set(inspect.signature(RayParams.__init__).parameters)
     assert {"head", "shutdown_at_exit", "spawn_reaper"} <= set(inspect.signature(Node.__init__).parameters)
+
+
+def test_workers_are_executed_without_a_program_of_rays_between(stack: Stack) -> None:
+    """The raylet names orch's program in its command line, with arguments that the program understands."""
+    from ray._private import ray_constants
+    from ray._private.parameter import RayParams
+    from ray._private.runtime_env.context import RuntimeEnvContext
+
+    assert "setup_worker_path" in inspect.signature(RayParams.__init__).parameters
+    assert ray_constants.SETUP_WORKER_FILENAME == worker_setup.RAYS_OWN
+    assert worker_setup.__file__ in " ".join(psutil.Process(stack.head_pids()["raylet"]).cmdline())
+    plain = ["--language=PYTHON", f"--serialized-runtime-env-context={RuntimeEnvContext().serialize()}", "/w.py"]
+    assert worker_setup.command(plain, sys.executable) == [sys.executable, "/w.py"]
 
 
 def test_the_embedded_head_is_small_and_listens_on_the_loopback_address_alone(stack: Stack) -> None:

@@ -18,6 +18,8 @@ import json
 import sys
 from typing import Any
 
+from orchestrator.runtime.cluster.head import worker_setup
+
 
 def start_head(options: dict[str, Any]) -> dict[str, Any]:
     """Start the head; returns its GCS address, the session directory, and process ids by name."""
@@ -45,6 +47,7 @@ def start_head(options: dict[str, Any]) -> dict[str, Any]:
         include_log_monitor=False,
         no_monitor=True,
         env_vars={},
+        setup_worker_path=worker_setup.__file__,
         _system_config=options["system_config"],
     )
     node = SmallNode(params, head=True, shutdown_at_exit=False, spawn_reaper=False)
