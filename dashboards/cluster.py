@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dashboards import rules, words
+from dashboards.cost import cluster_cost, prices
+from dashboards.findings import docs_variable, findings
 from dashboards.promql import GPU_IDENTITY, of_chosen_owners, per, selector
 from dashboards.widgets import (
     BYTES,
@@ -18,6 +20,7 @@ from dashboards.widgets import (
     Query,
     Section,
     bars,
+    finding_annotation,
     lines,
     number,
     source_variable,
@@ -31,11 +34,15 @@ STATES = selector(c.GPUS, node="=~$node")
 JOBS = selector(c.JOBS, queue="=~$queue")
 LEDGER = selector(c.GPU_SECONDS, queue="=~$queue")
 USEFUL = selector(c.GPU_SECONDS, queue="=~$queue", phase="productive")
+FINDINGS = of_chosen_owners(per(c.FINDING.name, *c.FINDING.labels))
 WAITS = f'{c.QUEUE_WAIT.name}_bucket{{queue=~"$queue"}}'
 
 
 def _of_nodes(expression: str) -> str:
     return f"{per(expression, 'gpu_uuid')} * on (gpu_uuid) group_left (node) {GPU_IDENTITY}" + '{node=~"$node"}'
+
+
+ENERGY = _of_nodes(f"increase({c.GPU_ENERGY.name}[$__range])")
 
 
 def _gpus_in(state: str) -> Query:
@@ -72,7 +79,11 @@ def _now() -> Section:
             number(
                 "Goodput",
                 "Share of the GPU time of the whole time range that moved training forward.",
-                Query(expr=f"sum(increase({USEFUL}[$__range])) / sum(increase({LEDGER}[$__range]))", legend="goodput"),
+                Query(
+                    expr=f"sum(increase({USEFUL}[$__range])) / sum(increase({LEDGER}[$__range]))",
+                    legend="goodput",
+                    now=True,
+                ),
                 missing=words.NO_HELD_TIME,
                 look=GOODPUT,
                 graph=False,
@@ -125,12 +136,13 @@ def _gpus() -> Section:
             number(
                 "Energy",
                 "Energy that the GPUs used in this time range, from the hardware's own counters.",
-                Query(expr=f"sum({_of_nodes(f'increase({c.GPU_ENERGY.name}[$__range])')})", legend="energy"),
+                Query(expr=f"sum({ENERGY})", legend="energy", now=True),
                 missing=words.NO_EXPORTER,
                 look=Look(unit="joule", low=0),
                 graph=False,
                 width=6,
             ),
+            cluster_cost(f"sum(increase({LEDGER}[$__range]))", f"sum({ENERGY})"),
             number(
                 "Nodes out of reach",
                 "Nodes that the daemon does not hear from.",
@@ -180,8 +192,8 @@ def _queue() -> Section:
             lines(
                 "Wait until the start",
                 "From acceptance to the start of the first attempt: half of the jobs, and all but 5 %, waited less.",
-                Query(expr=f"histogram_quantile(0.5, sum by (le) (increase({WAITS}[$__range])))", legend="half"),
-                Query(expr=f"histogram_quantile(0.95, sum by (le) (increase({WAITS}[$__range])))", legend="95 %"),
+                Query(expr=f"histogram_quantile(0.5, sum by (le) (rate({WAITS}[$__rate_interval])))", legend="half"),
+                Query(expr=f"histogram_quantile(0.95, sum by (le) (rate({WAITS}[$__rate_interval])))", legend="95 %"),
                 missing=words.NO_STARTS,
                 look=SECONDS,
             ),
@@ -234,7 +246,7 @@ def _goodput() -> Section:
             bars(
                 "GPU time in this time range",
                 "GPU seconds by phase.",
-                Query(expr=f"sum by (phase) (increase({LEDGER}[$__range]))", legend="{{phase}}"),
+                Query(expr=f"sum by (phase) (increase({LEDGER}[$__range]))", legend="{{phase}}", now=True),
                 missing=words.NO_HELD_TIME,
                 look=SECONDS,
             ),
@@ -361,11 +373,14 @@ BOARD = Board(
     uid="orch-cluster",
     title="orch / Cluster",
     description="GPUs, queue, goodput, balance of every job, energy and alerts of one orch cluster.",
-    sections=(_now(), _gpus(), _queue(), _goodput(), _balance(), _daemon()),
+    sections=(findings(FINDINGS), _now(), _gpus(), _queue(), _goodput(), _balance(), _daemon()),
     variables=(
         source_variable(),
         variable("queue", "Queue", f"label_values({c.JOBS.name}, queue)"),
         variable("user", "User", f"label_values({c.JOB_INFO.name}, user)"),
         variable("node", "Node", f"label_values({c.GPUS.name}, node)"),
+        *prices(),
+        docs_variable(),
     ),
+    annotations=(finding_annotation(FINDINGS),),
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dashboards import rules, words
-from dashboards.job import run_marks
+from dashboards.findings import docs_variable, findings
+from dashboards.job import FINDINGS, run_marks
 from dashboards.promql import PLACEMENT, of_chosen_gpus, of_chosen_jobs, per
 from dashboards.widgets import (
     BYTES,
@@ -208,26 +209,29 @@ def _heat() -> Section:
 
 
 def _errors() -> Section:
+    last = f"{c.GPU_XID_LAST_TIMESTAMP.name}[$__range]"
+    newest = f"max_over_time({last})"
+    times = f"changes({last}) + (min_over_time({last}) > bool time() - $__range_s)"
     return Section(
         title="Errors",
         panels=(
             table(
-                "Xid events",
-                "Codes of the driver; 13, 31, 43, 45, 68 and 109 are the program's own errors, the others the GPU's.",
-                Query(expr=of_chosen_gpus(c.GPU_XID_LAST_TIMESTAMP.name, "xid") + " * 1000"),
+                "Xid events in this time range",
+                "Each GPU and code that the driver reported an event of, the time of the newest, and how many events there were "
+                "(those that came within one scrape count as one). The program causes 13, 31, 43, 45, 68 and 109, the GPU the others.",
+                Query(expr=of_chosen_gpus(f"({newest} > time() - $__range_s)", "xid") + " * 1000"),
+                Query(expr=of_chosen_gpus(f"({times} > 0)", "xid")),
                 missing=words.NO_EVENTS,
-                columns={"node": "Node", "gpu": "GPU", "xid": "Xid", "Value": "Newest"},
+                columns={"node": "Node", "gpu": "GPU", "xid": "Xid", "Value #A": "Newest", "Value #B": "Events"},
                 looks={"Newest": Look(unit="dateTimeAsIso")},
                 width=12,
             ),
             lines(
-                "Xid events in this time range",
-                "Counted since the exporter started.",
-                Query(
-                    expr=of_chosen_gpus(f"increase({c.GPU_XID_ERRORS.name}{RATE})", "xid"), legend=GPU + " Xid {{xid}}"
-                ),
+                "Xid events over time",
+                "Events a second by the exporter's counter; the first event of a code is a new series, and in the table alone.",
+                Query(expr=of_chosen_gpus(f"rate({c.GPU_XID_ERRORS.name}{RATE})", "xid"), legend=GPU + " Xid {{xid}}"),
                 missing=words.NO_EVENTS,
-                look=NONE_IS_GOOD,
+                look=Look(unit="ops", low=0),
             ),
             lines(
                 "Memory errors",
@@ -316,7 +320,7 @@ BOARD = Board(
     uid="orch-gpu-balance",
     title="orch / GPU balance",
     description="GPUs side by side: load, power, heat, errors, and how evenly the work of a job lies on them.",
-    sections=(_balance(), _side_by_side(), _heat(), _errors(), _traffic()),
+    sections=(findings(FINDINGS), _balance(), _side_by_side(), _heat(), _errors(), _traffic()),
     variables=(
         source_variable(),
         # .* and not .+: with All, GPUs that no job holds are shown too
@@ -330,6 +334,7 @@ BOARD = Board(
         ),
         variable("node", "Node", f"label_values({c.GPU_INFO.name}, node)"),
         variable("gpu", "GPU", f'label_values({PLACEMENT}{{node=~"$node",job_id=~"$job_id"}}, gpu_uuid)'),
+        docs_variable(),
     ),
     annotations=run_marks(),
 )

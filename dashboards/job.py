@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dashboards import rules, words
-from dashboards.promql import of_chosen_gpus, of_chosen_jobs, per, selector
+from dashboards.cost import job_cost, job_energy, prices
+from dashboards.findings import docs_variable, findings
+from dashboards.promql import of_chosen_jobs, of_ranks, per, selector
 from dashboards.widgets import (
     BYTES,
     CV,
     GPUS,
-    NONE_IS_GOOD,
     RATIO,
     SECONDS,
     WATTS,
@@ -19,7 +20,9 @@ from dashboards.widgets import (
     Look,
     Query,
     Section,
+    bars,
     event_annotation,
+    finding_annotation,
     lines,
     number,
     source_variable,
@@ -53,6 +56,8 @@ EVENT_COLORS = {
 """Kinds of `orch_job_event_timestamp_seconds` that are drawn as annotations."""
 
 RATE = "[$__rate_interval]"
+RANK = "{{job_id}} rank {{rank}} ({{node}} GPU {{gpu}})"
+FINDINGS = of_chosen_jobs(per(c.FINDING.name, *c.FINDING.labels))
 
 
 def _by_job(metric: c.Metric, **labels: str) -> str:
@@ -93,7 +98,7 @@ def _now() -> Section:
             number(
                 "Goodput",
                 "Share of the job's GPU time in this time range that moved it forward.",
-                Query(expr=of_chosen_jobs(goodput), legend="{{job_id}}"),
+                Query(expr=of_chosen_jobs(goodput), legend="{{job_id}}", now=True),
                 missing=words.NO_HELD_TIME,
                 look=RATIO,
                 graph=False,
@@ -110,11 +115,13 @@ def _now() -> Section:
             ),
             number(
                 "Hang suspected",
-                "1 while a rank has been still for longer than its own step times allow: orch status JOB.",
+                "Whether a rank has been still for longer than its own step times allow: orch status JOB.",
                 Query(expr=_by_job(c.JOB_HANG_SUSPECTED), legend="{{job_id}}"),
                 missing=words.NO_JOB,
-                look=NONE_IS_GOOD,
+                look=Look(words=((0, "no", "green"), (1, "suspected", "red"))),
             ),
+            job_energy(),
+            job_cost(),
             states(
                 "State",
                 "States of the job; what the reasons were: orch events JOB.",
@@ -199,12 +206,10 @@ def _training() -> Section:
 
 def _gpus() -> Section:
     def per_gpu(title: str, text: str, metric: c.Metric, look: Look) -> g.Panel:
-        query = Query(expr=of_chosen_gpus(metric.name, node=False), legend="{{node}} GPU {{gpu}}")
+        query = Query(expr=of_ranks(metric.name), legend=RANK)
         return lines(title, text, query, missing=words.NO_EXPORTER, look=look)
 
-    hottest = Query(
-        expr=of_chosen_gpus(f"max by (gpu_uuid) ({c.GPU_TEMPERATURE.name})", node=False), legend="{{node}} GPU {{gpu}}"
-    )
+    hottest = Query(expr=of_ranks(c.GPU_TEMPERATURE.name), legend=RANK)
     return Section(
         title="GPUs of the job",
         panels=(
@@ -254,15 +259,15 @@ def _balance() -> Section:
 
 
 def _robustness() -> Section:
-    restarts = f"sum by (job_id, class) (increase({c.JOB_RESTARTS.name}[$__range]))"
+    restarts = f"round(sum by (job_id, class) (increase({c.JOB_RESTARTS.name}[$__range])))"
     phases = f"sum by (job_id, phase) (rate({c.JOB_GPU_TIME.name}{RATE}))"
     return Section(
         title="Restarts, checkpoints, goodput",
         panels=(
-            lines(
+            bars(
                 "Restarts in this time range",
                 "By failure class; each class has a budget of its own.",
-                Query(expr=of_chosen_jobs(restarts), legend="{{job_id}} {{class}}"),
+                Query(expr=of_chosen_jobs(restarts), legend="{{job_id}} {{class}}", now=True),
                 missing=words.NO_JOB,
                 look=GPUS,
                 width=8,
@@ -293,7 +298,11 @@ def _robustness() -> Section:
 
 
 def run_marks() -> tuple[Json, ...]:
-    """Marks for what happened to the chosen jobs."""
+    """Marks for what happened to the chosen jobs, and the findings that were open."""
+    return (*_event_marks(), finding_annotation(FINDINGS))
+
+
+def _event_marks() -> tuple[Json, ...]:
     return tuple(
         event_annotation(
             event.capitalize(),
@@ -308,12 +317,14 @@ BOARD = Board(
     uid="orch-job",
     title="orch / Job",
     description="Progress, speed, GPUs, balance, restarts and checkpoints of one job or of several side by side.",
-    sections=(_now(), _training(), _gpus(), _balance(), _robustness()),
+    sections=(findings(FINDINGS), _now(), _training(), _gpus(), _balance(), _robustness()),
     variables=(
         source_variable(),
         variable("queue", "Queue", f"label_values({c.JOB_INFO.name}, queue)"),
         variable("user", "User", f'label_values({c.JOB_INFO.name}{{queue=~"$queue"}}, user)'),
         variable("job_id", "Job", f'label_values({c.JOB_INFO.name}{{queue=~"$queue",user=~"$user"}}, job_id)'),
+        *prices(),
+        docs_variable(),
     ),
     annotations=run_marks(),
 )

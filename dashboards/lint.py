@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 UNITS: Final = frozenset(
-    ["short", "none", "percentunit", "s", "watt", "bytes", "joule", "celsius", "hertz", "Bps", "ops", "dateTimeAsIso"]
+    ["short", "none", "percentunit", "s", "watt", "kwatth", "bytes", "joule", "celsius", "hertz", "Bps", "ops", "dateTimeAsIso"]
 )  # fmt: skip
 """Grafana's names of the units that our boards use; a new one is added here after a look at Grafana's list."""
 
@@ -114,7 +114,7 @@ def _target_counter_agg(board: Json) -> Iterator[str]:
 
 
 def _target_variables(board: Json) -> Iterator[str]:
-    known = {v["name"] for v in board["templating"]["list"]} | {"__rate_interval", "__range", "__interval"}
+    known = {v["name"] for v in board["templating"]["list"]} | {"__rate_interval", "__range", "__range_s", "__interval"}
     used: set[str] = set()
     for where, expr in queries(board):
         names = set(re.findall(r"\$\{?(\w+)", expr))
@@ -153,6 +153,13 @@ def _layout(board: Json) -> Iterator[str]:
             taken[cell] = panel["title"]
 
 
+def _range(board: Json) -> Iterator[str]:
+    for panel in panels(board):
+        for target in panel.get("targets", ()):
+            if re.search(r"\$__range\b", target["expr"]) and not target["instant"]:
+                yield f"panel {panel['title']} draws at each moment what was in a whole time range before it"
+
+
 def _uneditable(board: Json) -> Iterator[str]:
     if board["editable"]:
         yield "the board can be edited, and the next upgrade would undo what was edited"
@@ -172,6 +179,7 @@ RULES: Final[dict[str, Callable[[Json], Iterator[str]]]] = {
     "orch-variables": _target_variables,
     "orch-no-data": _no_data,
     "orch-layout": _layout,
+    "orch-range": _range,
 }
 """Rule by name; those that begin with orch- are our own."""
 

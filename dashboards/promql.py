@@ -73,6 +73,15 @@ def of_chosen_owners(expression: str) -> str:
     return f"{expression} and on (job_id) {chosen}"
 
 
+def of_ranks(expression: str) -> str:
+    """A value per GPU, once for each rank of the chosen jobs that holds it, with job, rank, node and the GPU's number.
+
+    The rank is the "many" side of both joins, so a GPU that two ranks share does not break them.
+    """
+    ranks = of_chosen_jobs(per(c.JOB_GPU.name, "job_id", "gpu_uuid", "rank"))
+    return f"{named_gpu(f'({ranks})')} * on (gpu_uuid) group_left () {per(expression, 'gpu_uuid')}"
+
+
 def of_chosen_gpus(expression: str, *labels: str, node: bool = True) -> str:
     """A value per GPU (and per `labels`), with the GPU's number and node, of the chosen GPUs; values are unchanged.
 

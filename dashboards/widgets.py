@@ -21,6 +21,18 @@ TAG: Final = "orch"
 
 Json = dict[str, Any]
 
+OPEN_JOB: Final = "/d/orch-job?var-job_id={job}&var-datasource=${{datasource}}&${{__url_time_range}}"
+"""Where a job's own board is, for data links."""
+JOB_OF_SERIES: Final = {"title": "Job board", "url": OPEN_JOB.format(job="${__field.labels.job_id}")}
+JOB_OF_ROW: Final = {"title": "Job board", "url": OPEN_JOB.format(job="${__data.fields.Job}")}
+
+DIAGNOSIS: Final = {
+    "title": "What it means and what to do",
+    "url": "${docs}/diagnosis.md#${__value.raw}",
+    "targetBlank": True,
+}
+"""The section of a finding's kind in the documentation, at the address in the variable docs."""
+
 BAND_COLORS: Final = ("green", "yellow", "orange", "red")
 
 
@@ -93,7 +105,7 @@ def _targets(queries: tuple[Query, ...], *, table: bool = False) -> list[g.Targe
     ]
 
 
-def _look(look: Look, missing: str, custom: Json | None = None) -> Json:
+def _look(look: Look, missing: str, custom: Json | None = None, queries: tuple[Query, ...] = ()) -> Json:
     steps = [{"color": look.base, "value": None}, *({"color": color, "value": at} for at, color in look.limits)]
     mappings = [
         {"type": "value", "options": {str(value): {"text": text, "color": color, "index": value}}}
@@ -107,6 +119,8 @@ def _look(look: Look, missing: str, custom: Json | None = None) -> Json:
         "mappings": mappings,
         "custom": custom or {},
     }
+    if queries and all("{{job_id}}" in query.legend for query in queries):
+        defaults["links"] = [JOB_OF_SERIES]
     for key, value in (("decimals", look.decimals), ("min", look.low), ("max", look.high)):
         if value is not None:
             defaults[key] = value
@@ -153,7 +167,7 @@ def lines(
         "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
         "thresholdsStyle": {"mode": "area" if bands else "off"},
     }
-    shown = _look(look, missing, custom)
+    shown = _look(look, missing, custom, queries)
     shown["defaults"]["color"] = {"mode": "palette-classic"}
     options = {
         "legend": {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["lastNotNull", "max"]},
@@ -192,7 +206,7 @@ def number(
         **_common(title, text, width, height),
         targets=_targets(queries),
         thresholds=[],
-        extraJson=_current(_look(look, missing), options),
+        extraJson=_current(_look(look, missing, None, queries), options),
     )
 
 
@@ -222,7 +236,7 @@ def bars(
     return g.BarGauge(
         **_common(title, text, width, height),
         targets=_targets(queries),
-        extraJson=_current(_look(look, missing), options),
+        extraJson=_current(_look(look, missing, None, queries), options),
     )
 
 
@@ -244,7 +258,13 @@ def table(
         properties = [{"id": "unit", "value": made["unit"]}, {"id": "thresholds", "value": made["thresholds"]}]
         if look.limits:
             properties.append({"id": "custom.cellOptions", "value": {"type": "color-text"}})
+        if look.words:
+            properties.append({"id": "mappings", "value": made["mappings"]})
         overrides.append({"matcher": {"id": "byName", "options": heading}, "properties": properties})
+    for heading, link in (("Job", JOB_OF_ROW), ("Finding", DIAGNOSIS)):
+        if heading in columns.values():
+            links = {"id": "links", "value": [link]}
+            overrides.append({"matcher": {"id": "byName", "options": heading}, "properties": [links]})
     shown = _look(
         PLAIN, missing, {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": True, "inspect": False}
     )
@@ -285,7 +305,7 @@ def states(
     return g.StateTimeline(
         **_common(title, text, width, height),
         targets=_targets(queries),
-        extraJson=_current(_look(look, missing, {"lineWidth": 0, "fillOpacity": 70}), options),
+        extraJson=_current(_look(look, missing, {"lineWidth": 0, "fillOpacity": 70}, queries), options),
     )
 
 
@@ -355,6 +375,11 @@ def variable(name: str, label: str, query: str, *, all_value: str = ".+") -> g.T
     )
 
 
+def text_variable(name: str, label: str, value: str) -> g.Template:
+    """A value that people type in at the top of the board."""
+    return g.Template(name=name, label=label, type="textbox", query=value)
+
+
 def event_annotation(name: str, expr: str, color: str) -> Json:
     """Marks at the times that the series have as their values (in milliseconds)."""
     return {
@@ -369,6 +394,23 @@ def event_annotation(name: str, expr: str, color: str) -> Json:
         "textFormat": "{{job_id}}",
         "tagKeys": "event,job_id",
         "useValueForTime": True,
+    }
+
+
+def finding_annotation(expr: str) -> Json:
+    """Regions during which findings were open: the series are there for as long as the finding is."""
+    return {
+        "name": "Findings",
+        "datasource": SOURCE,
+        "enable": True,
+        "hide": False,
+        "iconColor": "dark-red",
+        "expr": expr,
+        "step": "15s",
+        "titleFormat": "{{kind}}",
+        "textFormat": "{{job_id}} rank {{rank}} {{node}} {{gpu_uuid}}",
+        "tagKeys": "kind,job_id",
+        "useValueForTime": False,
     }
 
 
@@ -438,6 +480,11 @@ def _finish_variable(raw: Json) -> Json:
             "refId": "PrometheusVariableQueryEditor-VariableQuery",
         }
         variable["current"] = {"selected": True, "text": ["All"], "value": ["$__all"]}
+        variable["options"] = []
+    elif raw["type"] == "textbox":
+        for key in ("allValue", "includeAll", "multi", "sort", "refresh", "datasource"):
+            variable.pop(key, None)
+        variable["current"] = {"text": raw["query"], "value": raw["query"]}
         variable["options"] = []
     else:
         variable.pop("allValue", None)

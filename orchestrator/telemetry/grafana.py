@@ -51,24 +51,40 @@ def boards() -> dict[str, str]:
     return {item.name: item.read_text(encoding="utf-8") for item in found}
 
 
-def export(folder: Path) -> list[Path]:
-    """Write boards and rules to `folder`, which is made if need be; returns the files. Raises OSError."""
+def documented(board: str, docs_url: str) -> str:
+    """The board's text with the address of the documentation filled in, to which its findings link."""
+    document = json.loads(board)
+    for variable in document["templating"]["list"]:
+        if variable["name"] == "docs":
+            variable["query"] = docs_url
+            variable["current"] = {"text": docs_url, "value": docs_url}
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def export(folder: Path, docs_url: str = "") -> list[Path]:
+    """Write boards and rules to `folder`, which is made if need be; returns the files. Raises OSError.
+
+    Findings and alerts link to the documentation at `docs_url`, where it is given.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    files = dict(boards())
-    files[RULES_NAME] = resources.files("orchestrator.data").joinpath(RULES_NAME).read_text(encoding="utf-8")
+    files = {name: documented(text, docs_url) for name, text in boards().items()}
+    rules = resources.files("orchestrator.data").joinpath(RULES_NAME).read_text(encoding="utf-8")
+    files[RULES_NAME] = rules.replace("runbook_url: docs/", f"runbook_url: {docs_url}/") if docs_url else rules
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in files]
 
 
-def push(url: str, token: str) -> list[Pushed]:
+def push(url: str, token: str, docs_url: str = "") -> list[Pushed]:
     """Send every board to the Grafana at `url`, into the folder orch; boards that are there are replaced.
+
+    Findings link to the documentation at `docs_url`, where it is given.
 
     Raises GrafanaError; boards sent before the error stay.
     """
     grafana = _Grafana(url, token)
     grafana.make_folder()
-    return [grafana.send(json.loads(text)) for text in boards().values()]
+    return [grafana.send(json.loads(documented(text, docs_url))) for text in boards().values()]
 
 
 class _Grafana:

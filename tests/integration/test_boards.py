@@ -63,7 +63,7 @@ type Panel = Row
 interface Marks { expr?: string; step?: string; titleFormat?: string; textFormat?: string; tagKeys?: string; useValueForTime?: boolean }
 type Variable = Omit<Plain<s.VariableModel>, 'current' | 'query'> & {
   definition?: string; query: string | { qryType: number; query: string; refId: string };
-  current: Empty | { selected: boolean; text: string[]; value: string[] };
+  current: Empty | { selected: boolean; text: string[]; value: string[] } | { text: string; value: string };
 };
 export type Board = Omit<Plain<s.Dashboard>, 'panels' | 'templating' | 'annotations'> & {
   panels: Panel[]; templating: { list: Variable[] };
@@ -125,7 +125,8 @@ def test_promtool_parses_every_query(tmp_path: Path) -> None:
     seen = []
     for uid, board in BOARDS.items():
         for i, (_, expr) in enumerate(lint.queries(board)):
-            plain = re.sub(r"\$__(rate_interval|range|interval)", "5m", expr)
+            plain = re.sub(r"\$__(rate_interval|range|interval)\b", "5m", expr.replace("$__range_s", "300"))
+            plain = re.sub(r"\$price_\w+", "2.5", plain)
             plain = re.sub(r"\$\{?\w+\}?", ".+", plain)
             seen.append({"record": f"board:{uid.replace('-', '_')}:{i}", "expr": plain})
     path = tmp_path / "queries.yml"

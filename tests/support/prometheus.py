@@ -208,11 +208,13 @@ def board_queries() -> Iterator[tuple[str, str]]:
 
 
 def _filled(expr: str, board: dict[str, Any]) -> str:
-    for name, span in (("__rate_interval", "10s"), ("__range", "1m"), ("__interval", "2s")):
+    for name, span in (("__range_s", "60"), ("__rate_interval", "10s"), ("__range", "1m"), ("__interval", "2s")):
         expr = expr.replace(f"${name}", span)
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":
             expr = expr.replace(f"${variable['name']}", variable["allValue"])
+        elif variable["type"] == "textbox":
+            expr = expr.replace(f"${variable['name']}", "2.5")
     return expr
 
 

@@ -24,6 +24,17 @@ Token = Annotated[
 ]
 TokenFile = Annotated[Path | None, typer.Option("--token-file", metavar="FILE", help="A file with the token.")]
 
+Docs = Annotated[
+    str,
+    typer.Option(
+        "--docs-url",
+        metavar="URL",
+        envvar="ORCH_DOCS_URL",
+        help="Where docs/ is served: findings and alerts link to it.",
+        show_default=False,
+    ),
+]
+
 
 @dashboards.callback()
 def about() -> None:
@@ -31,11 +42,11 @@ def about() -> None:
 
 
 @dashboards.command()
-def export(folder: Folder, json: Json = False) -> int:
+def export(folder: Folder, docs_url: Docs = "", json: Json = False) -> int:
     """Write the boards (JSON) and the rules (YAML) to a folder, for provisioning or import."""
     session = Session()
     try:
-        files = grafana.export(folder)
+        files = grafana.export(folder, _docs(docs_url))
     except OSError as error:
         raise BadRequestError(f"{folder} cannot be written: {error}", hint="name a folder of your own") from error
     if json:
@@ -48,12 +59,16 @@ def export(folder: Folder, json: Json = False) -> int:
 
 @dashboards.command()
 def push(
-    url: Url = "http://127.0.0.1:3000", token: Token = "", token_file: TokenFile = None, json: Json = False
+    url: Url = "http://127.0.0.1:3000",
+    token: Token = "",
+    token_file: TokenFile = None,
+    docs_url: Docs = "",
+    json: Json = False,
 ) -> int:
     """Send the boards to a Grafana, into its folder orch; boards that are there are replaced."""
     session = Session()
     try:
-        pushed = grafana.push(url, _token(token, token_file))
+        pushed = grafana.push(url, _token(token, token_file), _docs(docs_url))
     except grafana.GrafanaError as error:
         kind = DaemonUnreachableError if error.unreachable else RefusedError
         raise kind(error.message, hint=error.hint) from error
@@ -78,3 +93,10 @@ def _token(token: str, file: Path | None) -> str:
         raise BadRequestError(
             f"the token cannot be read: {error.message}", hint="name a file that holds nothing else"
         ) from error
+
+
+def _docs(url: str) -> str:
+    """The address without its last slash. Raises BadRequestError for what is none."""
+    if url and (not url.startswith(("http://", "https://")) or any(sign.isspace() or sign in "\"'<>#" for sign in url)):
+        raise BadRequestError(f"--docs-url {url!r} is no address", hint="write it like https://example.org/orch/docs")
+    return url.rstrip("/")

@@ -172,6 +172,8 @@ def spoil(rule: str, board: dict[str, Any]) -> None:
             graph["targets"][0]["expr"] = 'up{job="$nothing"}'
         case "orch-no-data":
             graph["fieldConfig"]["defaults"]["noValue"] = "0"
+        case "orch-range":
+            graph["targets"][0]["expr"] = "increase(x_total[$__range])"
         case "orch-layout":
             graph["gridPos"]["x"], graph["gridPos"]["y"] = 0, 0
 
@@ -203,11 +205,70 @@ def _thresholds(panel: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("uid", ["orch-job", "orch-gpu-balance"])
 def test_runs_leave_marks_at_the_time_of_their_events(uid: str) -> None:
-    marks = [a for a in BOARDS[uid]["annotations"]["list"] if "expr" in a]
+    marks = [a for a in BOARDS[uid]["annotations"]["list"] if a.get("useValueForTime")]
     assert [a["name"] for a in marks] == ["Start", "Checkpoint", "Failure", "Recovery", "Preemption"]
     for mark in marks:
         assert mark["useValueForTime"]
         assert "* 1000" in mark["expr"], "Grafana wants milliseconds"
+
+
+@pytest.mark.parametrize("uid", BOARDS)
+def test_findings_stand_first_and_are_marked(uid: str) -> None:
+    first_panel = next(iter(lint.panels(BOARDS[uid])))
+    assert first_panel["title"] == "Findings"
+    assert catalogue.FINDING.name in first_panel["targets"][0]["expr"]
+    marks = [a for a in BOARDS[uid]["annotations"]["list"] if a["name"] == "Findings"]
+    assert len(marks) == 1
+    assert marks[0]["expr"] == first_panel["targets"][0]["expr"]
+
+
+@pytest.mark.parametrize("uid", BOARDS)
+def test_jobs_link_to_their_board(uid: str) -> None:
+    linked = 0
+    for panel in lint.panels(BOARDS[uid]):
+        legends = [target["legendFormat"] for target in panel.get("targets", ())]
+        config = panel["fieldConfig"]
+        rows = [o for o in config["overrides"] if o["matcher"]["options"] == "Job"]
+        if panel["type"] == "table":
+            headings = panel["transformations"][1]["options"]["renameByName"].values()
+            assert bool(rows) == ("Job" in headings), panel["title"]
+            linked += bool(rows)
+        elif panel["type"] != "heatmap" and legends and all("{{job_id}}" in legend for legend in legends):
+            assert config["defaults"]["links"][0]["url"].startswith("/d/orch-job?var-job_id="), panel["title"]
+            linked += 1
+    assert linked > 1
+
+
+def test_the_gpus_of_a_job_are_named_by_rank() -> None:
+    panels = {panel["title"]: panel for panel in lint.panels(BOARDS["orch-job"])}
+    for title in ("Utilization", "Memory in use", "Power", "Temperature"):
+        assert panels[title]["targets"][0]["legendFormat"].startswith("{{job_id}} rank {{rank}}")
+
+
+@pytest.mark.parametrize("uid", ["orch-cluster", "orch-job"])
+def test_cost_is_at_the_prices_of_the_board_and_absent_without_any(uid: str) -> None:
+    variables = {one["name"]: one for one in BOARDS[uid]["templating"]["list"]}
+    for name in ("price_gpu_hour", "price_kwh"):
+        assert (variables[name]["type"], variables[name]["query"]) == ("textbox", "0")
+    cost = next(panel for panel in lint.panels(BOARDS[uid]) if panel["title"] == "Cost in this time range")
+    expr = cost["targets"][0]["expr"]
+    assert "* $price_gpu_hour" in expr
+    assert "* $price_kwh" in expr
+    assert expr.endswith("and on () (vector($price_gpu_hour + $price_kwh) > 0)")
+    assert "Set a price" in cost["fieldConfig"]["defaults"]["noValue"]
+
+
+def test_findings_link_to_their_section_of_the_documentation() -> None:
+    for board in BOARDS.values():
+        panel = next(iter(lint.panels(board)))
+        finding = next(o for o in panel["fieldConfig"]["overrides"] if o["matcher"]["options"] == "Finding")
+        assert finding["properties"][0]["value"][0]["url"] == "${docs}/diagnosis.md#${__value.raw}"
+
+
+def test_states_are_words() -> None:
+    hang = next(panel for panel in lint.panels(BOARDS["orch-job"]) if panel["title"] == "Hang suspected")
+    words = [o["text"] for m in hang["fieldConfig"]["defaults"]["mappings"] for o in m["options"].values()]
+    assert words == ["no", "suspected"]
 
 
 def test_the_cv_has_its_bands() -> None:

@@ -159,6 +159,33 @@ def test_export_writes_what_is_checked_in(tmp_path: Path, orch: Callable[..., tu
     assert len(list(folder.iterdir())) == len(build.BOARDS) + 1
 
 
+def test_findings_and_alerts_link_to_the_documentation_that_is_given(
+    tmp_path: Path, orch: Callable[..., tuple[int, str, str]], server: FakeGrafana
+) -> None:
+    assert orch("export", str(tmp_path), "--docs-url", "https://example.org/orch/docs/")[0] == 0
+    for name in grafana.boards():
+        variables = json.loads((tmp_path / name).read_text())["templating"]["list"]
+        docs = next(one for one in variables if one["name"] == "docs")
+        assert docs["query"] == docs["current"]["value"] == "https://example.org/orch/docs"
+        assert "${docs}/diagnosis.md#${__value.raw}" in (tmp_path / name).read_text()
+    rules = (tmp_path / "orch.rules.yml").read_text()
+    assert "runbook_url: https://example.org/orch/docs/runbooks/OrchGpuLost.md" in rules
+    assert "runbook_url: https://example.org/orch/docs/diagnosis.md#{{ $labels.kind }}" in rules
+    assert "runbook_url: docs/" not in rules
+    assert orch("push", "--url", server.url, "--token", TOKEN, "--docs-url", "http://docs.example")[0] == 0
+    assert "http://docs.example" in json.dumps(server.boards["orch-job"])
+
+
+@pytest.mark.parametrize("url", ["docs", "ftp://example.org", "https://example.org/a b", "https://x/#y", 'https://x/"'])
+def test_a_documentation_address_that_is_none_is_refused(
+    tmp_path: Path, orch: Callable[..., tuple[int, str, str]], url: str
+) -> None:
+    code, _, err = orch("export", str(tmp_path / "new"), "--docs-url", url)
+    assert code == 2
+    assert "is no address" in err
+    assert not (tmp_path / "new").exists()
+
+
 def test_export_to_a_place_that_is_none(tmp_path: Path, orch: Callable[..., tuple[int, str, str]]) -> None:
     (tmp_path / "file").touch()
     code, _, err = orch("export", str(tmp_path / "file"))
