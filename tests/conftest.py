@@ -66,10 +66,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_runtest_setup() -> None:
-    """Torch computes in one thread: threads that wait for each other beside other work take minutes for what takes seconds."""
+    """Each test begins with torch in one thread, and with structlog as a process has it that never set it up.
+
+    Threads that wait for each other beside other work take minutes for what takes seconds; and structlog's own
+    ``capture_logs`` leaves it set up, by which the lines of a trainer change their form.
+    """
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+    structlog = sys.modules.get("structlog")
+    if structlog is not None:
+        structlog.reset_defaults()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -79,27 +79,17 @@ def test_a_stop_request_on_the_page_saves_and_leaves(tmp_path: Path) -> None:
     writer.close()
 
 
-@pytest.fixture
-def structlog_unused() -> None:
-    structlog.reset_defaults()  # another test's capture_logs() leaves it set up
-
-
-@pytest.mark.usefixtures("structlog_unused")
 def test_log_lines_are_structured(capsys: pytest.CaptureFixture[str]) -> None:
     log_event("train.step", step=3, loss=0.123456789, of=None)
     assert json.loads(capsys.readouterr().out) == {"event": "train.step", "step": 3, "loss": 0.123457}
 
 
 def test_log_lines_go_through_structlog_where_the_script_uses_it() -> None:
-    try:
-        with structlog.testing.capture_logs() as lines:
-            log_event("train.step", step=3)
-    finally:
-        structlog.reset_defaults()
+    with structlog.testing.capture_logs() as lines:
+        log_event("train.step", step=3)
     assert lines == [{"event": "train.step", "step": 3, "log_level": "info"}]
 
 
-@pytest.mark.usefixtures("structlog_unused")
 def test_log_lines_for_people_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -471,7 +470,6 @@ def test_stopped_in_an_epoch_and_gone_on_is_as_if_never_stopped(
 
 
 def test_a_finished_run_is_not_repeated_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    structlog.reset_defaults()  # another test's capture_logs() leaves it set up
     _, first = run_to(tmp_path, 2)
     assert "nothing_left" not in capsys.readouterr().out
     model, again = run_to(tmp_path, 2)
