@@ -53,7 +53,8 @@ class Free:
 
     ``idle_gpus`` are not used at all. ``shares`` is what is left of each GPU that is used in part, by its id; two halves of
     different GPUs are no whole one. A rank whose GPU is not known yet may have begun another one, so that is assumed where one
-    is idle: Ray chooses when it places the rank.
+    is idle: Ray chooses when it places the rank. Where it has no room as the others are assumed to lie, they lie otherwise, and
+    its share is taken from what is left of several. ``idle_gpus`` is below 0 when more GPUs are held than the node still has.
     """
 
     cpus: float
@@ -99,6 +100,8 @@ class Free:
         if gpus >= 1:
             return int((idle + _EPSILON) / gpus)
         of_shared = sum(int((left + _EPSILON) / gpus) for left in self.shares.values())
+        if self.idle_gpus < 0:
+            of_shared = min(of_shared, max(0, int((self.gpus + _EPSILON) / gpus)))
         return of_shared + idle * int(1 / gpus + _EPSILON)
 
     def take(self, cpus: float, gpus: float, memory_bytes: int, gpu: str | None = None) -> str | None:
@@ -108,24 +111,39 @@ class Free:
         if gpus >= 1 or gpus <= 0:
             self.idle_gpus -= round(gpus)
             return None
-        known = None if self.idle_gpus > 0 else self._fullest(gpus)
-        shared = gpu or known or next(name for n in count() if (name := f"new {n}") not in self.shares)
+        shared = gpu if gpu is not None and self._has(gpu, gpus) else self._probable(gpus)
+        if shared is None:
+            self._take_pieces(gpus)
+            return None
         if shared not in self.shares:
             self.idle_gpus -= 1
             self.shares[shared] = 1.0
         self.shares[shared] -= gpus
         return shared
 
-    def _fullest(self, gpus: float) -> str | None:
+    def _has(self, gpu: str, gpus: float) -> bool:
+        """Whether the GPU has so much left; less where it counts for ranks of a lost gang, which hold nothing there any more."""
+        return self.shares[gpu] >= gpus - _EPSILON if gpu in self.shares else self.idle_gpus > 0
+
+    def _probable(self, gpus: float) -> str | None:
+        """The GPU of a rank that nothing is known of: another one, else the fullest that has room; None where none has."""
+        if self.idle_gpus > 0:
+            return next(name for n in count() if (name := f"new {n}") not in self.shares)
         fitting = {name: left for name, left in self.shares.items() if left >= gpus - _EPSILON}
         return min(fitting, key=fitting.__getitem__, default=None)
 
+    def _take_pieces(self, gpus: float) -> None:
+        """Leave out the largest pieces until they are as much as the rank holds."""
+        for name in sorted(self.shares, key=lambda name: (-self.shares[name], name)):
+            if gpus > _EPSILON:
+                gpus -= self.shares.pop(name)
+
     def give_back(self, cpus: float, gpus: float, memory_bytes: int, gpu: str | None) -> None:
-        """Undo a ``take`` that answered ``gpu``."""
+        """Undo a ``take`` that answered ``gpu``; a share whose GPU is not known stays taken."""
         self.cpus += cpus
         self.memory_bytes += memory_bytes
         if gpu is None:
-            self.idle_gpus += round(gpus)
+            self.idle_gpus += round(gpus) if gpus >= 1 else 0
         else:
             self.shares[gpu] = self.shares.get(gpu, 0.0) + gpus  # the rest of it may have been claimed since
             if self.shares[gpu] >= 1 - _EPSILON:

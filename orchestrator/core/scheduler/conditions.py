@@ -1,6 +1,6 @@
 """Whether a waiting job may be considered now: its start time, and how many jobs of its matrix run at a time. Pure.
 
-A job that is held back claims nothing. What it depends on is in ``prerequisites.py``.
+A job that is held back claims nothing. What it depends on is in ``prerequisites.py``; ``release.py`` keeps both from decision to decision.
 """
 
 from __future__ import annotations
@@ -61,10 +61,15 @@ def begins_at(job: Job) -> float:
     return start_at.timestamp() if waits and start_at is not None else 0.0
 
 
+def place_in_matrix(job: Job) -> tuple[bool, int, int]:
+    """The order in which the jobs of a matrix take its places."""
+    return not job.attempts, -job.priority, job.submission.sequence
+
+
 def _over_limit(limited: list[Job], used: Counter[str]) -> dict[JobId, Fact]:
     """The jobs beyond their matrix's ``max_concurrent``: those that have run come first, then priority and arrival."""
     waiting: dict[JobId, Fact] = {}
-    for job in sorted(limited, key=lambda job: (not job.attempts, -job.priority, job.submission.sequence)):
+    for job in sorted(limited, key=place_in_matrix):
         cell = job.submission.matrix
         assert cell is not None
         assert cell.max_concurrent is not None

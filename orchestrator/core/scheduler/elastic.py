@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.core.lifecycle.advance import is_resizing
-from orchestrator.core.scheduler.placement import capacity, give_back, known_shares, place, take
+from orchestrator.core.scheduler.placement import capacity, give_back, known_shares, place, share_unknown, take
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
@@ -82,8 +82,10 @@ def grown_size(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], mo
 
     It gets no more than ``most``. What it would get is taken from ``free``.
     """
-    if not all(node_id in free for node_id in job.nodes):
-        return job.num_workers  # a part of it runs where nothing new may start: what it has it might not get again
+    if share_unknown(job) or not all(node_id in free for node_id in job.nodes):
+        return (
+            job.num_workers
+        )  # a part of it runs where nothing new may start: what it has it might not get again, or where is not known
     give_back(job, job.nodes, known_shares(job), free)
     larger = place(job, free, nodes, ranks=min(most, capacity(job, free, nodes)))
     if larger is None or len(larger) <= job.num_workers:

@@ -18,27 +18,30 @@ from orchestrator.core.scheduler.lanes import Kind, Lane, Lines, kind_of, lane_o
 from orchestrator.core.scheduler.occupancy import Occupancy
 from orchestrator.core.scheduler.placement import could_ever_fit
 from orchestrator.core.scheduler.prerequisites import prerequisites
+from orchestrator.core.scheduler.release import Conditions
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from orchestrator.core.cluster import Node
+    from orchestrator.core.scheduler.release import Release
 
 
 class LiveJobs(MutableMapping[JobId, Job]):
     """Jobs by id. A record is replaced, never changed; terminal ones are kept until they are deleted, and wait for nothing.
 
-    ``active`` may hold a gang, ``conditional`` wait for more than room, ``elastic`` are active with a number of ranks that may change.
+    ``active`` may hold a gang, ``elastic`` are active with a number of ranks that may change, ``conditions`` has those that wait for more than room.
     """
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self._jobs: dict[JobId, Job] = {}
         self.active: dict[JobId, Job] = {}
-        self.conditional: dict[JobId, Job] = {}
+        self.conditions = Conditions()
         self.elastic: dict[JobId, Job] = {}
         self.lines = Lines()
         self.occupancy = Occupancy()
+        self._met: set[JobId] = set()
         self._unseen: dict[JobId, None] = {}
         self._due: list[tuple[float, JobId, int]] = []
         self._nodes: Mapping[str, Node] = {}
@@ -56,16 +59,19 @@ class LiveJobs(MutableMapping[JobId, Job]):
         return len(self._jobs)
 
     def __setitem__(self, job_id: JobId, job: Job) -> None:
-        before = self._jobs.get(job_id)
-        if before is not None and _waits(before):
-            self.lines.remove(before)
+        self._take_out(job_id)
         self._jobs[job_id] = job
-        if _waits(job):
-            self.lines.add(job)
+        if job.state is JobState.PENDING:
+            if _is_conditional(job):
+                self.conditions.add(job)
+            else:
+                self.lines.add(job)
         active = job.state.may_hold_gang
+        if active:
+            self.conditions.count(job, 1)
         _keep(self.active, job, active)
         _keep(self.elastic, job, active and job.elastic is not None)
-        _keep(self.conditional, job, job.state is JobState.PENDING and _is_conditional(job))
+        self.conditions.changed(job_id)
         self.occupancy.put(job)
         if active:
             self._unseen[job_id] = None
@@ -73,12 +79,37 @@ class LiveJobs(MutableMapping[JobId, Job]):
             self._unseen.pop(job_id, None)
 
     def __delitem__(self, job_id: JobId) -> None:
-        job = self._jobs.pop(job_id)
-        if _waits(job):
-            self.lines.remove(job)
-        for kept in (self.active, self.conditional, self.elastic, self._unseen):
+        self._take_out(job_id)
+        del self._jobs[job_id]
+        for kept in (self.active, self.elastic, self._unseen):
             kept.pop(job_id, None)
+        self.conditions.changed(job_id)
         self.occupancy.drop(job_id)
+
+    def _take_out(self, job_id: JobId) -> None:
+        """Leave the record that is known now out of what is counted."""
+        before = self._jobs.get(job_id)
+        if before is None:
+            return
+        if self.in_line(before):
+            self.lines.remove(before)
+        self.conditions.remove(job_id)
+        self._met.discard(job_id)
+        if job_id in self.active:
+            self.conditions.count(before, -1)
+
+    def in_line(self, job: Job) -> bool:
+        """The job, whose record is this, waits for room alone."""
+        return job.state is JobState.PENDING and (job.id in self._met or not _is_conditional(job))
+
+    def release(self, ended: Mapping[JobId, JobState | None], now: float) -> Release:
+        """Look at the conditions of jobs: those that are met for good go into the lines."""
+        found = self.conditions.look(self, ended, now)
+        for job in found.met:
+            self.conditions.remove(job.id)
+            self._met.add(job.id)
+            self.lines.add(job)
+        return found
 
     def to_advance(self, now: float) -> list[Job]:
         """The active jobs of which something may follow: their record is new, or what they wait for has come."""
@@ -122,11 +153,6 @@ def _keep(kept: dict[JobId, Job], job: Job, here: bool) -> None:  # noqa: FBT001
         kept.pop(job.id, None)
 
 
-def _waits(job: Job) -> bool:
-    """The job waits for room alone."""
-    return job.state is JobState.PENDING and not _is_conditional(job)
-
-
 def _is_conditional(job: Job) -> bool:
     """The job, which is pending, also waits for something that no record of its own says."""
     cell = job.submission.matrix
@@ -135,7 +161,7 @@ def _is_conditional(job: Job) -> bool:
 
 
 class Reasons(Mapping[JobId, Fact]):
-    """Why jobs wait: each for itself, or one reason for all jobs of a lane and kind that a decision passed over.
+    """Why jobs wait: each for itself, one reason for all jobs of a lane and kind that a decision passed over, or a condition.
 
     Those that it ``placed`` wait no longer.
     """
@@ -153,12 +179,20 @@ class Reasons(Mapping[JobId, Fact]):
         if job_id in self.own:
             return self.own[job_id]
         job = self._jobs[job_id]
-        if job_id in self.placed or not _waits(job):
+        if job_id in self.placed:
             raise KeyError(job_id)
+        if not self._jobs.in_line(job):
+            reason = self._jobs.conditions.reason(job_id)
+            if reason is None:
+                raise KeyError(job_id)
+            return reason
         return self.shared[lane_of(job), kind_of(job)]
 
     def __iter__(self) -> Iterator[JobId]:
         yield from self.own
+        for job_id in self._jobs.conditions:
+            if job_id not in self.own and self._jobs.conditions.reason(job_id) is not None:
+                yield job_id
         for lane, kind in self.shared:
             line = self._jobs.lines.by_lane.get(lane)
             for job in () if line is None else line.groups.get(kind, ()):

@@ -21,8 +21,9 @@ coordinates."""
 def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
     """What is left on every schedulable node beside the gangs that are open and other users of the cluster."""
     free = {n.id: Free.of(n) for n in nodes if n.schedulable}
-    # Those whose GPUs are known come first: the others get what Ray would give them beside these.
-    for job in sorted((job for job in jobs if job.gang_open), key=lambda job: not job.seats):
+    # Whole GPUs and known shares come first: the others get what Ray would give them beside these, whatever order they came in.
+    holding = [job for job in jobs if job.gang_open]
+    for job in sorted(holding, key=lambda job: (share_unknown(job), -rank_size(job)[1], job.submission.sequence)):
         size = rank_size(job)
         for node_id, gpu in zip(job.nodes, known_shares(job), strict=True):
             if node_id in free:

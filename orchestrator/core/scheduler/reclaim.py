@@ -2,7 +2,7 @@
 
 Without queues, a job gives way to every one of higher priority. With queues, priorities act inside a queue alone. Between
 queues GPUs are *reclaimed*: for a queue that stays within its guarantee with the job, from a queue that holds more than its fair share, and
-only while it still does. So a reclaim never lifts a queue's use beyond its fair share above a sibling's.
+only while it still does. Where more is guaranteed than there is, a guarantee counts as the fair share that is left of it. So a reclaim never lifts a queue's use beyond its fair share above a sibling's.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Reclaim:
         mine, its = next(((a, b) for a, b in pairs if a.name != b.name), (None, None))
         if mine is None or its is None:
             return False
-        guaranteed = self._shares.tree.guaranteed.get(mine.name, 0)
+        guaranteed = min(self._shares.tree.guaranteed.get(mine.name, 0), self._fair.get(mine.name, 0.0))
         if self._shares.held_gpus(mine.name) + self._gpus > guaranteed + _EPSILON:
             return False
         left = self._shares.held_gpus(its.name) - taken.get(its.name, 0.0)

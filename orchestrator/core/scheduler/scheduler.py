@@ -13,18 +13,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsJob, AwaitsRoom, BackingOff, DoesNotFit, NoRoom, NotEnoughFree
+from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, DoesNotFit, NoRoom, NotEnoughFree
 from orchestrator.core.facts.requesters import ByGrowth, ByPreemption
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
 from orchestrator.core.scheduler import elastic
-from orchestrator.core.scheduler.conditions import HeldBack, fail_fast, held_back
+from orchestrator.core.scheduler.conditions import fail_fast
 from orchestrator.core.scheduler.lanes import kind_of, lane_of
 from orchestrator.core.scheduler.live import LiveJobs, Reasons
 from orchestrator.core.scheduler.order import WaitingOrder
 from orchestrator.core.scheduler.placement import claim, could_ever_fit, rank_size, take
 from orchestrator.core.scheduler.preemption import make_room
-from orchestrator.core.scheduler.prerequisites import hindrance
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.reclaim import Reclaim
 from orchestrator.core.scheduler.shares import Shares
@@ -33,7 +32,7 @@ from orchestrator.core.scheduler.use import PastUse
 from orchestrator.core.states import JobState, StopPurpose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from orchestrator.core.cluster import Free, Node
     from orchestrator.core.facts.fact import Fact
@@ -85,17 +84,17 @@ def decide(state: State, now: float) -> Commands:
     for job in jobs.to_advance(now):
         _advance(job, jobs, now, commands)
     commands.ask_again(jobs.next_due())
-    for job in jobs.conditional.values():
-        _await_prerequisites(job, state, now, commands)
+    released = jobs.release(state.ended, now)
+    for job, reason in released.failing:
+        commands.events.append(ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=reason))
+        commands.waiting[job.id] = reason
     if state.failed_fast:
         ending = fail_fast(state.jobs.values(), state.failed_fast, now)
         if ending:  # none of them is to start in the same round
             commands.events += ending
             return commands
-    held = _held(jobs, commands.waiting, now)
-    commands.waiting.own.update(held.waiting)
-    commands.ask_again(held.wake_at)
-    _schedule(jobs, state, now, commands)
+    commands.ask_again(released.wake_at)
+    _schedule(jobs, released.released, state, now, commands)
     return commands
 
 
@@ -121,15 +120,6 @@ def _advance(job: Job, jobs: LiveJobs, now: float, commands: Commands) -> None:
         commands.effects.append(effect)
 
 
-def _await_prerequisites(job: Job, state: State, now: float, commands: Commands) -> None:
-    """A job that depends on others waits, claiming nothing; it fails when one of them ended in the wrong way."""
-    found = hindrance(job, state.jobs, state.ended)
-    if found is not None and not isinstance(found, AwaitsJob):
-        commands.events.append(ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=found))
-    if found is not None:
-        commands.waiting[job.id] = found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One round of placing: the jobs that wait for a gang, in order, those that hold one, and what is free beside these.
@@ -149,10 +139,10 @@ class Round:
     fits_ever: Callable[[Job, Kind, Mapping[str, Node]], bool] = field(default_factory=lambda: LiveJobs().fits_ever)
 
 
-def _schedule(jobs: LiveJobs, state: State, now: float, commands: Commands) -> None:
+def _schedule(jobs: LiveJobs, released: Iterable[Job], state: State, now: float, commands: Commands) -> None:
     free = jobs.occupancy.free(state.nodes)
     shares = _shares(jobs, state, now)
-    queue = _order(jobs, (j for j in jobs.conditional.values() if j.id not in commands.waiting.own), state, shares, now)
+    queue = _order(jobs, released, state, shares, now)
     round_ = Round(
         queue=queue,
         holding=jobs.occupancy.jobs.values(),
@@ -168,7 +158,7 @@ def _schedule(jobs: LiveJobs, state: State, now: float, commands: Commands) -> N
 
 
 def _order(jobs: LiveJobs, released: Iterable[Job], state: State, shares: Shares, now: float) -> WaitingOrder:
-    """``released`` are the jobs whose conditions are met."""
+    """``released`` are jobs beside the lines that may be considered."""
     returning = [job for job in jobs.elastic.values() if wants_gang(job, now)]
     others = [*released, *(job for job in returning if not is_resizing(job))]
     resized = [job for job in returning if is_resizing(job)]
@@ -178,17 +168,8 @@ def _order(jobs: LiveJobs, released: Iterable[Job], state: State, shares: Shares
 def waiting_order(state: State, now: float) -> list[Job]:
     """The jobs that wait for a gang, in the order in which a decision at ``now`` looks at them before it places any."""
     jobs = indexed(state.jobs)
-    blocked = {job.id for job in jobs.conditional.values() if _hindered(job, state)}
-    blocked |= _held(jobs, blocked, now).waiting.keys()
-    released = (job for job in jobs.conditional.values() if job.id not in blocked)
+    released = jobs.release(state.ended, now).released
     return list(_order(jobs, released, state, _shares(jobs, state, now), now))
-
-
-def _held(jobs: LiveJobs, blocked: Container[JobId], now: float) -> HeldBack:
-    """What keeps jobs from being considered now, beside those that they depend on."""
-    if not jobs.conditional:
-        return HeldBack()
-    return held_back([*jobs.conditional.values(), *jobs.active.values()], blocked, now)
 
 
 def shares_of(state: State, now: float) -> Shares:
@@ -199,10 +180,6 @@ def shares_of(state: State, now: float) -> Shares:
 def _shares(jobs: LiveJobs, state: State, now: float) -> Shares:
     accounts = jobs.occupancy.accounts(state.sharing.half_life, now)
     return Shares.of(state.sharing, state.past, (), state.nodes, now, accounts=accounts)
-
-
-def _hindered(job: Job, state: State) -> bool:
-    return bool(job.submission.prerequisites) and hindrance(job, state.jobs, state.ended) is not None
 
 
 def schedule(round_: Round, now: float, commands: Commands) -> None:

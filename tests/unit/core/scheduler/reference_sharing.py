@@ -139,7 +139,8 @@ class Policy:
                 if pair[0].name != pair[1].name
             )
             left = self.gpus(its.name, [one for one in having if one not in chosen])
-            within = self.gpus(mine.name, having) + gpus_of(job) <= self.guaranteed(mine.name)
+            most = min(self.guaranteed(mine.name), self.fair(mine, having, waiting))  # less, where too much is promised
+            within = self.gpus(mine.name, having) + gpus_of(job) <= most + 1e-6
             above = left > self.fair(its, having, waiting) + 1e-6
             chosen += [other] if within and above and gpus_of(job) and gpus_of(other) else []
         return chosen

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.events import MatrixCell
-from orchestrator.core.facts.reasons import AwaitsTime, Cancelled, MatrixAtLimit, Paused
+from orchestrator.core.facts.reasons import AwaitsJob, AwaitsTime, Cancelled, MatrixAtLimit, Paused
 from orchestrator.core.facts.requesters import ByHold, ByMatrix
 from orchestrator.core.ids import JobId
+from orchestrator.core.job.phases import Succeeded
 from orchestrator.core.lifecycle.advance import request_resume
 from orchestrator.core.scheduler.conditions import held_back
+from orchestrator.core.scheduler.live import LiveJobs
+from orchestrator.core.scheduler.prerequisites import hindrance
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, waiting_order
 from orchestrator.core.sentences import sentence
-from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.core.states import EndCondition, JobState, StopPurpose
 from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
-from tests.unit.core.builders import T0, after, make_spec, node, nodes, pending, running, submission
+from tests.support.work import calls
+from tests.unit.core.builders import T0, after, gone, make_spec, node, nodes, pending, released, running, submission
 
 if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
@@ -84,6 +90,83 @@ def test_a_job_waits_for_its_start_time_and_the_loop_is_woken_then() -> None:
     assert [e.job_id for e in ask(early, now=NOW + 60).events] == [early.id]
     state = State(jobs={early.id: early, behind.id: behind}, nodes=nodes(node("a")))
     assert waiting_order(state, NOW) == [behind]
+
+
+ENDS = [JobState.SUCCEEDED, JobState.FAILED, None]
+
+
+def random_member(choose: random.Random, number: int) -> Job:
+    """A job with any conditions, on those before it or on ones that have ended."""
+    spec = make_spec(workers=1, priority=choose.choice([40, 50]))
+    if choose.random() < 0.4:
+        spec = replace(spec, start_at=datetime.fromtimestamp(NOW + choose.randint(-50, 150), UTC))
+    needed = [f"job-{choose.randrange(number)}"] if number and choose.random() < 0.4 else []
+    needed += [f"ended-{choose.randrange(3)}"] if choose.random() < 0.2 else []
+    prerequisites = tuple(ev.Prerequisite(job_id=JobId(i), on=choose.choice(list(EndCondition))) for i in needed)
+    limit = choose.choice([None, 1, 1, 2])
+    matrix = cell(number, max_concurrent=limit) if choose.random() < 0.6 else None
+    if matrix is not None:
+        matrix = replace(matrix, matrix_id=f"grid-{choose.choice('ab') if limit == 1 else limit}")
+    return pending(spec, sequence=number, job_id=f"job-{number}", prerequisites=prerequisites, matrix=matrix)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_conditions_that_are_kept_are_those_counted_anew(seed: int) -> None:
+    choose = random.Random(seed)
+    ended: dict[JobId, JobState | None] = {JobId(f"ended-{n}"): state for n, state in enumerate(ENDS)}
+    jobs = LiveJobs(random_member(choose, n) for n in range(12))
+    now = NOW
+    for _ in range(40):
+        blocked = {i: found for i, job in jobs.items() if (found := hindrance(job, jobs, ended)) is not None}
+        held = held_back(jobs.values(), blocked, now).waiting
+        found = jobs.release(ended, now)
+        waits = {i for i, job in jobs.items() if job.state is JobState.PENDING}
+        line = {job.id for line in jobs.lines.by_lane.values() for job in line}
+        assert {job.id for job in found.released} | line == waits - held.keys() - blocked.keys()
+        assert {job.id: fact for job, fact in found.failing} == {
+            i: fact for i, fact in blocked.items() if not isinstance(fact, AwaitsJob)
+        }
+        told = {i: reason for i in jobs if (reason := jobs.conditions.reason(i)) is not None}
+        assert told == {i: held.get(i, fact) for i, fact in {**blocked, **held}.items() if i in told}
+        assert told.keys() == (held.keys() | blocked.keys()) - {job.id for job, _ in found.failing}
+        times = [fact.start_at for fact in held.values() if isinstance(fact, AwaitsTime)]
+        assert found.wake_at == min(times, default=None)
+        now += choose.choice([0, 0, 20])
+        job = jobs[choose.choice(list(jobs))]
+        act = choose.random()
+        if job.state is JobState.PENDING:
+            jobs[job.id] = running(job) if act < 0.6 else replace(job, priority=choose.choice([40, 50, 60]))
+        elif job.state is JobState.RUNNING and act < 0.4:
+            jobs[job.id] = back_in_the_queue(job)
+        elif job.state is JobState.RUNNING:
+            jobs[job.id] = replace(job, phase=Succeeded())
+        else:
+            ended[job.id] = job.state
+            del jobs[job.id]
+
+
+def back_in_the_queue(job: Job) -> Job:
+    by = ByHold(name="ada")
+    stop = ev.StopRequested(job_id=job.id, at=NOW, purpose=StopPurpose.PREEMPT, by=by, deadline=NOW + 9)
+    job = after(job, stop, gone(job), released(job))
+    return after(job, ev.JobRequeued(job_id=job.id, at=NOW, reason=job.reason))
+
+
+def test_a_decision_costs_the_same_whatever_the_number_of_jobs_with_conditions() -> None:
+    def work(count: int) -> int:
+        first = running(pending(make_spec(workers=8), sequence=1, job_id="first"), nodes=("a",) * 8)
+        needed = (ev.Prerequisite(job_id=first.id, on=EndCondition.SUCCESS),)
+        late = replace(make_spec(workers=1), start_at=datetime.fromtimestamp(NOW + 60, UTC))
+        jobs = [first]
+        for n in range(2, count):
+            jobs.append(pending(make_spec(workers=1), sequence=n, job_id=f"needs-{n}", prerequisites=needed))
+            jobs.append(pending(late, sequence=n, job_id=f"late-{n}"))
+            jobs.append(pending(make_spec(workers=1), sequence=n, job_id=f"cell-{n}", matrix=cell(n, max_concurrent=2)))
+        state = State(jobs=LiveJobs(jobs), nodes=nodes(node("a", gpus=8)))
+        decide(state, NOW)
+        return calls(lambda: decide(state, NOW + 1))
+
+    assert work(2000) == work(200)
 
 
 def test_after_its_first_attempt_the_start_time_is_over() -> None:

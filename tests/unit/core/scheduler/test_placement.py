@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -319,3 +320,35 @@ def test_what_others_hold_is_not_free() -> None:
     assert put(job_of(2), taken) == ("a", "a")
     assert put(job_of(3), taken) is None
     assert could_ever_fit(job_of(3), nodes(taken)), "they may give it back"
+
+
+@given(
+    drawn=st.lists(st.tuples(st.sampled_from([0.25, 0.5, 0.6, 0.75, 1.0, 2.0]), st.integers(1, 3)), max_size=10),
+    gpus=st.integers(1, 4),
+    choose=st.randoms(use_true_random=False),
+)
+def test_gangs_whose_gpus_are_not_known_yet_never_hold_more_than_there_is(
+    drawn: list[tuple[float, int]], gpus: int, choose: random.Random
+) -> None:
+    there = node("a", gpus=gpus)
+    held: list[Job] = []
+    for number, (share, ranks) in enumerate(drawn):
+        choose.shuffle(held)  # records come in no order
+        asked = pending(make_spec(workers=ranks, gpu=share, cpu=0), sequence=number, job_id=f"gang-abc{number:03}")
+        placed = place(asked, free_on([there], held), {"a": there})
+        if placed is not None:
+            held.append(after(asked, started(asked, nodes=placed)))
+    sizes = [(job.num_workers, job.spec.resources.resources_per_worker.gpu) for job in held]
+    assert sum(ranks * share for ranks, share in sizes) <= gpus + 1e-9
+    assert free_on([there], held) == free_on([there], held[::-1])
+
+
+def test_what_is_left_of_a_gpu_that_is_gone_is_not_free() -> None:
+    assert put(job_of(1, gpu=0.5), node("a", gpus=1), others=(sharing(0.5, "0", "1"),)) is None
+
+
+def test_a_share_on_a_gpu_that_a_lost_gang_still_counts_for_is_not_free_elsewhere() -> None:
+    lost, placed = sharing(0.5, "0", "0", job_id="lost-abc234"), sharing(0.5, "0", job_id="placed-abc234")
+    for others in ((lost, placed), (placed, lost)):
+        assert free_on([node("a", gpus=2)], others)["a"].gpus == 0.5
+        assert put(job_of(1), node("a", gpus=2), others=others) is None

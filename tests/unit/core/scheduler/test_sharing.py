@@ -191,6 +191,14 @@ def test_nothing_is_reclaimed_beyond_the_guarantee_nor_from_a_fair_share() -> No
     assert ask(*fair, waits("more", 9, 2, queue="prod"), queues="prod guaranteed=4; research guaranteed=4").events == []
 
 
+def test_where_more_is_guaranteed_than_there_is_a_reclaim_stops_at_the_fair_share() -> None:
+    terms = "prod guaranteed=12; research guaranteed=4"  # of 8 GPUs: fair shares of 6 and 2
+    held = [runs("mine", 4, queue="prod"), runs("theirs", 4, queue="research")]
+    assert ask(*held, waits("more", 9, 4, queue="prod"), queues=terms).events == [], "and research would take it back"
+    within = ask(*held, waits("more", 9, 2, queue="prod"), queues=terms)
+    assert [event.job_id for event in within.events] == ["theirs"]
+
+
 def test_a_job_that_is_not_preemptible_keeps_what_it_borrows() -> None:
     held = runs("borrows", 8, queue="research", preemptible=False)
     assert ask(held, waits("prod", 9, 4, queue="prod"), queues="prod guaranteed=4; research").events == []
@@ -210,7 +218,7 @@ SIZES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4)), max_size=
 @given(
     sizes=SIZES,
     wanted=st.integers(1, 8),
-    guarantees=st.tuples(*[st.integers(0, 4)] * 3),
+    guarantees=st.tuples(*[st.integers(0, 8)] * 3),
     weights=st.tuples(*[st.integers(1, 4)] * 3),
 )
 def test_a_reclaim_never_lifts_a_queue_beyond_its_fair_share_above_a_sibling(
