@@ -46,6 +46,7 @@ class TrainingMode(enum.StrEnum):
 
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
+Balance = Literal["equal", "measured"]
 _BACKENDS = ("nccl", "gloo", "mpi", "cpu:gloo,cuda:nccl")
 _MOST = 10**18 - 1
 
@@ -109,6 +110,13 @@ class TrainingSettings(Record):
         _Maybe[_Count],
         Doc("samples per optimizer step over all ranks; sets gradient_accumulation_steps to fit", "samples"),
     ] = None
+    balance: Annotated[
+        Balance,
+        Choice(words=("equal", "measured")),
+        Doc(
+            "measured: slower ranks get fewer samples of each step, by their step times, changed at checkpoints", "name"
+        ),
+    ] = "equal"
     world_size: Annotated[_Maybe[_Count], Doc("number of ranks; WORLD_SIZE, else 1", "ranks")] = None
     rank: Annotated[_Maybe[_Natural], Doc("this process among all ranks; RANK, else 0", "rank")] = None
     local_rank: Annotated[_Maybe[_Natural], Doc("this process among its node's ranks; LOCAL_RANK, else 0", "rank")] = (

@@ -66,8 +66,8 @@ LINES: dict[str, int] = {
     "checkpoint/snapshots/writer.py": 425,
     "core/lifecycle/fold.py": 430,
     "runtime/forkserver/keeper.py": 488,
-    "train/trainer/engine/trainer.py": 426,
-    "train/trainer/loop/manager.py": 409,
+    "train/trainer/engine/trainer.py": 425,
+    "train/trainer/loop/manager.py": 406,
 }
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import SupportsIndex
 
 
@@ -58,6 +59,8 @@ class BatchShare:
     samples: int
     weight: float
     pieces: tuple[Piece, ...]
+    portions: tuple[int, ...]
+    """The samples of every rank."""
     same_passes: bool
     """Whether all ranks have equally many pieces; not so only when some rank has fewer samples than others have passes."""
 
@@ -74,19 +77,48 @@ def share_out(
 
     Raises ValueError for a batch that has not one sample for each rank, or no sample per pass.
     """
-    whole = operator.index(global_batch)
-    if whole < world_size:
+    portions = equal_portions(operator.index(global_batch), world_size)
+    passes = _passes(max(portions), _limit(per_pass, max(portions)))
+    return _share(portions, rank, passes, same=passes <= min(portions))
+
+
+def equal_portions(global_batch: int, world_size: int) -> tuple[int, ...]:
+    """Samples of each rank, as equal as they can be. Raises ValueError for a batch that has not one for each."""
+    if global_batch < world_size:
         raise ValueError(
-            f"a batch of {whole} samples cannot be shared by {world_size} ranks: make it larger, or allow fewer ranks "
+            f"a batch of {global_batch} samples cannot be shared by {world_size} ranks: make it larger, or allow fewer ranks "
             "(resources.num_workers.max)"
         )
-    least, rest = divmod(whole, world_size)
-    most = least + (1 if rest else 0)
+    least, rest = divmod(global_batch, world_size)
+    return tuple(least + (1 if rank < rest else 0) for rank in range(world_size))
+
+
+def share_of(portions: Sequence[int], *, rank: int, per_pass: SupportsIndex | None = None) -> BatchShare:
+    """The share of ``rank`` where each has its own number of samples: in as few passes as its own samples need.
+
+    Raises ValueError for a rank without a sample, or for no sample per pass.
+    """
+    if min(portions) < 1:
+        raise ValueError(f"portions are {list(portions)}: each rank takes at least one sample")
+    limit = _limit(per_pass, max(portions))
+    passes = [_passes(samples, limit) for samples in portions]
+    return _share(portions, rank, passes[rank], same=len(set(passes)) == 1)
+
+
+def _limit(per_pass: SupportsIndex | None, most: int) -> int:
     limit = most if per_pass is None else operator.index(per_pass)
     if limit < 1:
         raise ValueError(f"per_pass is {limit}: a pass takes at least one sample")
-    passes = -(-most // limit)
-    start, samples = rank * least + min(rank, rest), least + (1 if rank < rest else 0)
+    return limit
+
+
+def _passes(samples: int, limit: int) -> int:
+    return -(-samples // limit)
+
+
+def _share(portions: Sequence[int], rank: int, passes: int, *, same: bool) -> BatchShare:
+    whole, world_size, samples = sum(portions), len(portions), portions[rank]
+    start = sum(portions[:rank])
     return BatchShare(
         global_batch=whole,
         rank=rank,
@@ -95,7 +127,8 @@ def share_out(
         samples=samples,
         weight=_weight(samples, whole, world_size),
         pieces=_pieces(start, samples, min(passes, samples), whole, world_size),
-        same_passes=passes <= least,
+        portions=tuple(portions),
+        same_passes=same,
     )
 
 

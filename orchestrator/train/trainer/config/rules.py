@@ -75,6 +75,7 @@ def conflicts(config: TrainingSettings) -> Iterator[Finding]:
     yield from _mode_conflicts(config)
     yield from _precision_conflicts(config)
     yield from _batch_conflicts(config)
+    yield from _balance_conflicts(config)
     yield from _loader_conflicts(config)
     yield from _rank_conflicts(config)
     yield from _fault_tolerance_conflicts(config)
@@ -181,7 +182,31 @@ def _batch_conflicts(config: TrainingSettings) -> Iterator[Finding]:
             says="global_batch_size decides how many batches are accumulated",
             hint="leave gradient_accumulation_steps out, or global_batch_size",
         )
-    yield from _batch_misfit(whole, size, config.world_size or 1)
+    if config.balance == "equal":
+        yield from _batch_misfit(whole, size, config.world_size or 1)
+
+
+def _balance_conflicts(config: TrainingSettings) -> Iterator[Finding]:
+    """What ranks with different numbers of samples, and of passes, cannot do."""
+    if config.balance == "equal":
+        return
+    for name, off in (("sync_bn", False), ("static_graph", False)):
+        if getattr(config, name) != off:
+            says = (
+                f"balance: measured gives ranks different numbers of passes, and {name} needs all of them in every pass"
+            )
+            yield about("balance", name, says=says, hint="leave one out")
+    if config.training_mode != "distributed_data_parallel":
+        says = f"balance has no effect with training_mode {config.training_mode}"
+        yield about(
+            "balance",
+            "training_mode",
+            says=says,
+            hint="leave it out, or set training_mode to distributed_data_parallel",
+        )
+    if not config.enable_fault_tolerance:
+        says = "balance: measured changes shares at checkpoints, and enable_fault_tolerance is false"
+        yield about("balance", "enable_fault_tolerance", says=says, hint="turn that on, or leave balance out")
 
 
 def _batch_misfit(global_batch_size: int, batch_size: int, world_size: int) -> Iterator[Finding]:
@@ -212,6 +237,8 @@ def conflicts_with_place(config: TrainingSettings, around: Surroundings) -> Iter
     """Every contradiction between the configuration and the process that it is used in."""
     if around.most_ranks is not None:
         yield from _elastic_conflicts(config, around.most_ranks)
+    elif config.balance == "measured":
+        yield from _unequal_conflicts(config, around.world_size)
     elif config.world_size is None and config.global_batch_size is not None:
         yield from _batch_misfit(config.global_batch_size, config.batch_size, around.world_size)
     if config.training_mode == "data_parallel" and around.world_size > 1:
@@ -233,6 +260,16 @@ def conflicts_with_place(config: TrainingSettings, around: Surroundings) -> Iter
     if config.precision == "fp8" and not around.computes_fp8:
         says = "fp8 needs a GPU of compute capability 8.9 or newer"
         yield about("precision", says=says, hint="set precision to auto")
+
+
+def _unequal_conflicts(config: TrainingSettings, world_size: int) -> Iterator[Finding]:
+    if world_size == 1:
+        says = "balance has nothing to share with one rank"
+        yield about("balance", says=says, hint="start more, or leave balance out")
+    whole = config.global_batch_size
+    if whole is not None and whole < world_size:
+        says = f"global_batch_size {whole} has not one sample for each of {world_size} ranks"
+        yield about("global_batch_size", says=says, hint="raise it, or start fewer ranks")
 
 
 def _elastic_conflicts(config: TrainingSettings, most_ranks: int) -> Iterator[Finding]:

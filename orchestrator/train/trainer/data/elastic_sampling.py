@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.train.errors import ConfigError, DataError
+from orchestrator.train.script.elastic import equal_portions, share_of
 from orchestrator.train.trainer.data.sampling import GlobalBatchSampler
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class ShareSampler(GlobalBatchSampler):
         )
         self._share = share
 
+    def deal(self, share: BatchShare) -> None:
+        """Give the rank another share from the next iteration on: of the same steps."""
+        self._share, self.batch_size = share, share.samples
+
     def __len__(self) -> int:
         """The batches of this rank in a whole epoch."""
         return self.samples // self._share.global_batch * self._share.accumulation
@@ -51,17 +56,20 @@ class ShareSampler(GlobalBatchSampler):
             position += step
 
 
-def elastic_share(config: MultiGPUConfig, ctx: Context) -> BatchShare | None:
-    """Tell this rank's share of each step of an elastic job; None when the number of ranks is fixed.
+def step_share(config: MultiGPUConfig, ctx: Context) -> BatchShare | None:
+    """Tell this rank's share of each step where ranks may have different ones; None where all have the same, for good.
 
-    Without ``global_batch_size`` a step has as many samples as it would have on the most ranks that the job may get.
-    Raises ConfigError when ranks would have to meet in passes that only some of them have.
+    That is in an elastic job, and with ``balance: measured``, which begins with equal shares. Without ``global_batch_size`` a step has
+    as many samples as it would have on the most ranks that the job may get. Raises ConfigError when ranks would have to
+    meet in passes that only some of them have.
     """
-    if ctx.elastic is None:
+    if ctx.elastic is None and config.balance == "equal":
         return None
-    _, most = ctx.elastic
+    most = ctx.world_size if ctx.elastic is None else ctx.elastic[1]
     whole = config.global_batch_size or config.batch_size * config.gradient_accumulation_steps * most
     share = ctx.batch_share(whole, per_pass=config.batch_size)
+    if config.balance == "measured":
+        return share_of(equal_portions(whole, ctx.world_size), rank=ctx.rank, per_pass=config.batch_size)
     if not share.same_passes and (config.training_mode == "fully_sharded" or config.sync_bn):
         which = "sync_bn" if config.sync_bn else "fully_sharded"
         raise ConfigError(
@@ -74,6 +82,6 @@ def elastic_share(config: MultiGPUConfig, ctx: Context) -> BatchShare | None:
 def refuse_loader(dataset: Any) -> None:
     """Raise DataError: batches that a loader of the user's own, or a stream, has produced cannot be distributed anew."""
     raise DataError(
-        f"an elastic job deals out the samples itself, and a {type(dataset).__name__} does so already: pass a dataset with "
-        "__getitem__ and __len__, or write a fixed num_workers"
+        f"an elastic job, and one with balance: measured, deals out the samples itself, and a {type(dataset).__name__} does so "
+        "already: pass a dataset with __getitem__ and __len__, or write a fixed num_workers and no balance"
     )

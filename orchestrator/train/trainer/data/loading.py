@@ -46,6 +46,13 @@ class Feed:
         self.stateful = stateful
         """The loader's own state says more than a position: its dataset has a state, or its length is unknown."""
 
+    def deal(self, share: BatchShare) -> None:
+        """Give this rank another share of each step, from the next start on. Raises DataError for a loader that has its own."""
+        if not isinstance(self.sampler, ShareSampler):
+            refuse_loader(self.loader)
+            return
+        self.sampler.deal(share)
+
     @property
     def batches(self) -> int | None:
         """The batches of this rank in a whole epoch; None when that is not known."""
@@ -114,6 +121,11 @@ def build_feed(
     samples = _length(dataset)
     _check_size(samples, config, place, training=training, accumulate=accumulate, share=share)
     stateful = isinstance(dataset, Stateful)
+    if stateful and training and config.balance == "measured":
+        raise DataError(
+            f"the dataset ({type(dataset).__name__}) has a state of its own, which does not fit when ranks get other samples: leave "
+            "balance out, or state_dict and load_state_dict"
+        )
     whole = type(dataset) is TensorDataset  # draws no random numbers, and can be asked for a batch at once
     seeded = config.num_workers > 0 and not stateful and not whole
     shuffle = config.shuffle and training

@@ -17,6 +17,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import Tensor
+
 EVERY = 8
 """On a GPU, one step of this many is measured."""
 
@@ -40,6 +42,9 @@ class StepClock(Protocol):
 
     def mark(self, part: Part) -> None:
         """`part` is over; parts may repeat within a step."""
+
+    def exchange(self, loss: Tensor) -> None:
+        """The backward pass of `loss` comes next, and it ends with waiting for other ranks."""
 
     def end(self) -> None:
         """The step is over."""
@@ -65,6 +70,9 @@ class CpuClock:
         now = perf_counter()
         self._seconds[part] += now - self._last
         self._last = now
+
+    def exchange(self, loss: Tensor) -> None:
+        """Waiting is a part of the backward pass here."""
 
     def end(self) -> None:
         """The step is over."""
@@ -97,6 +105,9 @@ class CudaClock:
         """`part` is over, once the device gets here."""
         if self._marks is not None:
             self._note(part)
+
+    def exchange(self, loss: Tensor) -> None:
+        """Waiting is a part of the backward pass here."""
 
     def end(self) -> None:
         """The step is over."""

@@ -55,7 +55,6 @@ class StepResult(NamedTuple):
     """What one call did. `loss` is this rank's mean, detached, on the device; counts are this rank's.
 
     `value` is the loss as a number, where that is known without waiting.
-
     `updated`: an optimizer step was due (the last of the accumulated batches). `skipped`: it was due, but left out because
     something was not finite; False where only the device knows. `grad_norm` is known when it was needed.
 
@@ -87,7 +86,7 @@ class MultiGPUTrainer(ABC):
         self.config = config
         self.place = place
         self.share = share
-        """This rank's part of each step, where ranks may have different ones: in an elastic job."""
+        """This rank's part of each step, where ranks may have different ones: in an elastic job, or by measured speed."""
         self.precision = MixedPrecision(config, place.device)
         self.clock = make_clock(place.device)
         self.accumulate = accumulation(config, place.world_size) if share is None else share.accumulation
@@ -291,6 +290,8 @@ class MultiGPUTrainer(ABC):
             if self.precision.scaler is not None:
                 start = self.precision.scaler.scale(start)
             self._exchanging = exchange
+            if exchange:
+                clock.exchange(start)
             start.backward()
             self._exchanging = False
         clock.mark(Part.BACKWARD)
@@ -413,11 +414,9 @@ def accumulation(config: MultiGPUConfig, world_size: int) -> int:
 
 def _together(parts: Sequence[StepResult]) -> StepResult:
     """The optimizer step of which `parts` are the accumulated batches; its loss is the mean over its samples."""
-    samples = sum(part.samples for part in parts)
+    samples, tokens = sum(part.samples for part in parts), sum(part.tokens for part in parts)
     weighed = [part.loss * (part.samples / samples) for part in parts]
-    return parts[-1]._replace(
-        loss=torch.stack(weighed).sum(), samples=samples, tokens=sum(part.tokens for part in parts)
-    )
+    return parts[-1]._replace(loss=torch.stack(weighed).sum(), samples=samples, tokens=tokens)
 
 
 def _whole(norm: Tensor) -> Tensor:

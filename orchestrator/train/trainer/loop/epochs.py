@@ -74,6 +74,10 @@ class Collector:
         self._taken += len(group)
         return group
 
+    def go_on(self, batches: Iterator[Any], size: int) -> None:
+        """Take other batches, so many at a time, from here on."""
+        self._batches, self._size = batches, size
+
     def _fewest(self, here: int) -> int:
         shared = torch.tensor([here], dtype=torch.int64, device=self._place.control_device)
         dist.all_reduce(shared, op=dist.ReduceOp.MIN)

@@ -18,7 +18,7 @@ from orchestrator.train.errors import StopTraining, TrainError
 from orchestrator.train.script.profiling import tracer_of_this_rank
 from orchestrator.train.script.training_context import current_context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.data.elastic_sampling import elastic_share
+from orchestrator.train.trainer.data.elastic_sampling import step_share
 from orchestrator.train.trainer.data.loading import Feed, build_feed
 from orchestrator.train.trainer.engine.trainers import make_trainer
 from orchestrator.train.trainer.loop.agreement import explain_broken_collective, share_error
@@ -29,7 +29,6 @@ from orchestrator.train.trainer.loop.training_state import Progress, random_stat
 from orchestrator.train.trainer.measure import run_comparison as comparison
 from orchestrator.train.trainer.measure.energy import open_meter
 from orchestrator.train.trainer.measure.metrics import MetricsCollector
-from orchestrator.train.trainer.measure.statistics import mean_interval
 from orchestrator.train.trainer.process_group import join_ranks, leave
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class MultiGPUTrainingManager:
         self._ctx = current_context() if ctx is None else ctx
         seed_everything(self.config.seed, self.place.rank)
         with self._one_voice():
-            share = elastic_share(self.config, self._ctx)
+            share = step_share(self.config, self._ctx)
         self.trainer = make_trainer(self.config, self.place, share)
         self.fault_tolerance = FaultToleranceManager(self._ctx, self.config, self.place)
         self.progress = Progress()
@@ -124,6 +123,7 @@ class MultiGPUTrainingManager:
             self._reporter = Reporter(self._ctx, self.config, self.place, self.metrics)
             self.fault_tolerance.attach(self.trainer)
             self.progress, self._rank_state = self.fault_tolerance.resume()
+            self.fault_tolerance.shares.deal(train)
         self._announce(wrapped)
         return wrapped, train.loader, None if validate is None else validate.loader
 
@@ -194,6 +194,7 @@ class MultiGPUTrainingManager:
     def _run_epoch(self, feed: Feed) -> dict[str, float]:
         reporter, metrics = self._ready()
         progress, trainer, faults = self.progress, self.trainer, self.fault_tolerance
+        faults.shares.deal(feed)
         batches = self._start(feed)
         agree = check_equal_lengths(feed, self.place, self._used)
         collector = Collector(batches, trainer.accumulate, self.place, agree=agree)
@@ -216,8 +217,12 @@ class MultiGPUTrainingManager:
                 faults.check(progress, group, 0)
             stop = faults.should_stop()
             if stop or faults.due(progress.step):
+                changed = faults.shares.measure()
                 self._save(feed)
                 metrics.pause()
+                if changed:
+                    faults.shares.go_on(feed, collector, progress)
+                    reporter.event("train.balance", step=progress.step, samples_per_rank=faults.shares.portions)
             if stop:
                 reporter.report(progress)
                 reporter.event("train.stop", step=progress.step, saved=faults.saved_step == progress.step)
@@ -287,6 +292,7 @@ class MultiGPUTrainingManager:
     def train_step(self, batch: Any) -> StepResult:
         """One step of a loop of your own: as MultiGPUTrainer.train_step, counted and reported."""
         reporter, metrics = self._ready()
+        self.fault_tolerance.shares.refuse_own_loop()
         result = self.trainer.train_step(batch)
         if result.updated:
             now = metrics.step_done(result)
@@ -342,16 +348,7 @@ class MultiGPUTrainingManager:
         values = {
             name: value for name, value in reporter.measured.items() if name not in ("lr", "grad_norm", "eta_seconds")
         }
-        seconds = list(metrics.step_seconds_list)
-        if seconds:
-            mean, rate = sum(seconds) / len(seconds), metrics.samples * self.trainer.ranks_worth / metrics.steps
-            values |= {"step_seconds": mean, "samples_per_second": rate / mean}
-            interval = mean_interval(seconds)
-            if interval is not None:
-                values |= {
-                    "samples_per_second_low": rate / interval[1],
-                    "samples_per_second_high": rate / interval[0],
-                }
+        values |= metrics.throughput()
         last = self.progress.history[-1] if self.progress.history else {}
         return {
             **{name: value for name, value in last.items() if name not in ("epoch", "lr", "grad_norm")},

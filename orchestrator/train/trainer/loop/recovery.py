@@ -14,6 +14,7 @@ from orchestrator.train.errors import NonFiniteLossError, TrainError
 from orchestrator.train.trainer.engine.finite import describe_batches
 from orchestrator.train.trainer.engine.memory import is_out_of_memory
 from orchestrator.train.trainer.loop.agreement import StopAgreement, explain_broken_collective, share_error
+from orchestrator.train.trainer.loop.balance import FixedShares, MeasuredShares, Shares
 from orchestrator.train.trainer.loop.training_state import (
     Progress,
     random_state,
@@ -53,6 +54,8 @@ class FaultToleranceManager:
         self._stop = StopAgreement(place, ctx.should_stop)
         self._leaving = False
         self._trainer: MultiGPUTrainer | None = None
+        self.shares: Shares = FixedShares()
+        """How the ranks share each step."""
         self.saved_step: int | None = None
         """The step of the newest checkpoint of this process, or of the one it began from."""
         on_one_node = bool(ctx.job_id) and ctx.local_world_size == ctx.world_size
@@ -64,6 +67,8 @@ class FaultToleranceManager:
     def attach(self, trainer: MultiGPUTrainer) -> None:
         """Look after `trainer`, which has been prepared."""
         self._trainer = trainer
+        if self._config.balance == "measured":
+            self.shares = MeasuredShares(trainer)
 
     # Checkpoints
 
@@ -81,6 +86,7 @@ class FaultToleranceManager:
             return Progress(), None
         progress = restore_shared_state(checkpoint.state, self._required())
         self.saved_step = progress.step
+        self.shares.restore(progress.portions)
         return progress, checkpoint.rank_state
 
     def restore_rank(self, rank_state: Mapping[str, Any]) -> None:

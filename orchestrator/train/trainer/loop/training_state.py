@@ -32,6 +32,8 @@ class Progress:
     position: int = 0
     samples: int = 0
     tokens: int = 0
+    portions: tuple[int, ...] | None = None
+    """Samples of each rank in a step, as a checkpoint has them; None where ranks have equal shares."""
     history: list[dict[str, float]] = field(default_factory=list)
     """One entry for each finished epoch."""
 
@@ -84,6 +86,9 @@ def shared_state(trainer: MultiGPUTrainer, progress: Progress) -> dict[str, Any]
         "position": progress.position,
         "samples": progress.samples,
         "tokens": progress.tokens,
+        "portions": None
+        if trainer.config.balance == "equal" or trainer.share is None
+        else list(trainer.share.portions),
         "metrics": list(progress.history),
     }
 
@@ -118,5 +123,13 @@ def restore_shared_state(state: Any, trainer: MultiGPUTrainer) -> Progress:
         position=state["position"],
         samples=state["samples"],
         tokens=state["tokens"],
+        portions=_portions(state.get("portions")),
         history=list(state["metrics"]),
     )
+
+
+def _portions(found: Any) -> tuple[int, ...] | None:
+    """Portions as a checkpoint holds them; those of older ones, and what are none, are left out: shares are then equal."""
+    if not isinstance(found, list) or not all(type(one) is int and one > 0 for one in found):
+        return None
+    return tuple(found)

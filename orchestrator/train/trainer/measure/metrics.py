@@ -18,6 +18,7 @@ from orchestrator.train.trainer.data.batches import compute_loss, count
 from orchestrator.train.trainer.engine.memory import peak_memory_bytes
 from orchestrator.train.trainer.engine.step_clock import Part
 from orchestrator.train.trainer.measure.flops import count_flops, device_peak
+from orchestrator.train.trainer.measure.statistics import mean_interval
 
 if TYPE_CHECKING:
     from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer, StepResult
@@ -57,7 +58,6 @@ class MetricsCollector:
         self._trainer = trainer
         self._energy = energy
         place, config = trainer.place, trainer.config
-        self._ranks = trainer.ranks_worth
         self._peak = config.peak_flops or device_peak(place.device, trainer.precision.name)
         self._flops_per_sample = config.flops_per_sample
         self._counted = config.flops_per_sample is not None
@@ -139,10 +139,10 @@ class MetricsCollector:
         seconds, steps, samples, tokens = now - since, self.steps - steps, self.samples - samples, self.tokens - tokens
         if steps == 0 or seconds <= 0:
             return {}
-        rate = samples / seconds
-        values = {"step_seconds": seconds / steps, "samples_per_second": rate * self._ranks}
+        rate, ranks = samples / seconds, self._trainer.ranks_worth
+        values = {"step_seconds": seconds / steps, "samples_per_second": rate * ranks}
         if tokens:
-            values["tokens_per_second"] = tokens / seconds * self._ranks
+            values["tokens_per_second"] = tokens / seconds * ranks
         values |= self._parts()
         values["peak_memory_bytes"] = float(peak_memory_bytes(self._trainer.place.device))
         if self._peak and self._flops_per_sample:
@@ -152,6 +152,21 @@ class MetricsCollector:
             values["joules_per_sample"] = joules / self.samples
         if self._trainer.guard.skipped:
             values["skipped_steps"] = float(self._trainer.guard.skipped)
+        return values
+
+    def throughput(self) -> dict[str, float]:
+        """Of the whole run so far: the mean step, samples per second, and their 95 % interval where there are enough steps."""
+        seconds, trainer = list(self.step_seconds_list), self._trainer
+        if not seconds:
+            return {}
+        # Shares change, steps do not.
+        samples = trainer.samples_per_step if trainer.share else self.samples * trainer.ranks_worth / self.steps
+        mean = sum(seconds) / len(seconds)
+        values = {"step_seconds": mean, "samples_per_second": samples / mean}
+        interval = mean_interval(seconds)
+        if interval is not None:
+            low, high = interval
+            values |= {"samples_per_second_low": samples / high, "samples_per_second_high": samples / low}
         return values
 
     def _parts(self) -> dict[str, float]:

@@ -14,7 +14,7 @@ from orchestrator.train.script.elastic import BatchShare, NotElasticError, parse
 from orchestrator.train.script.environment import EnvironmentValueError, RankEnvironment, read_environment
 from orchestrator.train.script.training_context import Context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.data.elastic_sampling import ShareSampler, elastic_share
+from orchestrator.train.trainer.data.elastic_sampling import ShareSampler, step_share
 
 
 def shares(batch: int, ranks: int, per_pass: int | None = None) -> list[BatchShare]:
@@ -119,7 +119,7 @@ def test_the_runtime_says_how_many_there_may_be() -> None:
 
 
 def test_without_a_global_batch_it_is_that_of_the_most_ranks() -> None:
-    share = elastic_share(MultiGPUConfig(batch_size=4, gradient_accumulation_steps=2), a_context())
+    share = step_share(MultiGPUConfig(batch_size=4, gradient_accumulation_steps=2), a_context())
     assert share is not None
     assert (share.global_batch, share.samples, share.accumulation) == (64, 32, 8)
 
@@ -127,7 +127,7 @@ def test_without_a_global_batch_it_is_that_of_the_most_ranks() -> None:
 def test_ranks_that_meet_in_every_pass_need_equally_many() -> None:
     config = MultiGPUConfig(batch_size=1, global_batch_size=8, training_mode="fully_sharded")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="raise batch_size or global_batch_size"):
-        elastic_share(config, a_context(ranks=3))
+        step_share(config, a_context(ranks=3))
 
 
 def test_a_pass_takes_at_least_one_sample() -> None:
