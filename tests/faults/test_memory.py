@@ -38,8 +38,8 @@ retry: {max_restarts: {infra: 0}}
     job = stack.wait(job_id)
     assert job.failure is not None
     assert (job.state, job.failure.rank) == ("FAILED", 1)
-    assert "rank 1: the kernel killed it because it reached its memory limit of 500.0 MiB" in job.failure.sentence
-    assert "it asked for 500.0 MiB" in job.failure.sentence
+    assert "rank 1: the kernel killed it because it reached its memory limit of 500MiB" in job.failure.sentence
+    assert "it asked for 500MiB" in job.failure.sentence
     assert "raise resources_per_worker.memory" in job.failure.advice
     failed = [event for event in stack.client.events(job_id) if event.kind == "attempt_failed"]
     assert failed[0].body["failure"]["code"] == "memory_limit"

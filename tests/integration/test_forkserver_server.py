@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -276,6 +277,19 @@ def test_ends_when_its_socket_is_gone(folder: Path) -> None:
     os.kill(again.pid, signal.SIGTERM)
     wait_until(lambda: not alive(again.pid), "the second server to end")
     assert not (folder / "s").exists()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_an_end_that_was_asked_for_is_waited_for(folder: Path, *, stopped: bool) -> None:
+    """Also of a server that a signal has stopped, which no message reaches."""
+    started = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT)
+    client = ForkServerClient(folder / "s")
+    client.hello_sync()
+    if stopped:
+        os.kill(started.pid, signal.SIGSTOP)
+    asyncio.run(client.end(timedelta(seconds=1 if stopped else PATIENCE_SECONDS)))
+    assert not alive(started.pid)
+    asyncio.run(client.end(timedelta(seconds=1)))  # nothing listens there any more
 
 
 def test_socket_of_a_dead_server_is_replaced(folder: Path) -> None:

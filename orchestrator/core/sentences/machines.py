@@ -8,8 +8,9 @@ from typing import Final
 from orchestrator.core.facts import gangs, gpus, memory, nodes
 from orchestrator.core.facts.fact import Legacy  # noqa: TC001  # singledispatch reads the annotations
 from orchestrator.core.sentences.base import CUT, advice, of_rank, quoted, sentence
-from orchestrator.spec.units import format_duration
+from orchestrator.spec.units import format_duration, format_memory
 
+PAGE_BYTES: Final = 4096
 _XID_ADVICE: Final = {
     "gpu_lost": "see the GPU's Xid messages in dmesg; reset or cordon the node before it is used again",
     "gpu_ecc": "reset the GPU (nvidia-smi -r) when nothing runs there; if it comes back, have the GPU replaced",
@@ -44,14 +45,16 @@ def size(number: int) -> str:
 
 
 def _used(used_bytes: int, asked_bytes: int | None) -> str:
-    wanted = f"it asked for {size(asked_bytes)}" if asked_bytes else "it asked for none"
+    wanted = f"it asked for {format_memory(asked_bytes)}" if asked_bytes else "it asked for none"
     return f"it used {size(used_bytes)}, {wanted}"
 
 
 @sentence.register
 def _(fact: memory.MemoryLimit) -> str:
     used = _used(fact.used_bytes, fact.asked_bytes)
-    limit = size(fact.limit_bytes)
+    # The kernel rounds a limit down to whole pages.
+    as_asked = fact.asked_bytes is not None and 0 <= fact.asked_bytes - fact.limit_bytes < PAGE_BYTES
+    limit = format_memory(fact.asked_bytes) if as_asked and fact.asked_bytes else size(fact.limit_bytes)
     return of_rank(fact.rank, f"the kernel killed it because it reached its memory limit of {limit} ({used})")
 
 

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 PRELOAD = ("orchestrator.train.script.training_context", "safetensors.torch")
 NODE_HOME = "ORCH_NODE_HOME"
+SERVER_PATIENCE = timedelta(seconds=5)
+"""For a fork server that is to end; one that is stopped, or still warms up, is killed after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,12 +211,11 @@ class NodeAgent:
         return is_stopped(pid)
 
     async def shut_down(self, *, remove: bool) -> None:
-        """End the node's fork servers, when no job is left; with ``remove`` the node's directories go too."""
+        """End the node's fork servers, when no job is left, and wait for their ends; with ``remove`` the node's directories go too."""
         for task in (self._adopting, *self._watched.values()):
             task.cancel()
-        for path in (self._node_dir / "fork").glob("*.sock"):
-            with contextlib.suppress(ForkServerError):
-                await ForkServerClient(path).shutdown()
+        servers = [ForkServerClient(path) for path in (self._node_dir / "fork").glob("*.sock")]
+        await asyncio.gather(*(server.end(SERVER_PATIENCE) for server in servers))
         if remove:
             await asyncio.to_thread(remove_private, self._node_dir)
 

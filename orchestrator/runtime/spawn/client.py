@@ -15,6 +15,8 @@ import asyncio
 import contextlib
 import json
 import os
+import select
+import signal
 import socket
 import struct
 import subprocess
@@ -111,9 +113,33 @@ class ForkServerClient:
         """Waits until the server is warm; says what it is."""
         return _hello(await self._call({"op": "hello"}, []))
 
-    async def shutdown(self) -> None:
-        """Ends the server. Processes that it started run on."""
-        await self._call({"op": "shutdown"}, [])
+    async def end(self, patience: timedelta) -> None:
+        """Ends the server, and returns when its process is gone; one that takes longer than ``patience`` is killed.
+
+        Processes that it started run on. Nothing happens where no server listens.
+        """
+        await asyncio.to_thread(self._end, patience.total_seconds())
+
+    def _end(self, seconds: float) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            try:
+                sock.connect(_checked(self._path))
+                self._refuse_others(sock)
+                pid, _, _ = _CREDENTIALS.unpack(
+                    sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                )
+                process = os.pidfd_open(pid)
+            except (OSError, ForkServerError):
+                return
+        try:
+            asker = ForkServerClient(self._path, deadline=timedelta(seconds=seconds), protocol=self._protocol)
+            with contextlib.suppress(ForkServerError):
+                asker.shutdown_sync()
+            if not select.select([process], [], [], seconds)[0]:
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                select.select([process], [], [], seconds)
+        finally:
+            os.close(process)
 
     async def spawn(
         self,
@@ -175,7 +201,7 @@ class ForkServerClient:
         return _hello(self._call_sync({"op": "hello"}, []))
 
     def shutdown_sync(self) -> None:
-        """`shutdown`, blocking."""
+        """Has the server end. Processes that it started run on."""
         self._call_sync({"op": "shutdown"}, [])
 
     def spawn_sync(

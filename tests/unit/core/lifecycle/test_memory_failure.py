@@ -37,13 +37,25 @@ def test_a_rank_at_its_limit_is_told_to_ask_for_more() -> None:
         9,
     )
     assert failure_sentence(failure) == (
-        "rank 0: the kernel killed it because it reached its memory limit of 4.0 GiB (it used 4.0 GiB, it asked for 4.0 GiB)"
+        "rank 0: the kernel killed it because it reached its memory limit of 4GiB (it used 4.0 GiB, it asked for 4GiB)"
     )
     assert "raise resources_per_worker.memory" in failure_advice(failure, "job")
     assert "smaller batch" in failure_advice(failure, "job")
 
 
-@pytest.mark.parametrize(("asked", "said"), [(None, "asked for none"), (300 << 20, "asked for 300.0 MiB")])
+def test_amounts_are_told_as_the_job_asked_for_them() -> None:
+    """A limit that the kernel has rounded to pages is still the one that was asked for; one of the machine's own is not."""
+    rounded = 600_000_000 // 4096 * 4096
+    memory = MemoryUse(used_bytes=rounded, limit_bytes=rounded, killed=OutOf.LIMIT)
+    assert "its memory limit of 600MB (it used 572.2 MiB, it asked for 600MB)" in failure_sentence(
+        told(memory, 600_000_000)
+    )
+    assert "its memory limit of 572.2 MiB (it used 572.2 MiB, it asked for 1GB)" in failure_sentence(
+        told(memory, 10**9)
+    )
+
+
+@pytest.mark.parametrize(("asked", "said"), [(None, "asked for none"), (300 << 20, "asked for 300MiB")])
 def test_a_machine_without_memory_is_told_apart(asked: int | None, said: str) -> None:
     failure = told(MemoryUse(used_bytes=20 * GIB, killed=OutOf.MACHINE), asked)
     assert failure.code == "host_oom_kill"
