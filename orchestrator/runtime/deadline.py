@@ -1,4 +1,4 @@
-"""A deadline on what is awaited from outside.
+"""A deadline for an awaited call.
 
 ``asyncio.wait_for`` of Python 3.11 loses a cancellation that comes in the same turn of the event loop as the
 answer (python/cpython#86296): a background task that used it could not be stopped any more.
@@ -16,6 +16,6 @@ T = TypeVar("T")
 
 
 async def within(seconds: float, call: Awaitable[T]) -> T:
-    """What ``call`` gives. Raises TimeoutError when that takes longer than ``seconds``, and cancels it."""
+    """Return the result of ``call``. Raises TimeoutError, and cancels the call, after ``seconds``."""
     async with asyncio.timeout(seconds):
         return await call

@@ -1,4 +1,4 @@
-"""The Ray cluster below the daemon: an embedded head, or an existing cluster; its nodes, capacity and idle workers.
+"""The Ray cluster that the daemon uses: an embedded head or an existing cluster, with its nodes, capacity and idle workers.
 
 Must not know jobs or attempts. Begin with ``cluster.py``.
 """

@@ -1,4 +1,4 @@
-"""Makes node agents, and finds those that an earlier daemon has made."""
+"""Creates node agents, and finds the agents that an earlier daemon created."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class AgentMaker:
-    """``simulate_gpus`` per node; 0 takes the GPUs that are there."""
+    """Creates the agents. ``simulate_gpus`` is a number per node; 0 uses the node's real GPUs."""
 
     def __init__(self, site: Site, simulate_gpus: int) -> None:
         self._site = site
@@ -22,11 +22,11 @@ class AgentMaker:
 
     @property
     def embedded(self) -> bool:
-        """There is one node, on this machine."""
+        """Whether the cluster is the embedded one: a single node, on this machine."""
         return self._site.embedded
 
     def keep_home_token(self) -> None:
-        """Have what a node reads if it shares the home; it is kept, because agents outlive the daemon that told them of it."""
+        """Write the token by which a node proves that it shares the home; an existing one is kept: agents outlive daemons."""
         path = self._site.home_token
         try:
             self._home_token = path.read_text()
@@ -36,7 +36,7 @@ class AgentMaker:
             self._home_token = path.read_text()
 
     def make(self, node_id: str) -> Any:
-        """The agent of a node. Blocks."""
+        """Find or create the agent of a node. Blocks."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -65,7 +65,7 @@ class AgentMaker:
 
 
 def remove_services(space: str) -> None:
-    """End the daemon's own agents and exporters: they are named, and its namespace has no others. Blocks."""
+    """End the daemon's own agents and exporters, which are the named actors of its namespace. Blocks."""
     import ray
     from ray.util import list_named_actors
 

@@ -1,4 +1,4 @@
-"""What the cluster's nodes offer: their totals, less what other users hold and what is lost."""
+"""Computes what the cluster's nodes offer: their totals, less what other users hold and what is lost."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.nodes.control_plane import RayNode
 
-SETTLE_SECONDS: Final = 0.3  # Ray's own numbers trail what happened by less
+SETTLE_SECONDS: Final = 0.3  # Ray's own numbers lag by less
 
 
 class Capacity:
-    """``own_groups`` names the placement groups of this daemon's jobs: whatever else is in use is other people's."""
+    """Computes free capacity. ``own_groups`` names this daemon's placement groups; all other use belongs to other users."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Capacity:
         self._others: dict[str, Held] = {}
 
     async def look_at_others(self, raw: Mapping[str, RayNode]) -> None:
-        """What others hold. A change is believed when it is there again a moment later."""
+        """Update what other users hold. A change counts once a second look, a moment later, confirms it."""
         others: dict[str, Held] = await self._ray.call(held_by_others, raw, self._own_groups())
         if others == self._others:
             return
@@ -45,7 +45,7 @@ class Capacity:
         self._others = {node_id: held.least(again.get(node_id, NOTHING)) for node_id, held in others.items()}
 
     def node(self, raw: RayNode) -> Node:
-        """The node as the scheduler sees it."""
+        """Return the node as the scheduler sees it."""
         report, held = self._nodes.reports.get(raw.id), self._others.get(raw.id, NOTHING)
         return Node(
             id=raw.id,
@@ -57,7 +57,7 @@ class Capacity:
             gpus=raw.total.get("GPU", 0.0),
             memory_bytes=int(raw.total.get("memory", 0)),
             other_cpus=held.cpus,
-            # GPUs that this daemon has reserved are in Ray's numbers too, where those are looked at.
+            # Ray's numbers include the GPUs that this daemon has reserved.
             other_gpus=max(held.gpus, self._holds.per_node().get(raw.id, 0)) + self._lost_and_free(raw.id),
             other_memory_bytes=held.memory_bytes,
             gpu_models=tuple(sorted({g.model for g in report.gpus})) if report else (),

@@ -1,4 +1,4 @@
-"""The Ray cluster under the daemon: an embedded head that outlives it, or an existing cluster.
+"""The daemon's Ray cluster: an embedded head that outlives the daemon, or an existing cluster.
 
 Starts and stops what the other modules of this package own: the connection, the head, the node agents.
 """
@@ -37,7 +37,7 @@ LEAVE_SOON_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """``address`` None: an embedded head. ``simulate_gpus`` per node; None takes the GPUs that are there."""
+    """How to reach Ray. ``address`` None: an embedded head. ``simulate_gpus`` is per node; None uses the real GPUs."""
 
     address: str | None = None
     simulate_gpus: int = 0
@@ -46,9 +46,9 @@ class ClusterOptions:
 
 
 class Cluster:
-    """``ray`` is the connection, ``nodes`` what is known of nodes, ``holds`` the GPUs that are kept from Ray.
+    """Owns the connection ``ray``, the known ``nodes``, and the GPU reservations ``holds``.
 
-    ``on_lost`` is called, in the loop's thread, when the embedded head has died. ``own_groups`` names the placement groups
+    ``on_lost`` is called in the loop's thread when the embedded head has died. ``own_groups`` names the placement groups
     that this daemon's jobs hold.
     """
 
@@ -82,12 +82,12 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Where Ray is."""
+        """Address of the Ray head."""
         return self._head.address if self._head is not None else self.site.address or ""
 
     @property
     def connected(self) -> bool:
-        """Ray can be asked."""
+        """Whether Ray accepts calls."""
         return self.ray.connected
 
     async def start(self) -> None:
@@ -119,7 +119,7 @@ class Cluster:
         return address
 
     async def refresh(self) -> dict[str, Node]:
-        """The nodes as they are now; agents are put on new ones and dropped with dead ones."""
+        """Read the nodes anew: create agents on new nodes, drop those of dead nodes."""
         raw = await self.ray.call(list_nodes)
         await self.nodes.update(raw)
         if not self.site.embedded:
@@ -128,9 +128,9 @@ class Cluster:
         return {node_id: self._capacity.node(node) for node_id, node in raw.items()}
 
     async def warm(self, placed: Mapping[str, int] | None = None) -> None:
-        """Have idle workers, so that the next gang's actors start at once.
+        """Start idle workers, so that the next gang's actors start at once.
 
-        ``placed`` says how many ranks a gang has by node: as many are made again, on an existing cluster on those nodes alone.
+        ``placed`` gives the ranks of a gang by node: as many workers are started, on an existing cluster on those nodes only.
         """
         if not (self._warm_workers and self.ray.connected):
             return
@@ -146,19 +146,19 @@ class Cluster:
         self._on_lost()
 
     async def restart(self) -> None:
-        """After the embedded head's death: clear away what is left of it, start another, connect."""
+        """Recover from the embedded head's death: remove what is left of it, start a new head, connect."""
         assert self._head is not None
         self._head.unwatch()
         self.ray.renew_turns()
         self.nodes.forget_all()
         self.holds.forget_all()
         await self._head.end()
-        # Leaving a dead cluster takes Ray some seconds; the new head starts meanwhile, and start() finds it.
+        # Disconnecting from a dead cluster takes Ray some seconds; the new head starts meanwhile, and start() finds it.
         await asyncio.gather(self.ray.leave(), self._head.start())
         await self.start()
 
     async def abandon(self) -> None:
-        """Take back what a start that failed has begun: the head of this process, and what was forked from beside it."""
+        """Undo a failed start: end the head that this process started, and what was forked beside it."""
         if self._head is not None:
             self._head.unwatch()
         await self.nodes.end_meetings()
@@ -169,14 +169,14 @@ class Cluster:
             await self._head.take_back()
 
     async def stop(self, *, stop_head: bool) -> None:
-        """Disconnect; with ``stop_head`` the embedded head ends too, or, on an existing cluster, whatever orch has there."""
+        """Disconnect. ``stop_head`` also ends the embedded head, or removes orch's actors from an existing cluster."""
         if self._head is not None:
             self._head.unwatch()
         await self.nodes.end_meetings()
         if stop_head:
             await self.nodes.shut_down()
             if self._head is None:
-                with contextlib.suppress(Exception):  # of a cluster that does not answer: its actors stay behind
+                with contextlib.suppress(Exception):  # a cluster that does not answer keeps its actors
                     await self.ray.call(remove_services, self.site.namespace)
         await self.ray.end_entering()
         await self.ray.leave(CALL_SECONDS)

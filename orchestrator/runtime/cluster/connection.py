@@ -1,4 +1,4 @@
-"""The daemon's connection to Ray. Every blocking call of Ray runs in a thread of its own, with a deadline."""
+"""The daemon's connection to Ray. Every blocking call of Ray runs in its own thread, with a deadline."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 CALL_SECONDS: Final = 30.0
 CALLS_AT_ONCE: Final = 8
 HANDLER_SECONDS: Final = 0.005
-LEAVE_SECONDS: Final = 120.0  # it takes 2 s, and up to 23 s were seen with calls to the dead head under way
+LEAVE_SECONDS: Final = 120.0  # usually 2 s; up to 23 s with calls to a dead head in progress
 
 
 class RayConnection:
-    """``namespace`` is that of the daemon's actors. ``connect`` and ``disconnect`` are Ray's own, unless told."""
+    """Connects to Ray. ``namespace`` is that of the daemon's actors; ``connect`` and ``disconnect`` default to Ray's own."""
 
     def __init__(
         self,
@@ -37,19 +37,19 @@ class RayConnection:
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
         self._open = asyncio.Event()
         self._entering: asyncio.Task[None] | None = None
-        self._enter_until = 0.0  # by the event loop's clock
-        self.epoch = 0  # heads that have died: what was begun under one must not go on under the next
+        self._enter_until = 0.0  # time of the event loop's clock
+        self.epoch = 0  # number of dead heads: work begun under one must not continue under the next
 
     async def call(self, function: Callable[..., Any], *args: Any, seconds: float = CALL_SECONDS, **kwargs: Any) -> Any:
-        """Run a blocking call of Ray in a thread of its own. Raises TimeoutError; the thread is left to finish.
+        """Run a blocking call of Ray in its own thread. Raises TimeoutError; the thread is then left to finish.
 
-        A call to a head that has died may never return: it holds up neither other calls nor the end of the process.
+        A call to a head that has died may never return: it blocks neither other calls nor the exit of the process.
         """
         async with asyncio.timeout(seconds), self._turns:
             return await in_own_thread(lambda: function(*args, **kwargs))
 
     async def enter(self, address: str, *, hint: str = "") -> None:
-        """Connect to the head at ``address``. Raises ClusterError, with ``hint`` at its end."""
+        """Connect to the head at ``address``. Raises ClusterError, whose message ends with ``hint``."""
         seconds = start_seconds()
         self._enter_until = asyncio.get_running_loop().time() + seconds
         self._entering = asyncio.create_task(self._enter(address))
@@ -61,7 +61,7 @@ class RayConnection:
             raise ClusterError(f"cannot connect to Ray at {address}: {reason}{hint}") from error
 
     async def _enter(self, address: str) -> None:
-        # Ray takes the handler somewhere in the middle: the sooner it is put back, the fewer signals find Ray's.
+        # Ray installs its handler during the call: the sooner ours is restored, the fewer signals reach Ray's.
         keeper = asyncio.create_task(_keep_handlers())
         try:
             await in_own_thread(lambda: self._connect(address, self.namespace))
@@ -70,40 +70,40 @@ class RayConnection:
             restore_handlers()
 
     async def end_entering(self) -> None:
-        """Let a connection that is being made come up or fail: Ray aborts the process whose head dies under it."""
+        """Wait until a connection attempt succeeds or fails: Ray aborts a process whose head dies during the attempt."""
         if self._entering is not None:
             left = self._enter_until - asyncio.get_running_loop().time()
             await asyncio.wait({self._entering}, timeout=max(left, 0.0))
 
     async def leave(self, seconds: float = LEAVE_SECONDS) -> None:
-        """Disconnect, without waiting for a turn: calls to a head that is dead or hangs may have them all."""
+        """Disconnect without waiting for a free call slot: calls to a dead or hung head may occupy them all."""
         with contextlib.suppress(Exception):
             await within(seconds, in_own_thread(self._disconnect))
 
     def opened(self) -> None:
-        """Gangs can be placed from now on."""
+        """Allow gangs to be placed from now on."""
         self._open.set()
 
     def closed(self) -> None:
-        """No gang can be placed from now on."""
+        """Refuse to place gangs from now on."""
         self._open.clear()
 
     def lost(self) -> None:
-        """The head has died."""
+        """Record that the head has died."""
         self._open.clear()
         self.epoch += 1
 
     def renew_turns(self) -> None:
-        """Calls to a dead head may keep the turns that they have."""
+        """Create new call slots: calls to a dead head may keep the old ones."""
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
 
     async def until_connected(self) -> None:
-        """Return once Ray is there."""
+        """Return once Ray is connected."""
         await self._open.wait()
 
     @property
     def connected(self) -> bool:
-        """Ray can be asked."""
+        """Whether Ray accepts calls."""
         return self._open.is_set()
 
 

@@ -1,4 +1,4 @@
-"""Variables of the environment that Ray reads in the daemon's process, and that nothing which the daemon starts inherits."""
+"""Sets environment variables that Ray reads in the daemon's process and that no process started by the daemon inherits."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ FOR_EVER_SECONDS: Final = 10**6
 
 
 def outlive_raylets() -> None:
-    """Have Ray leave this process alone when its raylet dies.
+    """Keep Ray from ending this process when its raylet dies.
 
-    Ray ends a driver whose raylet has died when its parent is init, as a daemon's is; told of a process to watch in place
-    of the parent, it watches that. This one lives as long as it lives.
+    Ray ends a driver whose raylet has died when the driver's parent is init, as a daemon's is. Given a process to watch in
+    place of the parent, it watches that one. Here the process watches itself.
     """
     os.environ[RAYLET_PID] = str(os.getpid())
 
 
 def outlive_heads() -> None:
-    """Have Ray leave this process alone when it asks a head that has died: after a minute, it would end the process."""
+    """Keep Ray from ending this process when it calls a dead head: Ray would do so after a minute."""
     os.environ[RECONNECT_SECONDS] = str(FOR_EVER_SECONDS)

@@ -1,8 +1,8 @@
-"""Keeps Ray from handing out certain GPUs: a placeholder actor reserves each. Decides nothing.
+"""Keeps Ray from handing out certain GPUs: a placeholder actor reserves each of them. Decides nothing.
 
-Ray picks the GPU ids, and offers no way to exclude one. So actors are made, one GPU each, until one of them has been given
-the GPU in question; it stays, the others end at once. They belong to this daemon's connection: Ray ends them with it, and the
-next daemon makes its own.
+Ray picks the GPU ids and offers no way to exclude one. Actors with one GPU each are therefore created until one of them
+has the GPU in question; it stays, and the others end at once. Ray ends the actors with this daemon's connection; the
+next daemon creates its own.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ TAKE_SECONDS: Final = 10.0
 
 
 def still_there(report: NodeReport, first: Sequence[NodeGpu]) -> tuple[NodeReport, tuple[NodeGpu, ...]]:
-    """The report with those of the node's ``first`` GPUs that it still names, and those that it does not.
+    """Return the report with those of the node's ``first`` GPUs that it still lists, and the GPUs that it no longer lists.
 
-    Ray's ids of GPUs are the places that they had when its node started: a lost one must not move those behind it.
+    Ray's GPU ids are positions at the time when the node started: a lost GPU must not shift the ids after it.
     """
     here = {gpu.uuid for gpu in report.gpus}
     gpus = tuple(gpu for gpu in first if gpu.uuid in here)
@@ -36,7 +36,7 @@ class _Placeholder:
     """Placeholder actor that reserves a GPU."""
 
     def gpu_ids(self) -> list[str]:
-        """Ray's ids of its GPUs."""
+        """Return Ray's ids of this actor's GPUs."""
         import ray
 
         return [str(i) for i in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
@@ -51,7 +51,7 @@ class RayCalls(Protocol):
 
 
 class GpuReservations:
-    """Makes and ends placeholder actors. ``held`` maps each reserved GPU to its node."""
+    """Creates and ends placeholder actors. ``held`` maps each reserved GPU to its node."""
 
     def __init__(self, ray: RayCalls) -> None:
         self._ray = ray
@@ -60,18 +60,18 @@ class GpuReservations:
         self.held: dict[str, str] = {}
 
     def per_node(self) -> Mapping[str, int]:
-        """How many GPUs are held on each node."""
+        """Return how many GPUs are reserved on each node."""
         return Counter(self.held.values())
 
     def forget_all(self) -> None:
-        """Ray's head is gone, and every actor with it."""
+        """Drop all reservations: Ray's head has died, and every actor with it."""
         self._placeholders.clear()
         self.held.clear()
 
     async def keep(self, wanted: Mapping[str, tuple[str, NodeGpu, int]]) -> bool:
-        """Hold these GPUs (by UUID: node, GPU, GPUs of the node) and no others; True when anything changed.
+        """Reserve exactly these GPUs (by UUID: node, GPU, GPUs of the node); return whether anything changed.
 
-        One that is in use cannot be reserved: ask again later.
+        A GPU that is in use cannot be reserved: call again later.
         """
         async with self._serial:
             changed = False

@@ -1,6 +1,6 @@
-"""Node agents that do not answer: one that is stopped, or whose threads all hang, is ended, and made anew by Ray.
+"""Ends node agents that do not answer, because they are stopped or all their threads hang; Ray then starts new ones.
 
-Ray sees that a process ended, not that it stands still. Decides by the answers that the cluster's rounds get anyway.
+Ray notices that a process ended, not that it hangs. The evidence is the answers to the cluster's regular rounds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LATE_SECONDS: Final = 20.0
-"""How long an agent may owe every answer before it is ended."""
+"""How long an agent may leave all calls unanswered before it is ended."""
 
 _ANSWER_SECONDS: Final = 5.0
 
@@ -37,7 +37,7 @@ class Calls(Protocol):
 
 
 class LateAgents:
-    """By node: since when its agent has owed an answer."""
+    """Tracks, by node, since when the agent has not answered."""
 
     def __init__(self, nodes: Agents, ray: Calls) -> None:
         self._nodes = nodes
@@ -45,13 +45,13 @@ class LateAgents:
         self._since: dict[str, float] = {}
 
     def answered(self, node_id: str) -> None:
-        """The agent of the node is well."""
+        """Record an answer of the node's agent."""
         self._since.pop(node_id, None)
 
     async def late(self, node_id: str) -> None:
-        """The agent did not answer in time; it is ended when it has not for LATE_SECONDS, and its node answers.
+        """Record a late answer; end the agent after LATE_SECONDS of silence if its node answers.
 
-        A report may wait for a driver that hangs, so the agent is asked for less before that.
+        A report may wait for a driver that hangs, so a cheaper call is made first.
         """
         since = self._since.setdefault(node_id, time.monotonic())
         nodes = self._nodes
@@ -59,7 +59,7 @@ class LateAgents:
             return
         agent = nodes.agents[node_id]
         self.answered(node_id)
-        with contextlib.suppress(Exception):  # whatever Ray says of an agent that has died meanwhile: it makes another
+        with contextlib.suppress(Exception):  # the agent has died meanwhile: Ray starts another
             try:
                 await within(_ANSWER_SECONDS, agent.reads.remote("/", ""))
             except TimeoutError:

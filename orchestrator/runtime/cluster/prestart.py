@@ -1,7 +1,7 @@
 """Keeps idle Ray worker processes warm, so that a rank actor answers in 0.1 s instead of 0.5 s.
 
 Uses the raylet's ``PrestartWorkers`` call, which is internal to Ray; this module is the only place that knows it. When it
-fails in any way, actors merely start slower. ``tests/integration/test_ray_internals.py`` tells when a new Ray breaks it.
+fails, actors merely start slower. ``tests/integration/test_ray_internals.py`` fails when a new Ray breaks it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 KEEP_ALIVE_SECONDS = 24 * 3600
-GUEST_KEEP_ALIVE_SECONDS = 600  # an existing cluster gets its memory back
+GUEST_KEEP_ALIVE_SECONDS = 600  # then an existing cluster gets its memory back
 _DEADLINE_SECONDS = 5.0
 
 
 def prestart(count: int, raylet_pid: int, token: str | None) -> None:
-    """Have ``count`` idle workers under the raylet of an embedded head. Blocks.
+    """Keep ``count`` idle workers under the raylet of an embedded head. Blocks.
 
-    It is asked for what it lacks only, since Ray adds what it is asked for to what it has, and a daemon that is restarted
-    finds the workers of the one before.
+    Only the missing ones are requested: Ray adds what is requested to what exists, and a restarted daemon finds the
+    workers of the one before.
     """
     lacking = count - idle_workers(raylet_pid)
     for node in list_nodes().values():
@@ -34,15 +34,15 @@ def prestart(count: int, raylet_pid: int, token: str | None) -> None:
 
 
 def prestart_as_guest(counts: Mapping[str, int] | int, token: str | None) -> None:
-    """Have more idle workers on nodes of an existing cluster: as many as ``counts`` says by node, or on every node. Blocks."""
+    """Start idle workers on nodes of an existing cluster: ``counts`` by node, or the same number on every node. Blocks."""
     for node in list_nodes().values():
         count = counts if isinstance(counts, int) else counts.get(node.id, 0)
-        if count > 0 and node.alive and node.total.get("CPU"):  # a head that only coordinates takes no ranks
+        if count > 0 and node.alive and node.total.get("CPU"):  # a head without CPUs takes no ranks
             prestart_workers(node.address, node.port, count, token, GUEST_KEEP_ALIVE_SECONDS)
 
 
 def idle_workers(raylet_pid: int) -> int:
-    """How many workers of a raylet of this machine idle or are being started; 0 when it is gone."""
+    """Return how many workers of a raylet on this machine are idle or starting; 0 when the raylet has ended."""
     count = 0
     try:
         for child in psutil.Process(raylet_pid).children():

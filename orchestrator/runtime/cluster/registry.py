@@ -1,4 +1,4 @@
-"""The nodes that have an agent: met when they are new, asked again in each round, dropped when Ray declares them dead."""
+"""The nodes that have an agent: added when new, asked again in each round, dropped when Ray declares them dead."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
     from orchestrator.runtime.nodes.control_plane import RayNode
 
-MEET_SECONDS: Final = 10.0  # how long a round waits for the agents of new nodes; those that take longer are met later
-AGAIN_SECONDS: Final = 5.0  # a driver that hangs must not hold up what is known of other nodes
+MEET_SECONDS: Final = 10.0  # how long a round waits for new nodes' agents; slower ones are added in a later round
+AGAIN_SECONDS: Final = 5.0  # a driver that hangs must not delay reports of other nodes
 
 
 class NodeRegistry:
-    """By node: ``agents``, their newest ``reports``, and GPUs that were there when the node was met (``lost_gpus``).
+    """By node: ``agents``, their newest ``reports``, and GPUs that disappeared after the node was added (``lost_gpus``).
 
-    ``silent`` says what is wrong with nodes that do not answer though Ray counts them as alive.
+    ``silent`` gives the reason for each node that does not answer though Ray counts it as alive.
     """
 
     def __init__(self, ray: RayConnection, maker: AgentMaker) -> None:
@@ -45,7 +45,7 @@ class NodeRegistry:
         self.silent: dict[str, str] = {}
 
     async def update(self, raw: Mapping[str, RayNode]) -> None:
-        """One round. Raises what went wrong with the one node of an embedded head.
+        """Run one round. Raises the error of an embedded head's only node.
 
         On an existing cluster a node whose agent does not answer delays no other.
         """
@@ -66,7 +66,7 @@ class NodeRegistry:
                 self._meetings.pop(node_id).cancel()
 
     async def _meet(self, alive: set[str]) -> None:
-        """Have the report of every node that is new."""
+        """Get the first report of every new node."""
         for node_id in alive - set(self.reports) - set(self._meetings):
             self._meetings[node_id] = asyncio.create_task(self._greet(node_id), name=f"meet-{node_id[:8]}")
         if not self._meetings:
@@ -89,7 +89,7 @@ class NodeRegistry:
             raise
 
     async def _ask_again(self, node_id: str) -> None:
-        """The node's newest report; one that does not answer keeps the last: Ray decides whether it lives."""
+        """Get the node's newest report. A node that does not answer keeps its last one: Ray decides liveness."""
         try:
             report = await within(AGAIN_SECONDS, self.agents[node_id].report.remote())
         except Exception as error:
@@ -101,7 +101,7 @@ class NodeRegistry:
             self.reports[node_id], self.lost_gpus[node_id] = still_there(report, self._first_gpus[node_id])
 
     async def find_silent(self, raw: Mapping[str, RayNode], token: str | None) -> None:
-        """Ask the raylet of every node with an agent for a sign of life."""
+        """Check whether the raylet of every node with an agent answers."""
         wanted = sorted(node_id for node_id, node in raw.items() if node.alive and node_id in self.agents)
         well = await asyncio.gather(*(self._ray.call(answers, raw[node_id], token) for node_id in wanted))
         self.silent = {
@@ -111,34 +111,34 @@ class NodeRegistry:
         }
 
     def agent_for(self, node_id: str) -> Any | None:
-        """The agent that can answer for a node; an embedded head's node is the same machine under every id."""
+        """Return the agent that answers for a node; an embedded head's node is the same machine under every id."""
         if node_id in self.agents or not self._maker.embedded:
             return self.agents.get(node_id)
         return next(iter(self.agents.values()), None)
 
     async def until_fenced(self, node_id: str) -> None:
-        """Return once nothing can be left of what ran on a node that Ray has given up: its leases have run out."""
+        """Return once a node that Ray has given up can run nothing more: the leases of its rank actors have expired."""
         since = self._dead_since.setdefault(node_id, time.monotonic())
         await asyncio.sleep(max(0.0, since + FENCE_SECONDS - time.monotonic()))
 
     def forget_all(self) -> None:
-        """Ray's head is gone, and every agent with it."""
+        """Drop all nodes: Ray's head has died, and every agent with it."""
         self.agents, self.reports, self.lost_gpus = {}, {}, {}
         for task in self._meetings.values():
             task.cancel()
         self._meetings.clear()
 
     async def end_meetings(self) -> None:
-        """Meet no node any more."""
+        """Stop adding nodes."""
         for task in self._meetings.values():
             task.cancel()
         await asyncio.gather(*self._meetings.values(), return_exceptions=True)
         self._meetings.clear()
 
     async def shut_down(self) -> None:
-        """Have every agent end what it started; those of a shared cluster remove their directories too."""
+        """End all agents' processes; on a shared cluster also remove the nodes' directories."""
         await asyncio.gather(*(self._shut_down(agent) for agent in self.agents.values()))
 
     async def _shut_down(self, agent: Any) -> None:
-        with contextlib.suppress(Exception):  # whatever Ray says of an agent that is gone
+        with contextlib.suppress(Exception):  # the agent has already ended
             await within(CALL_SECONDS, agent.shut_down.remote(remove=not self._maker.embedded))

@@ -1,8 +1,8 @@
-"""Keeps the process's own handling of SIGTERM beside that of Ray.
+"""Keeps the process's own SIGTERM handler although Ray installs one.
 
-``ray.init`` installs a handler in C++ for SIGTERM, whatever handler there is. It arms an alarm that aborts the process 3 s later,
-prints a stack, and then calls the handler that it replaced. A process that needs longer than that to end ends by SIGABRT, in
-the middle of what it does; so does one that needs longer for the stack, on a busy machine. Ray has no option to leave it out.
+``ray.init`` replaces any SIGTERM handler by one in C++. It arms an alarm that aborts the process 3 s later, prints a stack,
+and then calls the handler that it replaced. A process that takes longer to end is killed by SIGABRT halfway; on a busy
+machine the stack alone can take that long. Ray has no option to disable the handler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TAKEN_BY_RAY: Final = (signal.SIGTERM,)
 
 
 def restore_handlers() -> None:
-    """Put the handlers that Python knows of back in place of Ray's. Call it in the main thread, during and after each connection."""
+    """Restore Python's own handlers in place of Ray's. Call in the main thread, during and after each connection."""
     for number in TAKEN_BY_RAY:
         handler = signal.getsignal(number)
         if handler is not None:
@@ -26,8 +26,8 @@ def restore_handlers() -> None:
 
 
 def disarm_abort(_number: int = 0, _frame: FrameType | None = None) -> None:
-    """Cancel the alarm of Ray's handler: for a signal that came before ``restore_handlers``.
+    """Cancel the alarm of Ray's handler, for a signal that arrived before ``restore_handlers``.
 
-    As a handler of Python it runs between any two instructions of the main thread, whatever the event loop does.
+    As a Python handler it runs between any two instructions of the main thread, whatever the event loop does.
     """
     signal.alarm(0)

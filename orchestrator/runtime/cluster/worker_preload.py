@@ -1,7 +1,6 @@
-"""What the idle workers of an embedded head do before anything is asked of them; imported by Ray's workers only.
+"""Prepares the idle workers of an embedded head before they get work; imported by Ray's workers only.
 
-They become orch's own actors: what a rank actor needs is imported (60 ms less for every start), and what Ray would import
-on top of that is not.
+It imports what a rank actor needs, which saves 60 ms of every start, and skips what Ray would import besides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Ray actor around one GPU's exporter; on the GPU's node, zero CPUs, restarted by Ray when it dies."""
+"""The Ray actor around one GPU's exporter: on the GPU's node, without CPUs, restarted by Ray when it dies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NODE_ADDRESS: Final = "node"
 class ExporterAccess:
     """Where exporters listen, who may read, and whether processes are shown.
 
-    ``address`` ``node`` is the node's own in its cluster.
+    ``address`` ``node`` means the node's own address in its cluster.
     """
 
     address: str = "127.0.0.1"
@@ -38,7 +38,7 @@ class ExporterAccess:
     processes: bool = False
 
     def http(self, node_address: str) -> HttpSettings:
-        """The settings on a node of that address."""
+        """Return the HTTP settings on a node with that address."""
         first, last = self.ports
         return HttpSettings(
             host=node_address if self.address == NODE_ADDRESS else self.address,
@@ -50,10 +50,10 @@ class ExporterAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterReport:
-    """Where an exporter serves, its process, its GPU as it is now, and the jobs whose telemetry it writes.
+    """Where an exporter serves, its process, its GPU's present state, and the jobs whose telemetry it writes.
 
-    ``loads`` are what the GPU did since the time that was asked for. ``lineages`` holds each process on the GPU with those
-    it descends from: only its node can tell whose it is. A process that cannot be seen from there has none.
+    ``loads`` is what the GPU did since the requested time. ``lineages`` holds each process on the GPU with its ancestors,
+    which only the node itself can read; a process that the exporter cannot see has none.
     """
 
     url: str
@@ -65,7 +65,10 @@ class ExporterReport:
 
 
 class ExporterActor:
-    """One GPU's exporter. Its methods are synchronous: the exporter runs an event loop of its own. No method asks the driver: a GPU that hangs holds up its own sampling thread and nothing else."""
+    """One GPU's exporter. No method calls the driver: a GPU that hangs blocks only its own sampling thread.
+
+    The methods are synchronous: the exporter runs its own event loop.
+    """
 
     def __init__(
         self, *, gpu_uuid: str, node: str, node_dir: str, simulate: int, simulated_node: str, access: ExporterAccess
@@ -83,7 +86,7 @@ class ExporterActor:
         try:
             self._exporter.start()
         except OSError as error:
-            # The range is for firewalls, and none stands before loopback: another port is better than no exporter.
+            # The port range is for firewalls, which do not affect loopback: there, another port is better than no exporter.
             if error.errno != errno.EADDRINUSE or not is_loopback(http.host):
                 raise
             anywhere = replace(http, port=0, last_port=None)
@@ -92,7 +95,7 @@ class ExporterActor:
         _give_back_memory()
 
     def report(self, since: float | None = None) -> ExporterReport:
-        """The newest values; with ``since`` (Unix time of this node) also what the GPU did after it."""
+        """Return the newest values; with ``since`` (Unix time of this node) also what the GPU did after it."""
         (status,) = self._exporter.statuses()
         processes = status.sample.processes if status.sample is not None and since is not None else ()
         return ExporterReport(
@@ -105,7 +108,7 @@ class ExporterActor:
         )
 
     def record(self, job_id: str, directory: str, rate: float) -> None:
-        """Append this GPU's samples to the job's telemetry from now on; asking again changes nothing."""
+        """Append this GPU's samples to the job's telemetry from now on. Idempotent."""
         self._exporter.record_job(job_id, Path(directory), rate=rate)
 
     def stop_recording(self, job_ids: Sequence[str]) -> None:
@@ -115,7 +118,7 @@ class ExporterActor:
 
 
 def _give_back_memory() -> None:
-    """Return to the kernel what only starting needed, a MiB of each actor; with another C library, nothing."""
+    """Return memory that only the start needed to the kernel, a MiB of each actor; without glibc, do nothing."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

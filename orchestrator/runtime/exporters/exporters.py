@@ -1,4 +1,4 @@
-"""The exporter actors of every GPU of every node: made, found again after a restart, asked. Decides nothing."""
+"""Creates, finds and queries the exporter actors of every GPU of every node. Decides nothing."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
 
 GONE_SECONDS: Final = 900.0
-"""How long the exporters of a node that is gone are still named to Prometheus: its alerts have to see them fail."""
+"""How long Prometheus still sees the exporters of a lost node: its alerts need the failed scrapes."""
 REPORT_SECONDS: Final = 3.0
 FIRST_REPORT_SECONDS: Final = 30.0
 HUNG_SECONDS: Final = 30.0
-"""An exporter that has not answered for so long is replaced: it was stopped, or hangs. One that is slow to start is not."""
+"""An exporter that has not answered for this long is stopped or hangs, and is replaced; a slow start takes less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterTarget:
-    """Where a GPU's exporter serves, as it said last, and on which node."""
+    """The node and the last reported address of a GPU's exporter."""
 
     url: str
     node: str
@@ -44,10 +44,10 @@ class _Silence:
 
 
 class Exporters:
-    """Makes the exporters and asks them. ``reports`` holds the last answer for each GPU; one that does not answer is not in it."""
+    """Creates and queries exporters. ``reports`` holds the last answer of each GPU whose exporter answers."""
 
-    # A GPU that falls off the bus is missing from its node's inventory too, and an exporter that hangs from the reports.
-    # Both are what alerts are for, so neither ends an exporter, nor its place in ``places``.
+    # A GPU that falls off the bus is missing from its node's inventory, and an exporter that hangs from the reports. Alerts
+    # need both, so neither removes an exporter or its entry in ``places``.
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Exporters:
         self._silences: dict[str, _Silence] = {}
 
     def forget_all(self) -> None:
-        """Ray's head is gone, and every actor with it."""
+        """Drop all exporters: Ray's head has died, and every actor with it."""
         self._actors.clear()
         self.reports.clear()
         self.nodes.clear()
@@ -80,7 +80,7 @@ class Exporters:
         self._silences.clear()
 
     async def refresh(self) -> None:
-        """Make exporters for GPUs that have none; drop those of nodes that are gone."""
+        """Create exporters for GPUs that have none; drop those of nodes that have left."""
         wanted = {
             gpu.uuid: (node_id, gpu, report) for node_id, report in self._known.reports.items() for gpu in report.gpus
         }
@@ -104,7 +104,7 @@ class Exporters:
                 self.places.pop(uuid, None)
 
     def missing(self) -> list[tuple[str, str]]:
-        """(node, GPU) of those that have fallen out of the inventory of a node that is there: they are broken."""
+        """Return (node, GPU) of GPUs that a live node no longer lists: they are broken."""
         here = {gpu.uuid for report in self._known.reports.values() for gpu in report.gpus}
         return [
             (report.hostname, uuid)
@@ -115,9 +115,9 @@ class Exporters:
     async def ask(
         self, uuids: Iterable[str] | None = None, since: Mapping[str, float] | None = None
     ) -> Mapping[str, ExporterReport]:
-        """The newest reports of these GPUs, or of all; side by side, each with a deadline.
+        """Query these GPUs' exporters, or all, concurrently and each with a deadline; return the reports.
 
-        With ``since`` they also tell what each GPU did after that Unix time, or as far back as they know.
+        ``since`` adds what each GPU did after that Unix time, or as far back as the exporter knows.
         """
         known = list(self._actors if uuids is None else (u for u in uuids if u in self._actors))
         after = {uuid: None if since is None else since.get(uuid, 0.0) for uuid in known}
@@ -135,7 +135,7 @@ class Exporters:
         except Exception as error:
             self.reports.pop(uuid, None)
             if is_dead(error):
-                self._actors.pop(uuid, None)  # beyond Ray's own restarts: the next refresh makes another
+                self._actors.pop(uuid, None)  # Ray no longer restarts it: the next refresh creates another
             elif isinstance(error, TimeoutError):
                 await self._replace_hung(uuid, actor)
             return None
@@ -147,30 +147,30 @@ class Exporters:
         return report
 
     async def _replace_hung(self, uuid: str, actor: Any) -> None:
-        """Have Ray end an exporter that has been silent for long, and start it again: Ray does so even where it is stopped."""
+        """Have Ray kill and restart an exporter that has not answered for long; this also works for a stopped process."""
         now = self._clock()
         if now - self._silences.setdefault(uuid, _Silence(now)).since < self._hung_seconds:
             return
-        self._silences[uuid] = _Silence(now, replaced=True)  # the new one gets as long
-        with contextlib.suppress(Exception):  # it is tried again
+        self._silences[uuid] = _Silence(now, replaced=True)  # the new one gets the same time
+        with contextlib.suppress(Exception):  # the next round tries again
             await self._ray.call(_restart, actor)
 
     def is_starting(self, uuid: str) -> bool:
-        """Whether the GPU's exporter has never answered, and has not had the time to."""
+        """Whether the GPU's exporter has never answered and is still within its start time."""
         silence = self._silences.get(uuid)
         patient = silence is None or (not silence.replaced and self._clock() - silence.since < self._hung_seconds)
         return patient and uuid not in self.places
 
     async def record(self, uuid: str, job_id: str, directory: str, rate: float) -> None:
-        """Have a GPU's samples appended to a job's telemetry; asking again changes nothing."""
+        """Append a GPU's samples to a job's telemetry. Idempotent."""
         actor = self._actors.get(uuid)
         if actor is None:
             return
-        with contextlib.suppress(Exception):  # recording is asked for again as long as the job holds the GPU
+        with contextlib.suppress(Exception):  # repeated while the job holds the GPU
             await within(self._report_seconds, actor.record.remote(job_id, directory, rate))
 
     async def stop_recording(self, uuid: str, job_ids: Iterable[str]) -> None:
-        """End the telemetry of these jobs on a GPU; asking again changes nothing."""
+        """End the telemetry of these jobs on a GPU. Idempotent."""
         actor = self._actors.get(uuid)
         if actor is not None:
             with contextlib.suppress(Exception):  # the next report names them again
@@ -213,7 +213,7 @@ def _restart(actor: Any) -> None:
 
 
 def is_dead(error: BaseException) -> bool:
-    """The actor is gone for good."""
+    """Whether the actor has ended for good."""
     from ray.exceptions import ActorDiedError
 
     return isinstance(error, ActorDiedError)

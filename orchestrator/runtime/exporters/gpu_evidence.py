@@ -1,6 +1,6 @@
-"""What the driver says of a rank's GPUs at the time of its death: Xid events and GPUs that are gone.
+"""Collects what the driver reports of a rank's GPUs at the time of its death: Xid events and lost GPUs.
 
-Asks the exporters, which hear of an Xid the moment the driver tells; one that hangs with its GPU is not waited for.
+Asks the exporters, which receive an Xid at once; an exporter that hangs with its GPU is not waited for.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from orchestrator.runtime.exporters.exporters import Exporters
 
 ASK_SECONDS: Final = 0.5
-RECENT_SECONDS: Final = 60.0  # the driver tells of an Xid before the program notices: a collective may wait for long
+RECENT_SECONDS: Final = 60.0  # an Xid precedes the program's failure: a collective may wait for long
 
 
 async def gpu_evidence(exporters: Exporters, uuids: Sequence[str]) -> tuple[GpuFault, ...]:
-    """What is wrong with these GPUs, newest values; empty where nothing is, or nothing can be asked."""
+    """Return what is wrong with these GPUs, by their newest values; empty where nothing is wrong or no exporter answers."""
     try:
         async with asyncio.timeout(ASK_SECONDS):
             reports = await exporters.ask(uuids)
@@ -40,7 +40,7 @@ async def gpu_evidence(exporters: Exporters, uuids: Sequence[str]) -> tuple[GpuF
 
 
 def evidence_of(uuid: str, status: GpuStatus, now: float) -> list[GpuFault]:
-    """What one GPU's status tells of a failure at ``now`` (seconds since the epoch)."""
+    """Return what one GPU's status tells of a failure at ``now`` (seconds since the epoch)."""
     lost: list[GpuFault] = [GpuLost(gpu_uuid=uuid)] if status.health is Health.LOST else []
     recent = (x for x in (status.sample.xids if status.sample else ()) if now - x.last_timestamp <= RECENT_SECONDS)
     return lost + [

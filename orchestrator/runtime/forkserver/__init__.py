@@ -17,24 +17,24 @@ F forks because importing torch takes a second or two and forking takes millisec
 thread, so F must be single-threaded when it forks: it checks /proc/self/task after warming and does not serve
 otherwise. It never touches a GPU, because a CUDA context does not survive a fork.
 
-K exists so that nothing is lost and nothing is left behind, whichever process dies:
+K exists so that no exit status is lost and no process is left behind, whichever process dies:
 
-* T dies: K is its parent, so it is told by the kernel at once. It writes the exit record (fsync) before it tells
-  anyone, so that the exit status survives the death of every reader. Then it kills what T left behind.
+* T dies: K is its parent, so the kernel tells K at once. K writes the exit record (fsync) before it tells the owner, so
+  that the exit status survives the death of every reader. Then it kills what T left behind.
 * The owner dies, or closes its end of the lifeline (a socket): K kills everything below itself. Processes that called
   setsid or forked twice are not lost: K is a subreaper, so the kernel hands them to K when their parent dies.
 * K dies: T has asked for SIGKILL at its parent's death; what else K kept falls to F, a subreaper too, which kills it.
-* F dies: nothing happens but the end of its spares. Keepers and jobs run on; the next rank actor starts another F.
+* F dies: only its spares end. Keepers and jobs continue; the next rank actor starts another F.
 
-A second of quiet after a request, F forks ahead: for each process that runs, one K with its T that wait for a request
-(spares.py). A gang that has failed starts again on them: the forks, and most first writes to shared pages, are done.
+One second after a request without another, F forks ahead: for each running process, one K with its T, which wait for
+a request (spares.py). A restarted gang uses them: the forks, and most first writes to shared pages, are already done.
 
 T must not be able to tell that it was forked. program/interpreter.py restores what a fresh interpreter would have, and
 program/cold_start.py finds what cannot be restored (an environment variable that was read when torch was imported, a module
-beside the script that shadows one already imported); then T replaces itself by a plain interpreter, slower and exact.
+beside the script that shadows one already imported); T then executes a plain interpreter, which is slower and exact.
 
-What a script can still find: one stack frame below its own, the hash seed that it shares with its neighbours, and the
-server's environment in /proc/self/environ. Memory that the server had keeps its addresses.
+A script can still find one stack frame below its own, the hash seed that it shares with its neighbours, and the
+server's environment in /proc/self/environ. Memory that the server had allocated keeps its addresses.
 
 The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop), spares.py (K and T
 before their request), startup.py (how F becomes the one server of its socket), warm.py (what F does before it serves), keeper.py (K),

@@ -1,6 +1,6 @@
-"""A control group for each training process: a limit for its memory, what it used, and an end that no process escapes.
+"""A control group for each training process: limits its memory, counts its use, and kills all of its processes.
 
-Owns the files below /sys/fs/cgroup, of both versions, and one directory name. Where these files cannot be written, as in most
+Owns the files below /sys/fs/cgroup, of both versions, and one directory name. Where they are not writable, as in most
 containers and for users without delegation, there is no group, and every function here says so with None or False.
 
 A group is created below the group that the fork server runs in, so a service manager that ends its own group ends the ranks
@@ -43,7 +43,7 @@ class CgroupParent:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a group's processes did to memory since it was created; None where the kernel does not tell."""
+    """Memory use of a group's processes since its creation; None where the kernel does not report it."""
 
     peak_bytes: int | None
     limit_bytes: int | None
@@ -51,7 +51,7 @@ class Usage:
 
 
 def find_place(root: str = ROOT, membership: str = "/proc/self/cgroup") -> CgroupParent | None:
-    """Where this process may create groups; None where it may not."""
+    """Return where this process may create groups; None where it may not."""
     try:
         lines = _read(membership).splitlines()
     except OSError:
@@ -70,7 +70,7 @@ def find_place(root: str = ROOT, membership: str = "/proc/self/cgroup") -> Cgrou
 def _unified_place(base: str, path: str) -> CgroupParent | None:
     directory = _below(base, path)
     parent = os.path.dirname(directory)
-    # systemd's DelegateSubgroup= puts the service into a group of its own below the one that it delegates.
+    # systemd's DelegateSubgroup= puts the service into its own group below the delegated one.
     if directory != base and _is_delegated(parent) and _writable(parent) and _passes_memory_on(parent):
         return CgroupParent(parent, 2, True)
     if not _writable(directory):
@@ -79,7 +79,7 @@ def _unified_place(base: str, path: str) -> CgroupParent | None:
 
 
 def _below(base: str, path: str) -> str:
-    """A group's directory; a container may see its own group as the root, and be told its name outside."""
+    """Return a group's directory; a container may see its own group as the root, under the name that it has outside."""
     directory = os.path.normpath(f"{base}/{path.lstrip('/')}")
     return directory if os.path.isdir(directory) else base
 
@@ -99,7 +99,7 @@ def _is_delegated(directory: str) -> bool:
 
 
 def _passes_memory_on(directory: str) -> bool:
-    """Whether groups below have the memory controller; it is passed on where the kernel allows that."""
+    """Whether groups below have the memory controller; enables it where the kernel allows that."""
     with contextlib.suppress(OSError):
         if "memory" in _read(f"{directory}/cgroup.subtree_control").split():
             return True
@@ -110,7 +110,7 @@ def _passes_memory_on(directory: str) -> bool:
 
 
 class Group:
-    """One process's group. Created by its keeper, removed when nothing is left in it."""
+    """One process's group. Its keeper creates it and removes it when no process is left in it."""
 
     def __init__(self, path: str, version: int, *, has_memory: bool) -> None:
         self.path = path
@@ -119,7 +119,7 @@ class Group:
 
     @classmethod
     def create(cls, place: CgroupParent | None) -> Group | None:
-        """A new, empty group with a name of its own; None where there can be none."""
+        """Create an empty group with a unique name; None where that is not possible."""
         if place is None:
             return None
         path = f"{place.path}/{PREFIX}{os.getpid()}-{time.monotonic_ns()}"
@@ -131,7 +131,7 @@ class Group:
 
     @classmethod
     def open(cls, path: str, root: str = ROOT) -> Group | None:
-        """An existing group, by a path that a keeper noted; None when it is gone or not one of ours."""
+        """Open an existing group by the path that a keeper recorded; None when it is gone or not one of ours."""
         inside = os.path.normpath(path) == path and path.startswith(f"{root}/")
         if not inside or not os.path.basename(path).startswith(PREFIX) or not os.path.isdir(path):
             return None
@@ -139,7 +139,7 @@ class Group:
         return cls(path, version, has_memory=os.path.exists(f"{path}/{_FILES[version][0]}"))
 
     def join(self, pid: int) -> bool:
-        """Moves a process into the group; what it starts from then on is in it too."""
+        """Move a process into the group; processes that it starts later are in the group too."""
         try:
             _write(f"{self.path}/cgroup.procs", str(pid))
         except OSError:
@@ -147,7 +147,7 @@ class Group:
         return True
 
     def limit_memory(self, size: int) -> bool:
-        """Lets the group have `size` bytes of memory, page cache and shared memory included; False where it cannot."""
+        """Limit the group to `size` bytes of memory, page cache and shared memory included; False where that fails."""
         if not self._has_memory:
             return False
         try:
@@ -157,7 +157,7 @@ class Group:
         return True
 
     def usage(self) -> Usage | None:
-        """What the group used; None where the kernel does not count it."""
+        """Return what the group used; None where the kernel does not count it."""
         if not self._has_memory:
             return None
         limit, peak, events = (self._file(name) for name in _FILES[self._version])
@@ -176,7 +176,7 @@ class Group:
             return ""
 
     def members(self) -> list[int]:
-        """The processes in the group and in those that they made below it; the kernel leaves out those that are ending."""
+        """List the processes in the group and in groups below it; the kernel leaves out those that are ending."""
         found: list[int] = []
         for directory, _, _ in os.walk(self.path):
             with contextlib.suppress(OSError):
@@ -184,7 +184,7 @@ class Group:
         return found
 
     def kill(self) -> None:
-        """SIGKILL to all that is in the group. Processes that fork meanwhile need a second call with version 1."""
+        """Send SIGKILL to every process in the group. With version 1 processes forked meanwhile need a second call."""
         with contextlib.suppress(OSError):
             _write(f"{self.path}/cgroup.kill", "1")
             return
@@ -194,9 +194,9 @@ class Group:
                     os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> bool:
-        """Removes the group; False as long as a process is in it, even one whose memory is being freed."""
+        """Remove the group; False while a process is in it, even one whose memory is still being freed."""
         for directory, _, _ in os.walk(self.path, topdown=False):
-            if directory != self.path:  # made by the process itself
+            if directory != self.path:  # created by the process itself
                 with contextlib.suppress(OSError):
                     os.rmdir(directory)
         try:
@@ -207,7 +207,7 @@ class Group:
 
 
 def remove_empty(place: CgroupParent | None) -> None:
-    """Removes the groups of keepers that were killed; one that holds a process stays."""
+    """Remove the groups of keepers that were killed; keep those that hold a process."""
     if place is None:
         return
     for name in os.listdir(place.path):

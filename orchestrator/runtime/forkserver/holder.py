@@ -1,7 +1,7 @@
-"""What stands in a rank's lock file while its process tree lives: enough to find and to end the tree without its keeper.
+"""The content of a rank's lock file while its process tree lives: enough to find and end the tree without its keeper.
 
-Owns the file's content, which the keeper writes before the process runs and clears when nothing is left. A record beside a
-free lock therefore means that the keeper was killed: its tree may live on, or its memory may still be being freed.
+The keeper writes the record before the process runs and clears it when no process is left. A record beside a free lock
+therefore means that the keeper was killed: its tree may still live, or its memory may still be being freed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_PATH = 1024
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process: its number and when it was started, in clock ticks since the boot."""
+    """Identifies a process: its number and its start, in clock ticks since the boot."""
 
     pid: int
     started: int
@@ -39,7 +39,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A tree's keeper, the process that it keeps, and its control group, if there is one."""
+    """A tree's keeper, the process under it, and its control group, if there is one."""
 
     keeper: Identity
     process: Identity
@@ -47,7 +47,7 @@ class Holder:
 
 
 def identity_of(pid: int) -> Identity | None:
-    """The process that has the number now; None when there is none."""
+    """Return the identity of the process that has this number now; None when there is none."""
     try:
         return Identity(pid, linux.start_ticks(pid))
     except OSError:
@@ -55,7 +55,7 @@ def identity_of(pid: int) -> Identity | None:
 
 
 def write(handle: int, holder: Holder) -> None:
-    """Puts the record into the lock file."""
+    """Write the record into the lock file."""
     text = json.dumps(
         {
             "boot": linux.boot_id(),
@@ -70,7 +70,7 @@ def write(handle: int, holder: Holder) -> None:
 
 
 def clear(handle: int) -> None:
-    """Empties the lock file: nothing is left of the tree."""
+    """Empty the lock file: no process of the tree is left."""
     os.ftruncate(handle, 0)
 
 
@@ -80,7 +80,7 @@ def is_clear(handle: int) -> bool:
 
 
 def read(handle: int) -> Holder | None:
-    """The record of this boot in a lock file; None when there is none, or what is there is not one."""
+    """Read the record of this boot in a lock file; None when there is none or it is invalid."""
     try:
         fields = json.loads(os.pread(handle, _MAX_BYTES, 0))
     except ValueError:

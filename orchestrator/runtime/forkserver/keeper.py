@@ -1,18 +1,18 @@
-"""K: parent, reaper and executioner of one training process.
+"""K: parent and reaper of one training process, which it also kills when required.
 
 Owns that process's exit record and its whole tree. Forked from the fork server per request, single-threaded, driven by
 three things alone: signals (SIGCHLD, SIGUSR1 from the child's reports), the lifeline, and at most one deadline.
 
-It also owns the tree's control group, where there can be one, and the record in the rank's lock file (holder.py): both tell
-others what to end if the keeper is killed.
+It also owns the tree's control group, where there can be one, and the record in the rank's lock file (holder.py). With
+either, other programs can end the tree if the keeper is killed.
 
-The order of things at a death is the point of it all: reap, write the exit record durably, tell the owner, kill what
-is left, say that all is gone. The lifeline never blocks the keeper: what the owner does not read waits in memory, so a
-frozen owner cannot hold up a deadline. End of file on the lifeline is an order to kill everything.
+The order of steps at a death matters: reap, write the exit record durably, tell the owner, kill what is left, report that
+all has ended. The lifeline never blocks the keeper: unread messages wait in memory, so a frozen owner cannot delay a
+deadline. End of file on the lifeline is an order to kill everything.
 
-One exception to that: when the machine shuts down, everything on it gets SIGTERM, the keeper and its owner too, and the owner
-is gone long before a rank has saved. A rank that was asked to stop a moment ago may then end by itself until `STOP_SECONDS`
-after that; the keeper takes what it prints meanwhile.
+One exception: when the machine shuts down, every process gets SIGTERM, keeper and owner included, and the owner ends long
+before a rank has saved. A rank that was asked to stop a moment ago may then end by itself until `STOP_SECONDS` after
+the request; the keeper reads its output meanwhile.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
 
 RECORD_VERSION = 1
 
-# Waiting for killed processes is driven by their deaths; this only bounds how long one missed by a sweep could live.
+# Waiting for killed processes is driven by their deaths; this bounds how long a process lives that a sweep has missed.
 _SWEEP_SECONDS = 0.05
 _SLOWEST_SWEEP_SECONDS = 1.0
 _READ_BYTES = 65536
 
 STOP_SECONDS = 10.0
-"""How long a rank that was asked to stop may outlive its owner: less than a lost node's ranks count as alive."""
-# Made by the owner beforehand, so that an end is on record whatever fills the disk meanwhile.
+"""How long a rank that was asked to stop may outlive its owner: less than the lease of a lost node's ranks."""
+# Created by the owner beforehand, so that an end can be recorded even if the disk fills up meanwhile.
 _ROOM_SUFFIX = ".room"
 _SHORT_CHARACTERS = 200
 
 
 def keep(spawn: Spawn, baseline: Baseline) -> Program:
-    """Called in a fresh fork with all signals blocked. Returns in the training process alone, with what it is to run."""
+    """Run the keeper in a fresh fork with all signals blocked. Returns in the training process only, with what it runs."""
     settle(spawn.descriptors(), baseline)
     reports = Reports()
     keeper_pid = os.getpid()
@@ -70,7 +70,7 @@ def keep(spawn: Spawn, baseline: Baseline) -> Program:
     child_pid = os.fork()
     if child_pid != 0:
         if group is not None and gate is not None:
-            # The move may take the kernel 15 ms; the child prepares itself meanwhile, and waits at the gate.
+            # The move may take the kernel 15 ms; meanwhile the child prepares itself and waits at the gate.
             group = moved(child_pid, group)
             os.close(gate)
         run(functools.partial(Keeper, spawn, reports, child_pid, started_at, group), then_close=opened)
@@ -78,7 +78,7 @@ def keep(spawn: Spawn, baseline: Baseline) -> Program:
 
 
 def moved(child_pid: int, group: cgroups.Group) -> cgroups.Group | None:
-    """The group with the child in it; None, and no group, where the kernel does not let it in."""
+    """Move the child into the group and return the group; None where the kernel refuses."""
     if group.join(child_pid):
         return group
     group.remove()
@@ -86,16 +86,16 @@ def moved(child_pid: int, group: cgroups.Group) -> cgroups.Group | None:
 
 
 def settle(descriptors: set[int], baseline: Baseline) -> None:
-    """Called in the fork that becomes a keeper: a session and a tree of its own, and only these descriptors."""
+    """Prepare the fork that becomes a keeper: its own session, its own tree, and only these descriptors."""
     os.setsid()
     linux.become_subreaper()
     linux.close_all_but({0, 1, 2} | descriptors | set(baseline.descriptors))
 
 
 def run(make: Callable[[], Keeper], *, then_close: int | None = None) -> NoReturn:
-    """Ends the process whatever happens; the child's parent-death signal takes the tree along.
+    """Run the keeper and end the process in every case; the child's parent-death signal then ends the tree.
 
-    `then_close` is closed when the keeper is ready for what its child does.
+    `then_close` is closed when the keeper is ready for the child's signals.
     """
     code = 1
     try:
@@ -143,21 +143,21 @@ class Keeper:
             group.limit_memory(spawn.memory_bytes)
 
     def _note_holder(self) -> None:
-        """Says in the lock file what there is to end, should this process be killed."""
+        """Record in the lock file what must be ended if this process is killed."""
         if self._spawn.lease is None:
             return
         keeper, child = holder.identity_of(os.getpid()), holder.identity_of(self._child_pid)
         if keeper is None or child is None:
-            return  # the child is dead already, and nothing else was started
+            return  # the child is already dead, and no other process was started
         try:
             holder.write(
                 self._spawn.lease, holder.Holder(keeper, child, None if self._group is None else self._group.path)
             )
-        except OSError as error:  # a full disk: what the record is for then rests on the mark alone
+        except OSError as error:  # a full disk: only the mark then finds the tree
             sys.stderr.write(f"keeper {os.getpid()}: lock file not written: {error}\n")
 
     def _take_signals(self) -> socket.socket:
-        """Signals become bytes on a socket. Requests to end are noted at most: a keeper ends when its tree has."""
+        """Turn signals into bytes on a socket. Requests to end are only recorded: a keeper ends when its tree has ended."""
         linux.set_process_name("orch-keeper")
         linux.set_title(f"orch-keeper of {self._child_pid}: {self._spawn.mode} {self._spawn.target}")
         reader, writer = socket.socketpair()
@@ -170,7 +170,7 @@ class Keeper:
         for number in (signal.SIGCHLD, signal.SIGUSR1):
             signal.signal(number, _noted)
         signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-        # What the child alone needs would keep its readers from seeing an end.
+        # Open copies of the child's descriptors would keep their readers from seeing end of file.
         for descriptor in self._spawn.descriptors() - {self._spawn.lifeline, self._spawn.lease}:
             os.close(descriptor)
         linux.unblock_signals()
@@ -181,7 +181,7 @@ class Keeper:
             self._terminated_at = time.time()
 
     def run(self) -> None:
-        """Returns when nothing is left below this process and the owner has been told, or is gone."""
+        """Return when no process is left below this one and the owner has been told or has closed the lifeline."""
         while not (self._childless and self._lifeline is None):
             self._wait()
             self._relay_reports()
@@ -214,12 +214,12 @@ class Keeper:
             self._drop_output(pipe)
 
     def _drop_output(self, pipe: int) -> None:
-        """Take what the rank prints without its owner: a full pipe would hold it up, one without a reader break it."""
+        """Read the output of a rank without an owner: a full pipe would block the rank, a pipe without a reader break it."""
         try:
             data = os.read(pipe, _READ_BYTES)
         except BlockingIOError:
             return
-        if not data:  # every writer is gone
+        if not data:  # every writer has closed it
             self._pipes.remove(pipe)
             os.close(pipe)
 
@@ -262,7 +262,7 @@ class Keeper:
             self._kill_all("lifeline")
 
     def _seconds_to_stop(self) -> float:
-        """How long the rank may still take to end by itself; 0 unless it was asked to, and not by its owner."""
+        """How long the rank may still take to end by itself; 0 unless it was asked to stop, and not by its owner."""
         if self._exited or self._clearing or self._cause is not None:
             return 0.0
         now = time.time()
@@ -294,7 +294,7 @@ class Keeper:
             proctree.kill(self._child_pid, number)
 
     def _set_cause(self, cause: str) -> None:
-        """Later orders are harsher than earlier ones; none changes what a process died of before it."""
+        """Record the cause of the order. A later order replaces a milder one, but not the cause of an earlier death."""
         if not self._exited:
             self._cause = cause
 
@@ -307,7 +307,7 @@ class Keeper:
             self._unsent += wire.encode_line(message)
 
     def _flush(self) -> None:
-        """Sends what the socket takes now; after the last word, closes."""
+        """Send what the socket takes now; close it after the last message."""
         if self._lifeline is None:
             return
         try:
@@ -329,12 +329,12 @@ class Keeper:
             if report.get("event") == "started":
                 report["pid"] = self._child_pid
             elif report.get("event") != "error":
-                continue  # what the child writes into the shared memory is not the keeper's word
+                continue  # the child can write anything into the shared memory
             message = self._without_secrets(report)
             if message["event"] == "error":
                 self._error = {key: value for key, value in message.items() if key != "event"}
             elif message["event"] == "started":
-                message["pid"] = self._child_pid  # the parent's knowledge: a script could name a process of others
+                message["pid"] = self._child_pid  # from the fork: a script could name another process
             self._tell(message)
 
     def _received(self) -> list[dict[str, Any]]:
@@ -345,7 +345,7 @@ class Keeper:
             return []
 
     def _without_secrets(self, message: dict[str, Any]) -> dict[str, Any]:
-        """An exception's text may repeat what the script was given: neither the record nor the owner is told that."""
+        """Mask secrets in an exception's text before it goes to the record or the owner: it may quote the script's input."""
         return {key: self._masker.text(value) if isinstance(value, str) else value for key, value in message.items()}
 
     def _reap(self) -> None:
@@ -354,7 +354,7 @@ class Keeper:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 if self._group is not None and not self._group.remove():
-                    return  # it holds what is no descendant any more: the next sweep ends that too
+                    return  # processes that are no descendants any more: the next sweep ends them
                 self._let_go()
                 self._childless = True
                 self._tell({"event": "gone", "at": time.time()})
@@ -366,13 +366,13 @@ class Keeper:
                 self._record_exit(os.waitstatus_to_exitcode(status))
 
     def _let_go(self) -> None:
-        """Nothing is left: the next tree may start, whenever this process ends."""
+        """Release the rank's lock: no process is left, so the next tree may start before this process ends."""
         if self._spawn.lease is not None:
             holder.clear(self._spawn.lease)
             fcntl.flock(self._spawn.lease, fcntl.LOCK_UN)
 
     def _memory_used(self, max_rss_bytes: int) -> dict[str, Any]:
-        """What the process used at most, and what its group counted: the kernel has freed all of it by now."""
+        """Return the process's peak memory and what its group counted: the kernel has freed all of it by now."""
         usage = None if self._group is None else self._group.usage()
         return {
             "max_rss_bytes": max_rss_bytes,
@@ -400,7 +400,7 @@ class Keeper:
         self._flush()
 
     def _ending(self, now: float) -> dict[str, Any]:
-        """Whether the process was asked to stop, by its owner or not, whether the keeper was as well, and how far it was."""
+        """Return whether and by what the process and the keeper were asked to stop, and the process's last steps."""
         last = page.read_last_page(self._spawn.page, now=now)
         seen = [at for at in (last.stop_seen_at, self._reports.terminated_at) if at is not None]
         return {
@@ -411,7 +411,7 @@ class Keeper:
         }
 
     def _write_record(self, outcome: dict[str, Any]) -> str | None:
-        """The exit record, durable when this returns None; otherwise what stood in the way."""
+        """Write the exit record durably; return None, or the reason of the failure."""
         if self._spawn.exit_record is None:
             return None
         record = {
@@ -424,7 +424,7 @@ class Keeper:
             "memory": self._memory,
         }
         trouble = None
-        for said in (self._error, _shortened(self._error)):  # on a full disk there is room for a short one
+        for said in (self._error, _shortened(self._error)):  # a full disk may have room for a short one
             try:
                 _write_durably(self._spawn.exit_record, json.dumps({**record, "error": said}).encode("ascii"))
             except OSError as error:
@@ -436,7 +436,7 @@ class Keeper:
 
 
 def _open_room(room: str) -> int | None:
-    """The file that was made for the record; None where there is none, or the script has put something else there."""
+    """Open the file preallocated for the record; None where it is missing or the script has replaced it."""
     try:
         handle = os.open(room, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -448,7 +448,7 @@ def _open_room(room: str) -> int | None:
 
 
 def _read_end(descriptor: int) -> int | None:
-    """A read end of the pipe that ``descriptor`` writes to; None for anything else, or where the system gives none."""
+    """Open a read end of the pipe that ``descriptor`` writes to; None for anything else, or where that fails."""
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         return None
     try:
@@ -458,7 +458,7 @@ def _read_end(descriptor: int) -> int | None:
 
 
 def _noted(_number: int, _frame: object) -> None:
-    """A signal's only effect is the byte that the interpreter writes to the wake-up socket."""
+    """Do nothing: a signal's only effect is the byte that the interpreter writes to the wake-up socket."""
 
 
 def _shortened(error: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -466,7 +466,7 @@ def _shortened(error: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _write_durably(path: str, data: bytes) -> None:
-    """Whole or absent, and on the disk when this returns. Room that was made for it is used, and is not cut before."""
+    """Write the file atomically and durably. A preallocated file is used and not truncated first."""
     room = path + _ROOM_SUFFIX
     handle = _open_room(room)
     if handle is None:

@@ -1,4 +1,4 @@
-"""The Linux calls that Python lacks, and what a process must undo that it inherited from a Ray worker.
+"""Linux calls that Python lacks, and functions that undo what a process inherits from a Ray worker.
 
 Owns prctl and signal dispositions; knows nothing of jobs. Everything here is callable between fork and user code.
 """
@@ -18,7 +18,7 @@ _PR_SET_PTRACER_ANY = 2 ** (8 * ctypes.sizeof(ctypes.c_ulong)) - 1
 _MADV_COLLAPSE = 25
 _HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
-# Looked up once, in the fork server: dlopen between fork and exec is the kind of work that a keeper should not do.
+# Resolved once, in the fork server: a keeper should not call dlopen between fork and exec.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 ALL_SIGNALS = frozenset(signal.valid_signals())
@@ -34,35 +34,35 @@ def _prctl(option: int, value: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Orphans among this process's descendants become its children instead of init's."""
+    """Make orphaned descendants children of this process instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent_pid: int) -> bool:
-    """Asks for SIGKILL at the death of the parent. False: it is dead already, and the caller must end itself."""
+    """Request SIGKILL at the death of the parent. False: the parent is already dead, and the caller must end itself."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() == parent_pid
 
 
 def allow_looks() -> None:
-    """Let processes of the same user read this one's stacks where Yama would allow that to its ancestors alone."""
+    """Let processes of the same user read this one's stacks where Yama would allow only its ancestors to do so."""
     with contextlib.suppress(OSError):  # EINVAL: a kernel without Yama, which forbids nothing
         _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY)
 
 
 def set_process_name(name: str) -> None:
-    """What `ps -o comm` and `top` show; cut at 15 bytes by the kernel."""
+    """Set the name that `ps -o comm` and `top` show; the kernel cuts it at 15 bytes."""
     _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
 
 
 def process_name() -> str:
-    """The kernel's short name of this process."""
+    """Return the kernel's short name of this process."""
     with open("/proc/self/comm", encoding="utf-8", errors="replace") as file:
         return file.read().rstrip("\n")
 
 
 def set_title(text: str) -> None:
-    """What `ps` shows as the command line; cut to the room that the process was started with (serve.py's --room).
+    """Set the command line that `ps` shows; cut to the size of the original one (serve.py's --room).
 
     The kernel shows the text up to its first NUL when the last byte of the arguments' memory is not one.
     """
@@ -74,15 +74,15 @@ def set_title(text: str) -> None:
 
 
 def _title_area() -> tuple[int, int]:
-    """Where the kernel finds this process's arguments: fields 48 and 49 of its stat file."""
+    """Return where the kernel finds this process's arguments: fields 48 and 49 of its stat file."""
     fields = stat_fields()
     return int(fields[45]), int(fields[46])
 
 
 def mark_environment(name: str, value: str) -> bool:
-    """Writes `value` into /proc/self/environ, over what the process was started with under `name`.
+    """Write `value` into /proc/self/environ, over what the process was started with under `name`.
 
-    Forks show it too. False when the process was started without the variable, or with too short a one.
+    Forks inherit it. False when the process was started without the variable, or with too short a value.
     """
     fields = stat_fields()
     start, end = int(fields[47]), int(fields[48])
@@ -102,26 +102,26 @@ def mark_environment(name: str, value: str) -> bool:
 
 
 def stat_fields(pid: int | str = "self") -> list[bytes]:
-    """A process's stat file from its third field, the state, on; the second may hold spaces and parentheses."""
+    """Return a process's stat file from its third field, the state, on; the second may hold spaces and parentheses."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b") ")[2].split()
 
 
 def start_ticks(pid: int | str = "self") -> int:
-    """When a process was started, in clock ticks since the boot: with its number, its identity."""
+    """Return the start of a process in clock ticks since the boot; with its number this identifies the process."""
     return int(stat_fields(pid)[19])
 
 
 def boot_id() -> str:
-    """The kernel's name for the time since the machine was started."""
+    """Return the kernel's identifier of the current boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
 def reset_signals(*, python: bool) -> None:
-    """Every disposition at its default, as after exec; with `python`, then those of a fresh Python interpreter.
+    """Reset every signal to its default, as after exec; with `python`, to those of a fresh Python interpreter.
 
-    The mask is left alone: callers fork with everything blocked and unblock when they are ready to be signalled.
+    The mask is unchanged: callers fork with all signals blocked and unblock them when they are ready.
     """
     signal.set_wakeup_fd(-1)
     for number in ALL_SIGNALS - _CANNOT_BE_HANDLED:
@@ -136,17 +136,17 @@ def reset_signals(*, python: bool) -> None:
 
 
 def block_signals() -> None:
-    """Holds every signal back until unblock_signals, so that none meets a handler of the process forked from."""
+    """Block all signals until unblock_signals, so that none runs a handler inherited from the parent."""
     signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
 
 
 def unblock_signals() -> None:
-    """An empty mask, as a process started by hand has."""
+    """Unblock all signals, as in a process started by hand."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ALL_SIGNALS)
 
 
 def restore_priorities() -> None:
-    """Undoes the nice level and the out-of-memory score of Ray's workers, where this user may.
+    """Undo the nice level and the out-of-memory score of Ray's workers, where this user may.
 
     Lowering a nice level needs a privilege; without it the level stays and `hello` reports it.
     """
@@ -156,7 +156,7 @@ def restore_priorities() -> None:
 
 
 def adjust_oom_score(value: int) -> bool:
-    """Sets this process's oom_score_adj, which its children inherit; False where the kernel refuses.
+    """Set this process's oom_score_adj, which its children inherit; False where the kernel refuses.
 
     Raising it needs no privilege, nor does lowering it to what the process was started with by a privileged one.
     """
@@ -174,15 +174,15 @@ def adjust_oom_score(value: int) -> bool:
 
 
 def oom_score_adjustment() -> int:
-    """The calling process's oom_score_adj, -1000 to 1000."""
+    """Return the calling process's oom_score_adj, -1000 to 1000."""
     with open("/proc/self/oom_score_adj", encoding="ascii") as file:
         return int(file.read())
 
 
 def open_descriptors() -> set[int]:
-    """The numbers of this process's open file descriptors."""
+    """Return the numbers of this process's open file descriptors."""
     numbers = {int(name) for name in os.listdir("/proc/self/fd")}
-    # The listing's own descriptor is among them, and closed by now.
+    # The listing's own descriptor is among them, and is closed by now.
     return {number for number in numbers if _is_open(number)}
 
 
@@ -195,7 +195,7 @@ def _is_open(number: int) -> bool:
 
 
 def huge_page_candidates() -> list[int]:
-    """Addresses of this process's private writable memory that huge pages could hold, one per huge page."""
+    """Return addresses of this process's private writable memory that huge pages could hold, one per huge page."""
     found: list[int] = []
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         for line in maps:
@@ -208,7 +208,7 @@ def huge_page_candidates() -> list[int]:
 
 
 def collapse_into_huge_page(address: int) -> bool:
-    """Gathers 2 MiB of small pages into one huge page; False where the kernel (before 6.1, or out of them) will not.
+    """Replace 2 MiB of small pages by one huge page; False where the kernel (before 6.1, or without free ones) refuses.
 
     A fork copies one entry for each page of its parent: 512 times fewer halve its time. A child that writes to a huge
     page copies only the 4 KiB in question.
@@ -217,7 +217,7 @@ def collapse_into_huge_page(address: int) -> bool:
 
 
 def close_all_but(keep: set[int]) -> None:
-    """Closes every descriptor that is not in `keep`."""
+    """Close every descriptor that is not in `keep`."""
     low = 0
     for number in sorted(keep):
         if number > low:

@@ -1,7 +1,7 @@
-"""Secrets in text: one object that replaces them, used wherever text of a rank leaves the processes beside it.
+"""Masks secrets in text: used wherever text of a rank leaves the processes beside it.
 
-A secret of several lines is replaced line by line, as it is printed. Libraries quote what they failed with: a secret is also
-found as URLs, JSON and base64 have it. Standard library only: keepers use it in the user's interpreter.
+A secret of several lines is masked line by line, as it is printed. A secret is also found in the encodings of URLs, JSON
+and base64, in which libraries quote their input. Standard library only: keepers use it in the user's interpreter.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 MASK = "***"
 
 SHORTEST_LINE = 4
-"""A shorter line of a secret of several lines (a brace of a JSON document) says nothing, and would be found everywhere."""
+"""A shorter line of a secret of several lines (a brace of a JSON document) is no secret, and would match everywhere."""
 
 LONGEST_ENCODED = 1024
-"""Each text that is searched for costs time at every line of output: a longer secret is found as it is only."""
+"""Each search text costs time for every line of output: of a longer secret only the plain form is searched for."""
 
 
 class Masker:
-    """Replaces the secrets in text and bytes by `***`."""
+    """Replaces secrets in text and bytes by `***`."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         parts: set[str] = set()
@@ -40,19 +40,19 @@ class Masker:
         return bool(self.parts)
 
     def text(self, text: str) -> str:
-        """The text without secrets."""
+        """Return the text without secrets."""
         for part in self.parts:
             text = text.replace(part, MASK)
         return text
 
     def data(self, data: bytes) -> bytes:
-        """The bytes without secrets."""
+        """Return the bytes without secrets."""
         for part in self._encoded:
             data = data.replace(part, MASK.encode())
         return data
 
     def beginning(self, data: bytes) -> int:
-        """How many bytes at the end of `data` may be the beginning of a secret that goes on in what follows."""
+        """Return how many bytes at the end of `data` may be the beginning of a secret that continues in the next bytes."""
         longest = 0
         for part in self._encoded:
             for length in range(min(len(part) - 1, len(data)), longest, -1):
@@ -63,7 +63,7 @@ class Masker:
 
 
 def _encodings(secret: str) -> Iterator[str]:
-    """What URLs, JSON and base64 make of a secret of one line."""
+    """Return the URL, JSON and base64 encodings of a secret of one line."""
     secret = secret.strip()
     if not 0 < len(secret) <= LONGEST_ENCODED or len(secret.splitlines()) > 1:
         return

@@ -1,8 +1,8 @@
-"""Reads from a progress page whether its rank was told to stop, and how far it was.
+"""Reads from a progress page whether its rank was told to stop, and its last steps.
 
-Owns a reader of the few fields that belong into an exit record. The page's layout is that of train/script/progress_layout.py,
-which the user's interpreter may lack; a test holds the numbers here to those there. The rank can write anything to its page: a
-page that cannot be read tells nothing, and never keeps the exit record from being written.
+Reads only the few fields that an exit record needs. The layout is that of train/script/progress_layout.py, which the user's
+interpreter may lack; a test compares the numbers. The rank can write anything to its page: an unreadable page gives no
+facts, and never prevents the exit record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEPS = struct.Struct("<3q")
 
 @dataclass(frozen=True, slots=True)
 class LastPage:
-    """What a page says after its writer has ended; None where it says nothing. Times are seconds since the epoch."""
+    """Content of a page after its writer has ended; None where it is unknown. Times are seconds since the epoch."""
 
     stop_seen_at: float | None = None
     last_step: int | None = None
@@ -37,7 +37,7 @@ class LastPage:
 
 
 def read_last_page(path: str | None, *, now: float) -> LastPage:
-    """The page at ``path``; blank without a page, or where it cannot be read. A stop seen at no known time counts as ``now``."""
+    """Read the page at ``path``; blank without a readable page. A stop seen at an unknown time counts as seen at ``now``."""
     raw = b"" if path is None else _bytes_of(path)
     if len(raw) != PAGE_BYTES or HEADER.unpack_from(raw) != EXPECTED_HEADER:
         return LastPage()
@@ -46,7 +46,7 @@ def read_last_page(path: str | None, *, now: float) -> LastPage:
 
 
 def stop_seen_at(raw: bytes, *, now: float) -> float | None:
-    """When the training loop was told to stop, by the page's bytes."""
+    """Return when the training loop was told to stop, by the page's bytes."""
     if raw[STOP_SEEN_AT] == 0:
         return None
     (at,) = STOP_SEEN_TIME.unpack_from(raw, STOP_SEEN_TIME_AT)
@@ -67,7 +67,7 @@ def _bytes_of(path: str) -> bytes:
 
 
 def _steps(raw: bytes) -> tuple[int | None, int | None]:
-    """The highest step and the total of the newest whole record."""
+    """Return the highest step and the total of the newest complete record."""
     newest, found = 0, (-1, -1)
     for offset in HOT_OFFSETS:
         counter, crc, length = SLOT_HEAD.unpack_from(raw, offset)

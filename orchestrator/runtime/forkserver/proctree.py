@@ -1,9 +1,8 @@
-"""Finding and killing everything below a process.
+"""Finds and kills every process below another one.
 
-Works from parents to children as the kernel reports them now; nothing is remembered between two sweeps, because a
-process that forks while it is being killed makes every list old. A sweep is therefore repeated by its caller, each
-time a child has died, until the kernel says that there is no child left (waitpid: ECHILD). With the caller a subreaper
-this ends: a killed process forks no more, and the children of the dead become the caller's own.
+Each sweep reads parents and children from the kernel anew, because a process that forks while it is being killed makes
+every list stale. The caller repeats sweeps, one after each child's death, until waitpid reports no child (ECHILD). With
+the caller a subreaper this terminates: a killed process no longer forks, and orphans become the caller's own children.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def _read(path: str) -> bytes:
 
 
 def _children_from_tasks(pid: int) -> list[int]:
-    """The children of all threads of a process; empty when it has ended."""
+    """Return the children of all threads of a process; empty when it has ended."""
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -35,14 +34,14 @@ def _children_from_tasks(pid: int) -> list[int]:
 
 
 def _parents() -> dict[int, int]:
-    """Every process's parent."""
+    """Return the parent of every process."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 stat = _read(f"/proc/{name}/stat")
             except OSError:
-                continue  # ended meanwhile
+                continue  # it has ended meanwhile
             # pid (comm) state ppid …: comm may hold spaces and parentheses, so cut at the last one.
             parents[int(name)] = int(stat[stat.rindex(b")") + 2 :].split(maxsplit=2)[1])
     return parents
@@ -72,25 +71,25 @@ def _descendants_from_tasks(root: int) -> list[int]:
 
 
 def descendants(root: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> list[int]:
-    """Everything below `root` at this moment, zombies included, parents before their children.
+    """List every process below `root` at this moment, zombies included, parents before their children.
 
-    The per-task lists are quick but may miss a process while its siblings end, and not every kernel has them; an
-    empty answer is therefore confirmed by a scan of /proc, which is slow (about 20 µs a process) but sees all;
-    `from_lists` false leaves it to the scan.
+    The per-task lists are quick but may miss a process while its siblings end, and not every kernel has them; an empty
+    result is therefore confirmed by a scan of /proc, which is slow (about 20 µs a process) but complete. `from_lists` false
+    uses only the scan.
     """
     found = _descendants_from_tasks(root) if from_lists else []
     return found or _descendants_from_scan(root)
 
 
 def children(parent: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> list[int]:
-    """The direct children of `parent`, zombies included."""
+    """List the direct children of `parent`, zombies included."""
     if from_lists:
         return _children_from_tasks(parent)
     return [pid for pid, its_parent in _parents().items() if its_parent == parent]
 
 
 def kill_sweep(root: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> int:
-    """SIGKILL to everything below `root`; returns how many were there.
+    """Send SIGKILL to every process below `root`; return how many there were.
 
     A number read from /proc could belong to another process by the time it is used, but only after the kernel has
     gone once around its whole range of process numbers within microseconds.
@@ -102,7 +101,7 @@ def kill_sweep(root: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> int:
 
 
 def kill(pid: int, number: int) -> bool:
-    """Sends a signal; False when there is no such process any more, or it is no longer ours to signal."""
+    """Send a signal; False when the process no longer exists or belongs to another user."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

@@ -1,8 +1,8 @@
-"""What a training process tells its keeper: that it is ready, why it is failing, and when SIGTERM has reached it.
+"""Reports from a training process to its keeper: ready, the exception that ends it, and a SIGTERM.
 
-Owns one page range of shared memory and one signal. No file descriptor: a script may close all it finds, and one that
-counts them must find none of ours. The training process appends JSON lines, then sends SIGUSR1 to its keeper; the
-keeper reads at the signal and once more when the process has ended, so that a report is never lost with its sender.
+Owns one shared memory mapping and one signal. It uses no file descriptor, because a script may close or count all that it
+finds. The training process appends JSON lines, then sends SIGUSR1 to its keeper; the keeper reads at the signal and
+once more when the process has ended, so a report is never lost with its sender.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REPORTS: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 def clip(text: str, limit: int) -> str:
-    """The text, its middle left out where it is longer than `limit` characters: both ends say most."""
+    """Return the text, its middle cut out where it is longer than `limit` characters: both ends say most."""
     if len(text) <= limit:
         return text
     head = limit // 4
@@ -50,7 +50,7 @@ def clip(text: str, limit: int) -> str:
 
 
 class Reports:
-    """Made by the keeper before it forks; one writer (the child), one reader (the keeper)."""
+    """The reports. The keeper creates the object before it forks; the child writes, the keeper reads."""
 
     __slots__ = ("_keeper", "_memory", "_read", "_writer", "masker")
 
@@ -60,14 +60,14 @@ class Reports:
         self._writer = 0
         self._read = _HEAD_BYTES
         self.masker = Masker(())
-        """The child's: text is masked before it is cut, or half a secret would be left."""
+        """Create the child's side: text is masked before it is cut, or half a secret would remain."""
 
     def attach_writer(self) -> None:
-        """Called in the child. Its own children inherit this object; their reports belong to no rank and are dropped."""
+        """Become the writer, in the child. Its own children inherit this object; their reports are dropped."""
         self._writer = os.getpid()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Appends a message and wakes the keeper; drops it when there is no room or the caller is not the writer."""
+        """Append a message and wake the keeper; drop it when there is no room or the caller is not the writer."""
         if os.getpid() != self._writer:
             return
         line = wire.encode_line(message)
@@ -82,21 +82,21 @@ class Reports:
             return  # the keeper reads again when this process ends
 
     def note_sigterm(self) -> None:
-        """Called in the child when SIGTERM has reached it: the first time is kept. Wakes no thread, so a handler may call it."""
+        """Record in the child the first time that SIGTERM has reached it. Wakes no thread, so a handler may call it."""
         if os.getpid() == self._writer and self.terminated_at is None:
             _TERMINATED_AT.pack_into(self._memory, _LENGTH.size, time.time())
 
     @property
     def terminated_at(self) -> float | None:
-        """When SIGTERM first reached a handler of the child's."""
+        """Return when SIGTERM first reached a handler of the child."""
         (at,) = _TERMINATED_AT.unpack_from(self._memory, _LENGTH.size)
         return at if math.isfinite(at) and at > 0 else None  # a script can write anything here
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages since the last call; called in the keeper.
+        """Return the messages since the last call; called in the keeper.
 
-        The child's script can write anything here. Only what a child may report, of the types that it has, is passed on:
-        everything else would be taken by the owner as the keeper's own word.
+        The child's script can write anything here. Only messages that a child may send, of the right types, are passed
+        on: the owner would take any other as the keeper's own.
         """
         used = min(_LENGTH.unpack_from(self._memory)[0], _SIZE_BYTES)
         if used <= self._read:

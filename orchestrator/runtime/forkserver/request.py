@@ -1,7 +1,7 @@
-"""A spawn request: as it is asked for, what travels, and as the server understands it.
+"""A spawn request: as asked for, as sent, and as the server understands it.
 
-Owns the check of what came over the socket: everything below works with these types and checks nothing again. The peer
-is the same user, so this guards against mistakes and other versions, not against malice.
+Owns the check of what the socket received: all other code relies on these types and checks nothing again. The peer is
+the same user, so this guards against mistakes and other versions, not against malice.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnRequest:
-    """A process to start: what its keeper and the process itself are told.
+    """A process to start, with what its keeper and the process itself need.
 
     ``env`` is the complete environment. ``threads`` is torch's thread count; None takes OMP_NUM_THREADS from ``env``, else the
-    machine's default. ``record`` is copied into the exit record, and what the progress page ``page`` says at the end.
-    ``cold`` asks for a fresh interpreter in any case; the server decides so by itself where a fork would differ from one.
+    machine's default. ``record`` is copied into the exit record, with the last content of the progress page ``page``.
+    ``cold`` asks for a fresh interpreter in any case; otherwise the server uses one only where a fork would differ from it.
     """
 
     mode: str
@@ -45,14 +45,14 @@ class SpawnRequest:
     """The process's progress page, read once it has ended."""
     record: Mapping[str, Any] = field(default_factory=dict)
     memory_bytes: int | None = None
-    """What the tree may use, where that can be limited; None: what it likes."""
+    """The memory limit of the tree in bytes, where it can be enforced; None: no limit."""
     umask: int | None = None
-    """The umask of the new process; None: the server's, which lets no other user read what is written."""
+    """The umask of the new process; None: the server's, which keeps files from other users."""
     secrets: Sequence[str] = field(default=(), repr=False)
-    """Replaced by `***` in the exit record and in what the lifeline tells of an exception."""
+    """Replaced by `***` in the exit record and in exceptions reported over the lifeline."""
 
     def message(self, roles: Mapping[str, int]) -> tuple[dict[str, Any], list[int]]:
-        """The request as the server's socket takes it, with descriptors by the names that the server knows them by."""
+        """Return the request as the server's socket takes it, with descriptors by the names that the server knows."""
         told = {f.name: getattr(self, f.name) for f in fields(SpawnRequest)}
         told |= {"env": dict(self.env), "record": dict(self.record)}
         return {"op": "spawn", **told, "fds": list(roles)}, list(roles.values())
@@ -60,7 +60,7 @@ class SpawnRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawn(SpawnRequest):
-    """A request that has arrived, and its descriptors: their numbers in the process that holds this object."""
+    """A received request, and its descriptors: their numbers in the process that holds this object."""
 
     env: dict[str, str] = field(repr=False)
     stdout: int
@@ -70,18 +70,18 @@ class Spawn(SpawnRequest):
     """None: the null device. A terminal becomes the controlling one of the new process."""
     listen: int | None
     lease: int | None
-    """Held open by the keeper alone until nothing is left of the tree; a lock on it says that the tree lives."""
+    """Held open by the keeper only until no process of the tree is left; a lock on it shows that the tree lives."""
     extra: Mapping[int, int]
     """The number in the new process -> the number here."""
 
     def descriptors(self) -> set[int]:
-        """Every descriptor that came with the request."""
+        """Return every descriptor that came with the request."""
         optional = {fd for fd in (self.stdin, self.listen, self.lease) if fd is not None}
         return {self.stdout, self.stderr, self.lifeline} | optional | set(self.extra.values())
 
 
 def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
-    """The request in a message, or BadRequestError. The caller closes `fds` when this raises."""
+    """Parse a message into a request. Raises BadRequestError; the caller then closes `fds`."""
     named, extra = _name_descriptors(_texts(message, "fds"), fds)
     mode = _text(message, "mode")
     if mode not in wire.MODES:

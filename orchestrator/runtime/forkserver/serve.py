@@ -1,8 +1,8 @@
-"""F's life: warm, then serve.
+"""F's main loop: warm up, then serve.
 
-Owns the listening socket and the list of keepers. One thread, one poll loop; every peer has a
-deadline for its request, so a slow one delays no other. Ends when told, or when its socket's file is gone or replaced;
-keepers and their jobs run on either way.
+Owns the listening socket and the list of keepers. One thread, one poll loop; every peer has a deadline for its request,
+so a slow one delays no other. Ends on request, or when its socket's file is removed or replaced; keepers and their jobs
+continue in either case.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _READ_BYTES = 262144
 
 
 def main(startup_modules: frozenset[str]) -> Program | None:
-    """The whole server. Returns a program in each training process, None when the server itself has ended."""
+    """Run the server. Returns a program in each training process, None when the server itself has ended."""
     options = startup.parse_options()
     claim = startup.become_the_server(options)
     if claim is None:
@@ -61,7 +61,7 @@ def main(startup_modules: frozenset[str]) -> Program | None:
 
 
 def log(event: str, **fields: object) -> None:
-    """One line of JSON in the server's log."""
+    """Write one line of JSON to the server's log."""
     line = json.dumps({"at": time.time(), "event": event, **fields})
     os.write(2, line.encode("ascii") + b"\n")
 
@@ -82,7 +82,7 @@ class _Connection:
 
 
 class Server:
-    """The loop. `serve` returns in every training process that it has forked, as well as at its own end."""
+    """The loop. `serve` returns in every training process that it has forked, and at its own end."""
 
     def __init__(self, listener: socket.socket, path: str, lock: int) -> None:
         self._listener = listener
@@ -105,7 +105,7 @@ class Server:
         self._running = False
 
     def serve(self, baseline: Baseline) -> Program | None:
-        """Serves until told to stop."""
+        """Serve until told to stop."""
         self._to_collapse = linux.huge_page_candidates()
         while self._running:
             for descriptor in self._ready(self._restartable(baseline)):
@@ -130,7 +130,7 @@ class Server:
         return None
 
     def close(self) -> None:
-        """Stops listening and removes the socket's file, if it is still ours."""
+        """Stop listening, and remove the socket's file if it is still ours."""
         if _identity(self._path) == self._identity:
             os.unlink(self._path)
         self._listener.close()
@@ -141,9 +141,9 @@ class Server:
         log("forkserver.ended", pid=os.getpid())
 
     def _abandon(self) -> None:
-        """In a fork: lets go of descriptors without closing them.
+        """In a fork: forget descriptors without closing them.
 
-        The keeper closes them by number. An object that did so later, when the training process collects it, would
+        The keeper closes them by number. An object that closed them later, when the training process collects it, would
         close whatever has that number by then.
         """
         for sock in (self._listener, self._wake, *(connection.socket for connection in self._connections.values())):
@@ -155,7 +155,7 @@ class Server:
         poll = select.poll()
         for descriptor in (self._listener.fileno(), self._wake.fileno(), *self._connections):
             poll.register(descriptor, select.POLLIN)
-        # Making forks quicker takes half a second in all, in pieces of milliseconds when there is no request.
+        # Optimising forks takes half a second in all, in pieces of milliseconds between requests.
         while self._to_collapse and not poll.poll(0):
             linux.collapse_into_huge_page(self._to_collapse.pop())
         seconds = min(startup.TICK_SECONDS, self._spares.look_again_seconds(needed))
@@ -165,7 +165,7 @@ class Server:
         try:
             sock, _ = self._listener.accept()
         except OSError:
-            return  # gone before we came to it, or no descriptors left: the others will end some day
+            return  # the client has left, or no descriptors are free until a connection ends
         sock.setblocking(False)
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _pid, uid, _gid = struct.unpack("3i", credentials)
@@ -189,10 +189,10 @@ class Server:
                 self._drop(connection)
 
     def _reap(self) -> None:
-        """Reaps exited keepers; kills what a dead one left to us.
+        """Reap exited keepers; kill what a dead keeper left behind.
 
-        A keeper ends by itself only when nothing is left below it. One that died otherwise left its tree, and each
-        orphan that dies leaves its own children: every such death reaches us, and is the time to look again.
+        A keeper exits by itself only when no process is left below it. One that died otherwise leaves its tree, and
+        each orphan that dies leaves its own children to this process: every such death triggers another sweep.
         """
         left_something = False
         with contextlib.suppress(ChildProcessError):
@@ -298,11 +298,11 @@ class Server:
         return {"ok": True, "keeper_pid": pid}, None
 
     def _restartable(self, baseline: Baseline) -> int:
-        """How many processes run whose successors a spare would start sooner."""
+        """Return how many running processes a spare could replace faster at a restart."""
         return 0 if baseline.cold is not None else sum(mode != "command" for mode in self._keepers.values())
 
     def _fork_ahead(self, baseline: Baseline) -> Program | None:
-        """One more spare; returns a program in the training process that it has become."""
+        """Fork one more spare; returns a program in the training process that it becomes."""
         ours, theirs = socket.socketpair()
         linux.block_signals()
         try:
@@ -311,7 +311,7 @@ class Server:
             linux.unblock_signals()
             ours.close()
             theirs.close()
-            self._spares.asked()  # not again at once
+            self._spares.asked()  # delay the next try
             log("forkserver.no_spare", error=str(error))
             return None
         if pid == 0:
@@ -325,7 +325,7 @@ class Server:
 
 
 def _or_die(start: Callable[[], Program]) -> Program:
-    """In the fork: an error here must not unwind into the server's loop."""
+    """In the fork: exit on an error, which must not unwind into the server's loop."""
     try:
         return start()
     except BaseException:
@@ -351,4 +351,4 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _noted(_number: int, _frame: object) -> None:
-    """A signal's only effect is the byte that the interpreter writes to the wake-up socket."""
+    """Do nothing: a signal's only effect is the byte that the interpreter writes to the wake-up socket."""

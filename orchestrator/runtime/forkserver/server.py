@@ -1,16 +1,16 @@
 """The fork server's entry point: `PYTHON -u server.py --socket S --log L [--preload MODULE]`.
 
-Owns the outermost stack frame. In the server that frame calls serve.main; in a training process serve.main has returned
+Owns the outermost stack frame. In the server this frame calls serve.main; in a training process serve.main has returned
 what to run, all of the server's frames are gone, and the user's code runs directly on top of this one. Falling off the
-end of this file is therefore the real end of an interpreter, for the script as if it had been started by hand: exit
-codes, exception hooks, threads, atexit and open files are CPython's own business, not imitated here.
+end of this file is therefore the real end of an interpreter, as for a script started by hand: CPython itself handles exit
+codes, exception hooks, threads, atexit and open files.
 """
 
 import sys
 
 _startup_modules = frozenset(sys.modules)
 
-import importlib.util  # noqa: E402 - what an interpreter has imported by itself is recorded first
+import importlib.util  # noqa: E402 - the modules of a bare interpreter are recorded first
 import os  # noqa: E402 - as above
 from typing import Any  # noqa: E402 - as above
 
@@ -19,7 +19,7 @@ _PACKAGE = "_orch_forkserver"
 
 
 def _load_package() -> Any:
-    """Makes this folder a package of a name that no user has, and not on sys.path."""
+    """Import this folder as a package whose name no user has, and which is not on sys.path."""
     if sys.path and os.path.realpath(sys.path[0]) == _HERE:
         del sys.path[0]
     init = os.path.join(_HERE, "__init__.py")

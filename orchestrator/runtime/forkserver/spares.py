@@ -1,9 +1,9 @@
-"""Keepers and training processes forked ahead of their request: a restart then waits for one message, not for two forks.
+"""Keepers and training processes forked before their request: a restart then waits for one message, not for two forks.
 
-Owns what happens between such a fork and its request. A spare keeper and its child have done all that needs no request
-(session, parentage, the first writes to pages that every process writes to) and read from a socket, the child from its
-keeper's, the keeper from the server's. A spare is nothing: it holds no lock, no descriptor of a job, no GPU. It ends
-with its server, by the end of its socket; a child ends with its keeper, by its parent's death.
+A spare keeper and its child have done everything that needs no request (session, parentage, the first writes to pages that
+every process writes to) and read from a socket: the child from its keeper's, the keeper from the server's. A spare holds
+no lock, no GPU and no descriptor of a job. It ends with its server, at the socket's end of file; a child ends with its
+keeper, by the parent-death signal.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from .warm import Baseline
 
 MOST = 16
-"""A spare, keeper and child, holds 10 MB of its own while it waits."""
+"""Memory of a waiting spare, keeper and child: 10 MB."""
 
 QUIET_SECONDS = 1.0
-"""Nothing is forked ahead this soon after a request: what it started has the processors to itself."""
+"""No fork ahead this soon after a request: the processors belong to the process that it started."""
 
 UNUSED_SECONDS = 4.0
-"""How long a spare outlives the need for it: a gang that failed is back before that."""
+"""How long a spare is kept without need: a failed gang restarts within this time."""
 
-_APART_SECONDS = 0.05  # two forks in a row would be felt by who trains
+_APART_SECONDS = 0.05  # two forks in a row would slow down training
 _SEND_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
 
 class Spares:
-    """The server's side: the spares by their keepers' process numbers, and when there should be one more or less."""
+    """The server's side: the spares by their keepers' process numbers, and when to add or remove one."""
 
     def __init__(self) -> None:
         self._channels: dict[int, socket.socket] = {}
@@ -56,15 +56,15 @@ class Spares:
 
     @property
     def pids(self) -> Collection[int]:
-        """The keepers that wait, or were told to end."""
+        """Return the keepers that wait, or were told to end."""
         return self._channels.keys() | self._leaving
 
     def asked(self) -> None:
-        """A request has come: it goes first."""
+        """Record a request, which has priority over forking ahead."""
         self._asked_at = time.monotonic()
 
     def adjust(self, needed: int) -> bool:
-        """Let go of the spares that have not been needed for a while; whether it is time to fork one more."""
+        """End the spares that have not been needed for a while; return whether to fork one more."""
         now = time.monotonic()
         needed = min(needed, MOST)
         if needed >= len(self):
@@ -76,7 +76,7 @@ class Spares:
         return needed > len(self) and now >= self._next_at()
 
     def look_again_seconds(self, needed: int) -> float:
-        """When ``adjust`` could have something to do."""
+        """Return in how many seconds ``adjust`` could have work."""
         if min(needed, MOST) > len(self):
             return max(self._next_at() - time.monotonic(), _APART_SECONDS)
         return math.inf
@@ -86,7 +86,7 @@ class Spares:
         return self._asked_at + pause
 
     def add(self, pid: int, channel: socket.socket) -> None:
-        """``pid`` waits at the other end of ``channel``."""
+        """Add the spare ``pid``, which waits at the other end of ``channel``."""
         channel.settimeout(_SEND_SECONDS)
         self._channels[pid] = channel
 
@@ -98,7 +98,7 @@ class Spares:
             try:
                 _send(channel, message, fds)
             except OSError:
-                proctree.kill(pid, signal.SIGKILL)  # dead already, or so stuck that it must not come to life later
+                proctree.kill(pid, signal.SIGKILL)  # already dead, or stuck: it must not start the request later
                 self._leaving.add(pid)
                 continue
             finally:
@@ -108,7 +108,7 @@ class Spares:
         return None
 
     def forget(self, pid: int) -> bool:
-        """``pid`` has ended; whether it was a spare. What ends them may end the next one too: the pause grows."""
+        """Remove ``pid``; return whether it was a spare. The next spare may die of the same cause, so the pause grows."""
         if pid in self._leaving:
             self._leaving.discard(pid)
             return True
@@ -121,20 +121,20 @@ class Spares:
         return True
 
     def abandon(self) -> None:
-        """In a fork: let go of descriptors without closing them (`Server._abandon`)."""
+        """In a fork: forget descriptors without closing them (`Server._abandon`)."""
         for channel in self._channels.values():
             channel.detach()
         self._channels.clear()
 
     def close(self) -> None:
-        """Let all of them end."""
+        """Close all channels, which ends the spares."""
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
 
 
 def wait_for_request(channel: int, baseline: Baseline) -> Program:
-    """Called in a fresh fork with all signals blocked: becomes a spare. Returns in a training process alone."""
+    """Become a spare, in a fresh fork with all signals blocked. Returns in a training process only."""
     keeper.settle({channel}, baseline)
     linux.set_title("orch-spare: keeper")
     reports = Reports()
@@ -160,7 +160,7 @@ def _as_keeper(
     message, fds = received
 
     def begin() -> keeper.Keeper:
-        """The child hears of its request when its lock file names it and its group has its limit."""
+        """Start the child after its lock file names it and its group has its limit."""
         kept = keeper.Keeper(request.parse(message, copies), reports, child_pid, started_at, group)
         _send(below, message, fds)
         below.close()
@@ -169,7 +169,7 @@ def _as_keeper(
             os.close(descriptor)
         return kept
 
-    copies = [os.dup(descriptor) for descriptor in fds]  # a keeper closes what its child alone needs
+    copies = [os.dup(descriptor) for descriptor in fds]  # a keeper closes its child's descriptors
     keeper.run(begin)
 
 
@@ -190,12 +190,12 @@ def _as_child(channel: socket.socket, baseline: Baseline, reports: Reports, keep
     received = _receive(channel)
     if received is None:
         os._exit(1)
-    channel.detach()  # closed by its number, like everything else that the program is not to have
+    channel.detach()  # closed by its number, like all descriptors that the program must not have
     return launch.launch(request.parse(*received), baseline, reports, keeper_pid)
 
 
 def _received_by_keeper(channel: int, child_pid: int) -> tuple[dict[str, Any], list[int]] | None:
-    """The request; None when there will be none, or no process to carry it out."""
+    """Return the request; None when there is none, or the child has ended."""
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     child = None
@@ -214,12 +214,12 @@ def _received_by_keeper(channel: int, child_pid: int) -> tuple[dict[str, Any], l
 def _send(channel: socket.socket, message: dict[str, Any], fds: list[int]) -> None:
     data = wire.encode(message)
     sent = socket.send_fds(channel, [data], fds)
-    if sent < len(data):  # a reader that has all may be gone: even nothing cannot be sent to it
+    if sent < len(data):  # a reader that has everything may have closed
         channel.sendall(memoryview(data)[sent:])
 
 
 def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """One whole request with its descriptors; None at the end of the stream."""
+    """Receive one complete request with its descriptors; None at the end of the stream."""
     reader = wire.RequestReader()
     message = None
     while message is None:

@@ -1,7 +1,7 @@
-"""How F comes to be: a child of init, the only one for its socket, reachable.
+"""Starts F: a child of init, the only server of its socket.
 
-Owns the daemon's two forks, the lock beside the socket, and the socket's file. What goes wrong here is told to the
-starter, who waits for one line; after that line the log is all there is.
+Owns the daemon's two forks, the lock beside the socket, and the socket's file. Errors here go to the starter, which waits
+for one line; after that line they go to the log only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from . import linux, wire
 
 TICK_SECONDS = 2.0
-"""How often an idle server looks whether its socket is still there."""
+"""How often an idle server checks whether its socket's file still exists."""
 
 _LOCK_RETRY_SECONDS = 0.05
 _BACKLOG = 128
@@ -28,14 +28,14 @@ _BACKLOG = 128
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What makes a process the server: it listens, and holds the lock."""
+    """What a process needs to be the server: the listening socket and the lock."""
 
     listener: socket.socket
     lock: int
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line, which only forkclient.py writes."""
+    """Parse the command line, which only spawn/client.py writes."""
     parser = argparse.ArgumentParser(prog="orch-forkserver", description="Forks training processes; started by orch.")
     parser.add_argument("--socket", required=True, help="Unix socket to listen on; NAME.lock beside it is the lock")
     parser.add_argument("--log", required=True, help="file that the server and its keepers append to")
@@ -47,7 +47,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def become_the_server(options: argparse.Namespace) -> Claim | None:
-    """In the daemon: its claim. None in the starter's process, and in a daemon that is not needed or not able."""
+    """Return the claim, in the daemon. None in the starter's process, and in a daemon that is not needed or has failed."""
     if options.inherited is not None:
         return _inherit(*options.inherited)
     _refuse_shared(os.path.dirname(options.socket))
@@ -69,16 +69,16 @@ def become_the_server(options: argparse.Namespace) -> Claim | None:
 
 
 def _refuse_shared(directory: str) -> None:
-    """Ends the starter's process where another user could take the socket's place, or read the log."""
+    """End the starter's process where another user could replace the socket, or read the log."""
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise SystemExit(f"{directory} is not a directory of this user alone; remove it")
 
 
 def start_over_cold(options: argparse.Namespace, claim: Claim, reason: str) -> NoReturn:
-    """Replaces this process, which must not be forked from, by one that has imported nothing.
+    """Replace this process, which must not be forked from, by one that has imported nothing.
 
-    Number, socket, waiting clients and lock stay: a process keeps its POSIX locks when it executes a program.
+    Process number, socket, waiting clients and lock stay: a process keeps its POSIX locks when it executes a program.
     """
     numbers = [claim.listener.fileno(), claim.lock]
     for number in numbers:
@@ -95,7 +95,7 @@ def _inherit(listener: int, lock: int) -> Claim:
 
 
 def _daemonize(log_path: str) -> int | None:
-    """Leaves the starter's session and parentage. In the daemon: the pipe to announce on; in the starter: None.
+    """Leave the starter's session and parentage. Returns in the daemon the pipe to announce on; in the starter None.
 
     The starter's process relays the announcement to its stdout and ends; the daemon is a child of init.
     """
@@ -128,9 +128,9 @@ def _announce(pipe: int, message: dict[str, Any]) -> None:
 
 
 def _lock(path: str, socket_path: str) -> tuple[int | None, int | None]:
-    """The lock's descriptor, or None and who holds it. A POSIX lock: forks do not inherit it, the kernel frees it.
+    """Return the lock's descriptor, or None and the holder. A POSIX lock: forks do not inherit it, the kernel frees it.
 
-    A holder without a socket is on its way out and will notice at its next tick: that is waited for.
+    A holder without a socket is about to end and notices that at its next tick: this waits for it.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     until = time.monotonic() + 2 * TICK_SECONDS
@@ -150,7 +150,7 @@ def _lock(path: str, socket_path: str) -> tuple[int | None, int | None]:
 
 
 def _listen(path: str) -> socket.socket:
-    """A fresh socket file, for this user only. The lock is held, so a file in the way is a dead server's."""
+    """Create a socket file for this user only. The lock is held, so an existing file is a dead server's."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

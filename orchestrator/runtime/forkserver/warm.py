@@ -1,7 +1,7 @@
-"""What the fork server does once, before it serves: import, exercise, restore, freeze.
+"""Warms the fork server up once, before it serves: import, exercise, restore, freeze.
 
-Owns the list of what is worth having imported, and the record of what a fresh interpreter would look like (`Baseline`),
-from which coldness.py and interpreter.py work. Never touches a GPU. Leaves one thread, the caller's.
+Owns the list of what is worth importing, and the record of a fresh interpreter's state (`Baseline`), for cold_start.py
+and interpreter.py. Never touches a GPU. Leaves one thread, the caller's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import linux, torch_workarounds
 if TYPE_CHECKING:
     from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
 
-# Read by OpenBLAS when numpy loads it: a pool of threads in the fork server would make every fork unsafe. The
+# Read by OpenBLAS when numpy loads it: a thread pool in the fork server would make every fork unsafe. The
 # interpreter of each training process sets the count that it would have had (interpreter.py).
 SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1"}
 
@@ -35,7 +35,7 @@ _OPENBLAS_SETTERS = (
     "scipy_openblas_set_num_threads64_",
 )
 
-# A process holding one of these has spoken to a driver, and its forks cannot.
+# A process with one of these open has called a driver, and its forks cannot.
 _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/neuron", "/dev/xpu")
 
 _TORCH_MODULES = (
@@ -49,44 +49,44 @@ _TORCH_MODULES = (
 
 
 class NotServableError(Exception):
-    """The process must not be forked from; the message says what was found, and the log of the server holds more."""
+    """The process must not be forked from; the message names the reason, and the server's log holds more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """A fresh interpreter's state, as far as it cannot be asked for again later."""
+    """A fresh interpreter's state, as far as it cannot be read again later."""
 
     cold: str | None
-    """Why nothing was imported, and every start is a cold one; None: the normal case."""
+    """Why nothing was imported and every start is a cold one; None: the normal case."""
     python: str
     """The interpreter's path, as the process that started it wrote it."""
     process_name: str
     environ: dict[str, str]
     """When the interpreter started."""
     own_modules: tuple[str, ...]
-    """The names under which this package is imported: no script should find them."""
+    """The names under which this package is imported; hidden from scripts."""
     consulted: frozenset[str]
     """The variables that imports have read: another value for one of them needs a fresh interpreter."""
     startup_modules: frozenset[str]
-    """What an interpreter has imported before it knows its script; nothing beside the script can shadow these."""
+    """What a bare interpreter imports; a module beside the script cannot shadow these."""
     modules: dict[str, str | None]
     """Every imported top-level module, and its file."""
     sys_path: tuple[str, ...]
     default_threads: int | None
     """torch's thread count on this machine when nothing sets it; None without torch."""
     openblas_setters: tuple[Callable[[int], object], ...]
-    """What sets the thread count of each copy of OpenBLAS that came along."""
+    """Sets the thread count of each loaded copy of OpenBLAS."""
     torch_version: str | None
     warm_seconds: float
     descriptors: frozenset[int]
-    """What imported libraries hold open; normally nothing."""
+    """Descriptors that imported libraries hold open; normally none."""
 
 
 class _RecordingEnviron(type(os.environ)):  # type: ignore[misc]  # the class is private, the instance is not
-    """os.environ that remembers which names were asked for.
+    """os.environ that records which names were read.
 
-    Going through all of it asks for none by name: tqdm does so, torch imports tqdm where it is installed, and every
-    variable that differs would mean a cold start. What tqdm looks for is among the prefixes of coldness.py.
+    A loop over all of it records no name: tqdm does so, torch imports tqdm where it is installed, and every variable that
+    differs would mean a cold start. What tqdm looks for is among the prefixes of cold_start.py.
     """
 
     def __getitem__(self, key: str) -> str:
@@ -131,7 +131,7 @@ def _recorded_environment() -> Iterator[None]:
 def warm(
     preload: Sequence[str], log: Callable[..., None], startup_modules: frozenset[str], *, cold: str | None
 ) -> Baseline:
-    """Imports and exercises everything, and returns what was there before; raises NotServableError.
+    """Import and exercise everything; return what was there before. Raises NotServableError.
 
     With `cold`, a reason, it imports nothing: forks of such a server only execute fresh interpreters.
     """
@@ -139,19 +139,19 @@ def warm(
     environ = dict(os.environ)
     sys_path = tuple(sys.path)
     open_before = linux.open_descriptors()
-    gc.disable()  # what is imported stays: there is nothing to look for meanwhile
+    gc.disable()  # imported objects stay: a collection would find nothing
     try:
         torch_version, default_threads = (None, None) if cold else _import_all(preload, log)
     finally:
         gc.enable()
     _check_servable()
-    # Whatever a child need not do itself, nor touch: each page that it writes to must be copied first.
+    # Work and writes that a child can be spared: each page that a child writes to must be copied first.
     linecache.clearcache()
     names = [name for name in sys.modules if name and "." not in name]
     modules = {name: getattr(sys.modules[name], "__file__", None) for name in names}
     setters = tuple(_openblas_setters())
     gc.collect()
-    gc.freeze()  # no collection in a child will touch what was imported here
+    gc.freeze()  # no collection in a child touches what was imported here
     return Baseline(
         cold=cold,
         modules=modules,
@@ -171,7 +171,7 @@ def warm(
 
 
 def _import_all(preload: Sequence[str], log: Callable[..., None]) -> tuple[str | None, int | None]:
-    """Torch's version and default thread count; None without it. What is absent or broken the job's own import says."""
+    """Return torch's version and default thread count; None without it. The job's own import reports missing modules."""
     version, threads = None, None
     with _recorded_environment():
         try:
@@ -197,7 +197,7 @@ def _openblas_setters() -> Iterator[Callable[[int], object]]:
 
 
 def _exercise(torch: Any) -> None:
-    """Imports what torch imports late: one step of one model pulls in a second's worth of modules."""
+    """Import what torch imports late: one step of one model loads modules for a second."""
     with _no_gpu(torch):
         for name in _TORCH_MODULES:
             importlib.import_module(name)
@@ -207,7 +207,7 @@ def _exercise(torch: Any) -> None:
 
 
 def train_once(torch: Any) -> None:
-    """One small step with each of two optimizers, saved and loaded: what nearly every script does."""
+    """Run one small step with each of two optimizers, saved and loaded: what nearly every script does."""
     file = io.BytesIO()
     with _no_gpu(torch):
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -224,7 +224,7 @@ def train_once(torch: Any) -> None:
 
 @contextlib.contextmanager
 def _no_gpu(torch: Any) -> Iterator[None]:
-    """Keeps torch from asking the driver how many GPUs there are, which alone would spoil every fork."""
+    """Keep torch from asking the driver how many GPUs there are, which alone would make every fork unusable."""
     saved = (torch.cuda.is_available, torch.cuda.device_count)
     torch.cuda.is_available, torch.cuda.device_count = (lambda: False), (lambda: 0)
     try:
@@ -247,8 +247,8 @@ def _check_servable() -> None:
 
 
 def _is_cuda_spoilt_in_forks(torch: Any) -> bool:
-    """Whether torch itself would refuse CUDA in a fork of this process: asked in one."""
+    """Whether torch would refuse CUDA in a fork of this process: asks in a fork."""
     pid = os.fork()
     if pid == 0:
-        os._exit(1 if torch.cuda._is_in_bad_fork() else 0)  # noqa: SLF001 - torch has no public word for it
+        os._exit(1 if torch.cuda._is_in_bad_fork() else 0)  # noqa: SLF001 - torch has no public function for it
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0

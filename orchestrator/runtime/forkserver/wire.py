@@ -1,6 +1,6 @@
-"""What travels between a client and the fork server, and between a keeper and its owner.
+"""Messages between a client and the fork server, and between a keeper and its owner.
 
-Owns framing and names; interprets nothing. Requests and replies are JSON behind a four-byte length; file descriptors
+Owns framing and names; interprets no message. Requests and replies are JSON behind a four-byte length; file descriptors
 travel beside the first byte of a request (SCM_RIGHTS), their roles named in order by the request's `fds`. The lifeline
 carries JSON lines both ways. Standard library only: both sides import this file.
 """
@@ -33,7 +33,7 @@ class WireError(Exception):
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """One framed message. Surrogates (bytes of an environment that are not UTF-8) survive the round trip."""
+    """Frame one message. Surrogates (bytes of an environment that are not UTF-8) survive the round trip."""
     body = json.dumps(message, separators=(",", ":")).encode("ascii")
     if len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}; shorten env or args")
@@ -41,7 +41,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def body_length(header: bytes) -> int:
-    """The length that a header announces, in bytes."""
+    """Return the length that a header announces, in bytes."""
     (length,) = HEADER.unpack(header)
     if length > MAX_MESSAGE_BYTES:
         raise WireError(f"the peer announced a message of {length} bytes; the limit is {MAX_MESSAGE_BYTES}")
@@ -49,7 +49,7 @@ def body_length(header: bytes) -> int:
 
 
 def decode(body: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """The message in a body."""
+    """Decode the message in a body."""
     try:
         message = json.loads(bytes(body))
     except (ValueError, RecursionError) as error:
@@ -60,7 +60,7 @@ def decode(body: bytes | bytearray | memoryview) -> dict[str, Any]:
 
 
 class RequestReader:
-    """Puts requests together as they arrive, with the descriptors that travel beside them."""
+    """Assembles requests as they arrive, with the descriptors that travel beside them."""
 
     __slots__ = ("_buffer", "_fds")
 
@@ -69,7 +69,7 @@ class RequestReader:
         self._fds: list[int] = []
 
     def receive(self, sock: socket.socket) -> dict[str, Any] | None:
-        """Reads what is there; a whole request, or None as long as there is none. EOFError at the end."""
+        """Read what is available; return a complete request, or None before it is complete. Raises EOFError at the end."""
         data, fds, flags, _ = socket.recv_fds(sock, _READ_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         self._fds.extend(fds)
         if flags & socket.MSG_CTRUNC:
@@ -87,18 +87,18 @@ class RequestReader:
         return message
 
     def take_fds(self) -> list[int]:
-        """The descriptors that have come; the caller owns them."""
+        """Return the received descriptors; the caller owns them."""
         fds, self._fds = self._fds, []
         return fds
 
 
 def encode_line(message: dict[str, Any]) -> bytes:
-    """One message of the lifeline."""
+    """Encode one message of the lifeline."""
     return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 class LineReader:
-    """Cuts a byte stream into JSON lines; what is not one is an error of the peer."""
+    """Splits a byte stream into JSON lines; any other content is an error of the peer."""
 
     __slots__ = ("_buffer",)
 
@@ -106,7 +106,7 @@ class LineReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Adds bytes; returns the messages that they completed."""
+        """Add bytes; return the messages that they complete."""
         self._buffer += data
         *lines, rest = self._buffer.split(b"\n")
         if len(rest) > MAX_LINE_BYTES:

@@ -1,4 +1,4 @@
-"""An embedded Ray head: its start, its processes, which outlive the daemon, and its end.
+"""The embedded Ray head: its start, its processes, which outlive the daemon, and its end.
 
-Must not ask Ray anything about nodes or actors. Begin with ``embedded.py``.
+Must not query Ray about nodes or actors. Begin with ``embedded.py``.
 """

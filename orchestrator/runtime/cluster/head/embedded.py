@@ -1,4 +1,4 @@
-"""The embedded head: found again or started, watched, ended. It outlives the daemon that started it."""
+"""Finds, starts, watches and ends the embedded head, which outlives the daemon that started it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from orchestrator.runtime.cluster.site import Site
 
-OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's minimum is 75 MB; nothing large travels through it
+OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's minimum is 75 MB; orch sends nothing large
 LOOPBACK: Final = "127.0.0.1"
 
 
 class EmbeddedHead:
-    """``on_died`` is called, in the loop's thread, when a process of the head has ended."""
+    """The embedded head. ``on_died`` is called, in the loop's thread, when a process of the head has ended."""
 
     def __init__(self, site: Site, *, num_cpus: int | None, simulate_gpus: int, on_died: Callable[[], None]) -> None:
         self._site = site
@@ -39,22 +39,22 @@ class EmbeddedHead:
         self._on_died = on_died
         self._fork_server = FirstForkServer(site.fork_socket)
         self._head: Head | None = None
-        self._began = False  # by this process: what a start that fails has to take back
+        self._began = False  # by this process; a failed start ends it
         self._handles: list[int] = []
         self.token = ""  # authenticates calls to the head
 
     @property
     def address(self) -> str:
-        """Where the head is; empty while there is none."""
+        """Address of the head; empty while there is none."""
         return self._head.gcs_address if self._head else ""
 
     @property
     def raylet_pid(self) -> int | None:
-        """The process of the head's own node."""
+        """Process id of the raylet of the head's own node."""
         return self._head.pids["raylet"][0] if self._head else None
 
     async def ensure(self) -> str:
-        """Find the head or start one, and watch it; its address. Raises ClusterError, TokenFileError."""
+        """Find the head or start one, watch it, and return its address. Raises ClusterError, TokenFileError."""
         outlive_heads()
         self.token = self._keep_token()
         self._head = await self._find()
@@ -65,7 +65,7 @@ class EmbeddedHead:
         return self._head.gcs_address
 
     def _keep_token(self) -> str:
-        """Make the token where there is none, and have Ray use it."""
+        """Create the token if there is none, and make Ray use it."""
         path = self._site.paths.ray / "token"
         if not path.exists():
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -83,7 +83,7 @@ class EmbeddedHead:
         return None
 
     async def start(self) -> Head:
-        """A new head, which ``ensure`` finds. What its first jobs are forked from becomes warm meanwhile."""
+        """Start a new head, which ``ensure`` finds. The fork server of its first jobs warms up meanwhile."""
         self._fork_server.begin()
         try:
             head = await self._launch()
@@ -128,7 +128,7 @@ class EmbeddedHead:
             self._handles.append(handle)
 
     def unwatch(self) -> None:
-        """No death of the head is told any more."""
+        """Stop reporting the head's death."""
         loop = asyncio.get_running_loop()
         for handle in self._handles:
             loop.remove_reader(handle)
@@ -140,14 +140,14 @@ class EmbeddedHead:
         self._on_died()
 
     async def end(self) -> None:
-        """End every process of the head, or what is left of it."""
+        """End every process of the head, also those left of a dead one."""
         head, self._head = self._head, None
         if head is not None:
             await asyncio.to_thread(kill_session, head)
         self._site.head_file.unlink(missing_ok=True)
 
     async def take_back(self) -> None:
-        """End the head that a start which failed has begun; one that was there before is left alone: jobs may run on it."""
+        """End the head that a failed start has begun; leave alone an earlier one, on which jobs may run."""
         began, self._began = self._began, False
         if not began:
             return

@@ -1,4 +1,4 @@
-"""The fork server that is begun while a new head starts, so that it is warm when the node's agent looks for it."""
+"""Starts a fork server while a new head starts, so that it is warm when the node's agent looks for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FirstForkServer:
-    """Of the daemon's own interpreter, on this machine."""
+    """A fork server of the daemon's own interpreter, on this machine."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
@@ -27,24 +27,24 @@ class FirstForkServer:
         self._beginning = asyncio.create_task(asyncio.to_thread(self._start))
 
     async def begun(self) -> None:
-        """Return when it has started, or cannot: the agent tries again, and tells."""
+        """Return when it has started or failed; after a failure the agent tries again and reports the reason."""
         if self._beginning is not None:
             await asyncio.wait({self._beginning})
             self._beginning.exception()
 
     async def end(self) -> None:
-        """End the one that was begun; one that was there before is left alone."""
+        """End the fork server that this object started; leave alone one that existed before."""
         begun, self._beginning = self._beginning, None
         if begun is None:
             return
-        await asyncio.wait({begun})  # a thread: it cannot be told to stop, and what it starts has to be known
+        await asyncio.wait({begun})  # a thread cannot be cancelled, and what it starts must be known
         server = None if begun.exception() is not None else begun.result()
         if server is not None and not server.already_running:
             self._socket.unlink(missing_ok=True)
             await asyncio.to_thread(end_fork_server, server.pid)
 
     def _start(self) -> StartedServer:
-        """Raises ForkServerError."""
+        """Start the fork server. Raises ForkServerError."""
         from orchestrator.runtime.nodes.agent import PRELOAD
 
         path = self._socket

@@ -1,15 +1,15 @@
-"""Starts an embedded Ray head as small as it gets, and exits: ``python -m orchestrator.runtime.cluster.head.launcher '{json}'``.
+"""Starts a minimal embedded Ray head, and exits: ``python -m orchestrator.runtime.cluster.head.launcher '{json}'``.
 
-A process of its own, because Ray's ``Node`` reads its settings from the environment once and holds on to them. What it
-starts (gcs_server, raylet and the raylet's agents) outlives it, in the session that it was started in. It prints one JSON
-line: the address and the process ids.
+It is a separate process because Ray's ``Node`` reads its settings from the environment once. What it starts
+(gcs_server, raylet and the raylet's agents) outlives it, in the same session. It prints one JSON line: the address and
+the process ids.
 
-Ray opens the directories of its session to every user, whatever the umask, and again each time that a worker starts: what
-closes them is the directory that ``temp_dir`` lies in, which is this user's alone.
+Ray makes the directories of its session readable by every user, whatever the umask, and again whenever a worker starts;
+``temp_dir`` therefore lies in a directory that only this user can enter.
 
 Ray's ``ray start`` takes 2 s longer and also starts a monitor (80 MB), a log monitor and a dashboard process (120 MB)
 that nothing here uses. Leaving them out needs ``ray._private.node``: that dependency lives in this file only;
-``tests/integration/test_ray_internals.py`` tells when a new Ray breaks it, and ``cluster.py`` falls back to ``ray start``.
+``tests/integration/test_ray_internals.py`` fails when a new Ray breaks it, and ``cluster.py`` falls back to ``ray start``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestrator.runtime.cluster.head import worker_setup
 
 
 def start_head(options: dict[str, Any]) -> dict[str, Any]:
-    """Start the head; returns its GCS address, the session directory, and process ids by name."""
+    """Start the head; return its GCS address, its session directory, and its process ids by name."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
@@ -30,7 +30,7 @@ def start_head(options: dict[str, Any]) -> dict[str, Any]:
         """A head without the dashboard's server process."""
 
         def start_api_server(self, **_options: Any) -> None:
-            """Nothing: no part of orch talks to it."""
+            """Start nothing: no part of orch uses the dashboard's server."""
 
     params = RayParams(
         num_cpus=options["num_cpus"],
@@ -42,7 +42,7 @@ def start_head(options: dict[str, Any]) -> dict[str, Any]:
         gcs_server_port=options["port"],
         temp_dir=options["temp_dir"],
         include_dashboard=False,
-        # Ray's own choice is one fixed port: every further head on the machine tries for seconds to get it.
+        # Ray's default is one fixed port, which every further head on the machine tries for seconds to bind.
         dashboard_agent_listen_port=0,
         include_log_monitor=False,
         no_monitor=True,

@@ -1,6 +1,6 @@
-"""The processes of an embedded Ray head: what they read from their environment, and how nothing is left of them.
+"""Finds, describes and ends the processes of an embedded Ray head, and sets the environment that they read.
 
-Looks processes up by what the head's file says of them, or by their command lines; knows nothing of the connection to Ray.
+Finds processes by the head's file or by their command lines; knows nothing of the connection to Ray.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The embedded head that runs, as its file says."""
+    """The running embedded head, as its file describes it."""
 
     gcs_address: str
     pids: Mapping[str, tuple[int, float]]
@@ -30,7 +30,7 @@ class Head:
 
 
 def read_head(path: Path) -> Head | None:
-    """The head that the file tells of, whether it runs or not."""
+    """Read the head that the file describes, whether it runs or not."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -43,7 +43,7 @@ def read_head(path: Path) -> Head | None:
 
 
 def write_head(path: Path, head: Head) -> None:
-    """Note the head, whole or not at all."""
+    """Write the head's file atomically."""
     told = {"gcs_address": head.gcs_address, "session_dir": head.session_dir, "pids": dict(head.pids)}
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(told))
@@ -51,43 +51,43 @@ def write_head(path: Path, head: Head) -> None:
 
 
 def ray_environment(token: Path) -> dict[str, str]:
-    """What Ray reads from the environment of everything that belongs to an embedded head."""
+    """Return the environment variables that Ray reads in every process of an embedded head."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray otherwise trades the loopback address for the machine's outside one, which may not be reachable from
-        # inside, and would open its ports to the network.
+        # Ray otherwise replaces the loopback address by the machine's external one, which may not be reachable from
+        # inside, and opens its ports to the network.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        # How long a connection waits for a raylet that is not there: one that died while the daemon connected. Ray's own
-        # minute would be a minute without a repair.
+        # How long a connection attempt waits for a raylet that has died meanwhile. Ray's default of one minute would delay
+        # the repair by a minute.
         "RAY_gcs_server_request_timeout_seconds": "15",
     }
 
 
 def kill_session(head: Head) -> None:
-    """Kill what is left of an embedded head: its processes, and whatever they started. Returns when all are gone."""
+    """Kill what is left of an embedded head: its processes, and everything they started. Return when all have ended."""
     victims: list[psutil.Process] = []
     for pid, created in head.pids.values():
         if is_alive(pid, created):
             process = psutil.Process(pid)
             victims += [process, *process.children(recursive=True)]
-    # Workers whose raylet has died; they name their session on their command line until they rename themselves.
+    # Workers whose raylet has died; their command line names the session until they rename themselves.
     _kill([*victims, *_mentioning(head.session_dir)])
 
 
 def end_fork_server(pid: int) -> None:
-    """End a fork server that has forked no rank, and the processes that it keeps ahead; return when they are gone."""
+    """End a fork server that has forked no rank, with its spare processes; return when they have ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         server = psutil.Process(pid)
         _kill([*server.children(recursive=True), server])
 
 
 def clear_sessions(temp_dir: Path) -> None:
-    """End heads that are recorded nowhere, because their daemon died before it could note them; keep the newest one's logs."""
+    """End heads without a record, because their daemon died before it wrote one; keep the logs of the newest."""
     starter, member = json.dumps(str(temp_dir)), f"{temp_dir}/session_"
-    while strays := _mentioning(starter, member):  # a starter may have gone one step further
+    while strays := _mentioning(starter, member):  # a starter may have started another process meanwhile
         _kill(strays)
     sessions = sorted(p for p in temp_dir.glob("session_*") if p.is_dir() and not p.is_symlink())
     for session in sessions[:-1]:
@@ -95,7 +95,7 @@ def clear_sessions(temp_dir: Path) -> None:
 
 
 def _mentioning(*markers: str) -> list[psutil.Process]:
-    """Processes of this user with one of ``markers`` on their command line."""
+    """List this user's processes with one of ``markers`` on their command line."""
     return [
         process
         for process in psutil.process_iter(["cmdline", "uids", "status"])
@@ -114,7 +114,7 @@ def _kill(victims: list[psutil.Process]) -> None:
 
 
 def is_alive(pid: int, created: float) -> bool:
-    """Whether the process that began at ``created`` (Unix seconds) still runs; another one under its id does not count."""
+    """Whether the process that started at ``created`` (Unix seconds) still runs; another one with its id does not count."""
     try:
         process = psutil.Process(pid)
         return abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE

@@ -1,7 +1,7 @@
-"""Starts an embedded Ray head in a process of its own, and leaves nothing of one that does not come up.
+"""Starts an embedded Ray head in its own process, and leaves no process behind when the start fails.
 
-What Ray needs to start grows with what else the machine does: the limits grow with its load, and a start that fails is
-tried again, with one line in the log for each.
+Ray's start takes longer on a loaded machine: the limits grow with the load, and a failed start is repeated, with one
+line in the log for each try.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ STARTER: Final = (sys.executable, "-m", "orchestrator.runtime.cluster.head.launc
 log = structlog.get_logger("orch.ray")
 
 SYSTEM_CONFIG: Final = {
-    # Idle workers have imported what a rank actor needs, and no more, before one is asked of them.
+    # Idle workers import what a rank actor needs, and no more, before they get work.
     "preload_python_modules": ["orchestrator.runtime.cluster.worker_preload"],
-    # Rank actors watch and restart; on a busy machine they must not wait behind what they watch.
+    # Rank actors watch and restart; on a busy machine they must not wait for the processes that they watch.
     "worker_niceness": 0,
-    # Ranks are what the kernel kills when memory runs out. Ray would offer it its workers first, and so would its own
-    # monitor, which sees how much is used but not by which process that a worker did not start.
+    # When memory runs out, the kernel must kill ranks. Ray would offer its workers first, and so would its own monitor,
+    # which sees how much memory is used but not by which of the processes that a worker did not start.
     "worker_oom_score_adjustment": 0,
     "memory_monitor_refresh_ms": 0,
-    # Ray's own metrics are not read here; collecting them costs every process a little, all the time.
+    # Ray's own metrics are not read here; collecting them costs every process some time.
     "enable_metrics_collection": False,
     "event_stats": False,
     "task_events_report_interval_ms": 0,
-    # Looks after objects, spilled files, idle workers and an autoscaler's wishes, of which there are next to none here.
+    # Manages objects, spilled files, idle workers and an autoscaler's requests, of which there are nearly none here.
     "raylet_check_gc_period_milliseconds": 10_000,
     "object_manager_timer_freq_ms": 1_000,
     "local_fs_monitor_interval_ms": 10_000,
@@ -57,16 +57,16 @@ SYSTEM_CONFIG: Final = {
 
 
 class ClusterError(Exception):
-    """Ray could not be started or reached; the message says what it answered and what to do next."""
+    """Ray cannot be started or reached; the message gives Ray's answer and what to do next."""
 
 
 def start_seconds() -> float:
-    """How long a start of Ray may take on this machine as it is now."""
+    """Return how long a start of Ray may take, in seconds, at the machine's present load."""
     return scaled(HEAD_SECONDS, os.getloadavg()[0], os.cpu_count() or 1)
 
 
 def scaled(seconds: float, load: float, cpus: int) -> float:
-    """``seconds``, times the runnable processes per CPU where there are more than one; five times at most."""
+    """Return ``seconds`` times the runnable processes per CPU, at least once and at most five times."""
     return seconds * min(max(1.0, load / cpus), MOST_LOAD)
 
 
@@ -79,9 +79,9 @@ async def launch_head(
     tries: int = START_TRIES,
     limit: Callable[[], float] = start_seconds,
 ) -> Head:
-    """A new head, tried ``tries`` times. Raises ClusterError with the last reason; no process is left then.
+    """Start a new head in at most ``tries`` tries. Raises ClusterError with the last reason; no process is left then.
 
-    ``starter`` is the command that starts it; ``limit`` says in seconds how long one try may take.
+    ``starter`` is the command that starts it; ``limit`` returns how many seconds one try may take.
     """
     for number in range(1, tries + 1):
         await asyncio.to_thread(clear_sessions, temp_dir)
@@ -100,7 +100,7 @@ async def _launch(command: Sequence[str], temp_dir: Path, environ: Mapping[str, 
         process = _begin(command, environ, stdout, stderr)
         try:
             async with asyncio.timeout(seconds):
-                # The head mostly waits for its own processes: this one imports Ray meanwhile, which takes it a second.
+                # The head mostly waits for its own processes; this process imports Ray meanwhile, which takes a second.
                 await asyncio.gather(_ended(process), asyncio.to_thread(importlib.import_module, "ray"))
         except TimeoutError as error:
             raise ClusterError(f"Ray's head did not start within {seconds:.0f} s; see {temp_dir}") from error
@@ -119,7 +119,7 @@ async def _launch(command: Sequence[str], temp_dir: Path, environ: Mapping[str, 
 def _begin(
     command: Sequence[str], environ: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """The starter's process. Not asyncio's: one of those that is given up complains when its loop is closed."""
+    """Start the starter's process. Not with asyncio, which complains about an abandoned process when its loop closes."""
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -132,7 +132,7 @@ def _begin(
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> None:
-    """Return when the process has ended; cancelled, nothing of it is left in the event loop."""
+    """Return when the process has ended; a cancellation leaves nothing in the event loop."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     handle = os.pidfd_open(process.pid)
     loop.add_reader(handle, ended.set)

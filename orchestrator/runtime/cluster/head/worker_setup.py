@@ -1,8 +1,8 @@
-"""What the raylet of an embedded head starts for each worker: takes the worker's place at once.
+"""The program that an embedded head's raylet starts for each worker: it replaces itself by the worker at once.
 
 Ray's own ``setup_worker.py`` prepares a ``runtime_env`` and then replaces itself by the worker. To do so it imports all of
-Ray, and so does the worker after it: 0.5 s of processor time before every actor. Without a ``runtime_env`` there is nothing
-to prepare; with one, Ray's own program takes over.
+Ray, and so does the worker after it: 0.5 s of processor time for every actor. Without a ``runtime_env`` there is nothing
+to prepare; with one, this program executes Ray's own.
 
 The raylet runs this file by its path. It imports nothing of orch or Ray.
 """
@@ -22,7 +22,7 @@ _LANGUAGE: Final = "--language"
 
 
 def command(arguments: list[str], python: str) -> list[str]:
-    """What to execute with ``python``, of the arguments that the raylet gives."""
+    """Return the command to execute with ``python``, from the arguments that the raylet gives."""
     options: dict[str, str] = {}
     passed_on: list[str] = []
     remaining = iter(arguments)
@@ -39,7 +39,7 @@ def command(arguments: list[str], python: str) -> list[str]:
 
 
 def _is_plain(context: str, python: str) -> bool:
-    """Nothing is to be prepared, and the worker runs in this interpreter."""
+    """Whether the worker needs no preparation and runs in this interpreter."""
     try:
         wanted = json.loads(context or "{}")
     except ValueError:

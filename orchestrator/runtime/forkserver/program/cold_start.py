@@ -1,7 +1,7 @@
-"""When a forked interpreter would differ from a fresh one, and why.
+"""Decides whether a forked interpreter would differ from a fresh one, and why.
 
-Owns the decision between a warm start (run the script in the fork) and a cold one (replace the fork by a fresh
-interpreter, a second or two slower and exact). Pure but for one listing of the script's directory.
+A warm start runs the script in the fork; a cold start replaces the fork by a fresh interpreter, which is a second or two
+slower and exact. Pure except for one listing of the script's directory.
 
 A variable matters when its value differs from the one the fork server started with *and* it has been read already:
 Python code (recorded while warming, see warm.py) or code in C, which is listed here by name.
@@ -66,7 +66,7 @@ _NAMES = frozenset(
         "TORCH_SHOW_CPP_STACKTRACES",
     }
 )
-# Set through the libraries in the fork, read again at every use, or true of every training process anyway.
+# Set through the libraries in the fork, read again at every use, or the same in every training process.
 _HANDLED = frozenset(
     {
         "OMP_NUM_THREADS",
@@ -82,7 +82,7 @@ _WARM_OPTIONS = frozenset({"-u"})
 
 
 def cold_reason(baseline: Baseline, env: dict[str, str], options: Sequence[str], search: str) -> str | None:
-    """Why this process needs a fresh interpreter, or None.
+    """Return why this process needs a fresh interpreter, or None.
 
     `search` is the directory that will be sys.path[0].
     """
@@ -103,7 +103,7 @@ def _was_read(name: str, consulted: Iterable[str]) -> bool:
 
 
 def _shadowing(search: str, loaded: dict[str, str | None], startup_modules: frozenset[str]) -> str | None:
-    """A module in `search` that a fresh interpreter would import instead of one imported here from elsewhere."""
+    """Return a module in `search` that a fresh interpreter would import instead of one imported here from elsewhere."""
     try:
         entries = list(os.scandir(search))
     except OSError:
@@ -120,11 +120,11 @@ def _shadowing(search: str, loaded: dict[str, str | None], startup_modules: froz
 
 
 def _module_name(entry: os.DirEntry[str]) -> str | None:
-    """The top-level module that a directory entry provides."""
+    """Return the top-level module that a directory entry provides."""
     stem, dot, suffix = entry.name.partition(".")
     if dot:
         return stem if suffix in ("py", "pyc") or suffix.endswith("so") else None
-    # A folder without __init__ is a namespace package, which never wins over a regular module elsewhere.
+    # A folder without __init__ is a namespace package, which never takes precedence over a regular module elsewhere.
     return stem if os.path.exists(os.path.join(entry.path, "__init__.py")) else None
 
 

@@ -1,8 +1,8 @@
-"""Making a forked interpreter look fresh, and the program that then runs as `__main__`.
+"""Makes a forked interpreter look fresh, and prepares the program that then runs as `__main__`.
 
-Owns everything that Python and torch keep in memory and that a process started by hand would have afresh. The result is
-a callable that server.py calls from its outermost frame, so that nothing of ours lies between the stack's bottom and
-the user's code but that one frame. What cannot be made fresh is coldness.py's business.
+Owns the state that Python and torch keep in memory and that a process started by hand would have afresh. The result is a
+callable that server.py calls from its outermost frame, so that only this frame lies below the user's code. State that
+cannot be made fresh is cold_start.py's concern.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Run = Callable[[], object]
 
 
 def search_path(spawn: Spawn) -> str:
-    """What a fresh interpreter would put at sys.path[0]; the process is in its working directory already."""
+    """Return what a fresh interpreter would put at sys.path[0]; the process is already in its working directory."""
     if spawn.mode == "module":
         return os.getcwd()
     if _is_importable(spawn.target):
@@ -41,7 +41,7 @@ def search_path(spawn: Spawn) -> str:
 
 
 def restore(spawn: Spawn, baseline: Baseline) -> None:
-    """Puts back what a fresh interpreter would have, whatever runs in it."""
+    """Restore the state of a fresh interpreter that every kind of program needs."""
     _restore_environment(spawn)
     sys.path[:] = baseline.sys_path
     for name in baseline.own_modules:
@@ -55,7 +55,7 @@ def restore(spawn: Spawn, baseline: Baseline) -> None:
 
 
 def rehearse() -> None:
-    """Writes to what every training process writes to, while no request waits: each such page is copied at its first write."""
+    """Write to the pages that every training process writes to while no request waits: the first write copies a page."""
     os.environ.update(dict(os.environ))
     _restore_random_state()
     torch: Any = sys.modules.get("torch")
@@ -64,7 +64,7 @@ def rehearse() -> None:
 
 
 def prepare(spawn: Spawn) -> Run:
-    """Sets argv, path and `__main__` for the script or module; returns what runs it."""
+    """Set argv, path and `__main__` for the script or module; return the callable that runs it."""
     search = search_path(spawn)
     if not sys.flags.safe_path:
         sys.path.insert(0, search)
@@ -106,7 +106,7 @@ def _prepare_script(target: str, main: types.ModuleType) -> Run:
 
 
 def _absolute(target: str) -> str:
-    """`__file__` of a script, as CPython makes it: joined, not normalised."""
+    """Return a script's `__file__` as CPython builds it: joined, not normalised."""
     return os.path.join(os.getcwd(), target)
 
 
@@ -145,7 +145,7 @@ def _restore_environment(spawn: Spawn) -> None:
 
 
 def _restore_imported_modules() -> None:
-    """What modules remember of the process that imported them."""
+    """Update what imported modules remember of the process that imported them."""
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.ORIGINAL_DIR = os.getcwd()
@@ -159,9 +159,9 @@ def _restore_imported_modules() -> None:
 
 
 def _restore_random_state() -> None:
-    """Fresh seeds from the operating system, as every fresh process has; Python's own generator does so by itself.
+    """Seed from the operating system, as in every fresh process; Python's own generator reseeds itself at a fork.
 
-    torch's GPU generators start from a constant, and nothing has touched them (warm.py).
+    torch's GPU generators start from a constant and are still untouched (warm.py).
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None:
@@ -184,6 +184,6 @@ def _restore_threads(spawn: Spawn, baseline: Baseline) -> None:
 
 
 def _count(text: str | None) -> int | None:
-    """A thread count as OpenMP reads it: of a list, the outermost level."""
+    """Return a thread count as OpenMP reads it: of a list, the outermost level."""
     first = (text or "").split(",")[0].strip()
     return int(first) if first.isdigit() and int(first) > 0 else None

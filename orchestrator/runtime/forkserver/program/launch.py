@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 EXIT_NOT_FOUND = 127
 EXIT_NOT_EXECUTABLE = 126
 MOST_LIKELY_VICTIM = 1000
-"""The highest oom_score_adj: the kernel ends such a process before any other that has not asked for the same."""
+"""The highest oom_score_adj: the kernel kills such a process before any other with a lower value."""
 
 MAX_CAUSES = 5
 MAX_PATH_CHARACTERS = 4096
@@ -43,30 +43,30 @@ _HERE = os.path.dirname(os.path.dirname(__file__))
 
 
 class Program:
-    """What server.py runs when all of our frames are gone."""
+    """The program that server.py runs when all of our frames are gone."""
 
     def __init__(self, run: Run, reports: Reports) -> None:
         self._run: Run | None = run
         self._reports = reports
 
     def take(self) -> Run:
-        """Hands out what to run, and forgets it: its namespace must die with its module, or files are not flushed."""
+        """Return what to run, and forget it: its namespace must die with its module, or files are not flushed."""
         run, self._run = self._run, None
         assert run is not None
         return run
 
     def failing(self, error: BaseException) -> None:
-        """Called with what the program raised, before the interpreter shows it and ends."""
+        """Report what the program raised, before the interpreter prints it and ends."""
         error.__traceback__ = _without_our_frames(error.__traceback__)
         if not isinstance(error, SystemExit) or not isinstance(error.code, int | None):
             report_failure(self._reports, error)
         self.ending()
 
     def ending(self) -> None:
-        """Called before the interpreter ends.
+        """Prepare the interpreter's end.
 
-        What was imported stays frozen: to look through it once more would cost half a second and copy most of its
-        pages, and the script's own objects are found without.
+        Imported objects stay frozen: another collection would cost half a second and copy most of their pages, and the
+        script's own objects are found without it.
         """
         torch_workarounds.let_threads_finish()
 
@@ -78,14 +78,14 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int, *, gate: int | None = None) -> Program:
-    """Called in the new process with all signals blocked; returns what to run, or does not return.
+    """Set up the new process, with all signals blocked; return what to run, or do not return.
 
-    Nothing of the user's runs before the other end of the pipe `gate` is closed.
+    None of the user's code runs before the other end of the pipe `gate` is closed.
     """
     reports.attach_writer()
     reports.masker = Masker(spawn.secrets)
     if not linux.die_with_parent(keeper_pid):
-        os._exit(1)  # the keeper died before we could ask; there is no process left to tell
+        os._exit(1)  # the keeper died before the request; no process is left to report to
     os.setsid()
     linux.allow_looks()
     linux.set_process_name(baseline.process_name)
@@ -117,7 +117,7 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int, 
 
 
 def _mark(spawn: Spawn) -> None:
-    """Lets the kernel take this tree first when memory runs out, and lets others find it when its keeper was killed."""
+    """Make the kernel prefer this tree when memory runs out, and mark it so that it can be found without its keeper."""
     linux.adjust_oom_score(MOST_LIKELY_VICTIM)
     mark = spawn.env.get(MARK)
     if mark is not None:
@@ -139,7 +139,7 @@ def _cold_reason(spawn: Spawn, baseline: Baseline) -> str | None:
 
 
 def report_failure(reports: Reports, error: BaseException) -> None:
-    """Tells the keeper of the exception that is about to end the process."""
+    """Report to the keeper the exception that is about to end the process."""
     text = "".join(traceback.format_exception(error))
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -151,7 +151,7 @@ def report_failure(reports: Reports, error: BaseException) -> None:
 
 
 def _missing_file(error: BaseException) -> str:
-    """The file that was not found, where that is what the exception, or what it was raised from, says."""
+    """Return the missing file that the exception, or the one it was raised from, names."""
     cause: BaseException | None = error
     for _ in range(MAX_CAUSES):
         if isinstance(cause, FileNotFoundError) and isinstance(cause.filename, str | bytes):
@@ -188,13 +188,13 @@ def _become_store(spawn: Spawn, baseline: Baseline, reports: Reports) -> Program
 
 
 def _place_descriptors(spawn: Spawn, baseline: Baseline, gate: int | None) -> int | None:
-    """0 is what the request says or /dev/null, 1 and 2 and the extra ones are where it wants them, all else is closed.
+    """Make 0 the requested stdin or /dev/null, place 1, 2 and the extra descriptors, and close all others.
 
     Returns the new number of `gate`.
     """
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     wanted = {0: null if spawn.stdin is None else spawn.stdin, 1: spawn.stdout, 2: spawn.stderr, **spawn.extra}
-    # Out of the way first: a source may have the number that another one is to get.
+    # Moved away first: a source may have the number that is another one's target.
     first = max(_FIRST_SPARE_FD, *wanted, *wanted.values()) + 1
     if gate is not None:
         gate = fcntl.fcntl(gate, fcntl.F_DUPFD_CLOEXEC, first)

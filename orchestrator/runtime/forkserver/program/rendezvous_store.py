@@ -1,6 +1,6 @@
-"""T as a rendezvous store: a TCPStore of its own for each attempt, on a socket that its caller bound.
+"""Runs T as a rendezvous store: a TCPStore per attempt, on a socket that its caller bound.
 
-The port is bound once, by the caller, and handed over: it is never free in between, so no other process can take it.
+The caller binds the port once and hands it over: it is never free in between, so no other process can take it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _TIMEOUT = dt.timedelta(days=1)
 
 
 def serve(listen_fd: int) -> None:
-    """Serves until the process is killed; raises when the socket or this interpreter's torch is not fit for it."""
+    """Serve until the process is killed; raise when the socket or this interpreter's torch is unsuitable."""
     distributed = importlib.import_module("torch.distributed")
     with socket.socket(fileno=listen_fd) as listener:
         host, port = listener.getsockname()[:2]
         listener.detach()  # the store owns it from here
-    wildcards = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what the caller bound, not what we bind
+    wildcards = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - bound by the caller
     store = distributed.TCPStore(
         wildcards.get(host, host),
         port,

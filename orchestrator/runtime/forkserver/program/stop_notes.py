@@ -1,11 +1,11 @@
-"""Notes in a training process that SIGTERM has reached a handler of the script's own.
+"""Records in a training process that SIGTERM has reached a handler of the script.
 
-A script may end with 0 after a SIGTERM, as after its last step: its exit status does not tell. So the two functions of
-the `signal` module through which Python code sets and reads handlers are replaced: a handler for SIGTERM is called
-through an object that notes the time first, and the script is shown its own handler. Nothing is installed where the
-script installs nothing: SIGTERM then ends the process, and its status tells.
+A script may exit with 0 after a SIGTERM, as after its last step, so its exit status is no evidence. Therefore the two
+functions of the `signal` module through which Python code sets and reads handlers are replaced: a SIGTERM handler is
+called through an object that records the time first, and the script still sees its own handler. Without a handler of
+the script nothing is installed: SIGTERM then ends the process, and its status shows it.
 
-Owns these two functions in the training process. A handler set by C code, or in a program that the process executes, is not seen.
+Replaces only these two functions. A handler set by C code, or in a program that the process executes, is not seen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Noting:
-    """A handler of the script's; calling it notes that first."""
+    """A handler of the script that records each call first."""
 
     __slots__ = ("handler", "note")
 
@@ -32,7 +32,7 @@ class _Noting:
 
 
 def note_sigterm(note: Callable[[], None]) -> None:
-    """From now on ``note`` is called before each call of a handler for SIGTERM that Python code has set."""
+    """Call ``note`` before each call of a SIGTERM handler that Python code sets from now on."""
     set_handler, get_handler = signal.signal, signal.getsignal
 
     @functools.wraps(set_handler)
