@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[demo,dashboards,runtime-env,plots,top,stacks,s3,huggingface,bench,dev]'
+		--editable '.[demo,dashboards,runtime-env,plots,top,stacks,s3,huggingface,wandb,trackio,tensorboard,mlflow,lightning,bench,dev]'
 	touch $(STAMP)
 
 demo: $(STAMP)

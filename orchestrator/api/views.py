@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.api.log_line import LogLine as LogLine  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.matrix_views import CombinationView, MatrixCellView
+from orchestrator.api.tracker_view import TrackerView
 from orchestrator.api.view import NESTED
 from orchestrator.api.view import View as View  # noqa: PLC0414  # readers of views import it from here
 
@@ -164,11 +165,8 @@ class TimingsView(View):
 class JobView(View):
     """A job as people and programs see it.
 
-    ``resources`` is the spec's: ``num_workers``, ``resources_per_worker`` (gpu, cpu, memory, gpu_model) and
-    ``placement_strategy``. ``attempts`` are the last ten, ``attempt`` is the number of the newest; `orch events` has all.
-    ``job_id`` is ``id`` again, under the name that every other answer has for it. ``version`` grows with every change of its state. ``fact`` is what ``reason`` says, for programs: an object with a ``kind``.
-    ``findings`` are open now, the gravest first. ``stall`` says for how long a running job has made no step, and what its ranks are at.
-    ``report`` is the page that was written when the job ended; lists of jobs leave it out.
+    ``resources`` is the spec's: ``num_workers``, ``resources_per_worker`` (gpu, cpu, memory, gpu_model) and ``placement_strategy``. ``attempts`` are the last ten, ``attempt`` is the number of the newest; `orch events` has all. ``job_id`` is ``id`` again, under the name that every other answer has for it. ``version`` grows with every change of its state. ``fact`` is what ``reason`` says, for programs: an object with a ``kind``.
+    ``findings`` are open now, the gravest first. ``stall`` says for how long a running job has made no step, and what its ranks are at. ``report`` is the page that was written when the job ended; lists of jobs leave it and ``trackers`` out.
     """
 
     id: str
@@ -203,6 +201,7 @@ class JobView(View):
     log_dir: str = ""
     outputs_dir: str = ""
     report: str = ""
+    trackers: tuple[TrackerView, ...] = ()
     balance: dict[str, Any] | None = None
     findings: tuple[FindingView, ...] = ()
     stall: str = ""
@@ -496,6 +495,7 @@ NESTED.update(
             "failure": FailureView,
             "timings": TimingsView,
             "findings": FindingView,
+            "trackers": TrackerView,
             "matrix": MatrixCellView,
         },
         StacksView: {"ranks": RankStacksView},

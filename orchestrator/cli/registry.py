@@ -47,6 +47,7 @@ ENTRIES = (
     Entry("usage", "runs.usage", JOBS),
     Entry("report", "runs.report", JOBS),
     Entry("compare", "runs.compare", JOBS),
+    Entry("trackio", "runs.trackio", JOBS, "show_trackio"),
     Entry("up", "machine", MACHINE),
     Entry("down", "machine", MACHINE),
     Entry("serve", "machine", MACHINE),

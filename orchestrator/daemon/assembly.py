@@ -51,6 +51,7 @@ from orchestrator.daemon.runtime_side import RuntimeSide
 from orchestrator.daemon.service import Service
 from orchestrator.daemon.sharing.book import ShareBook, sharing_of
 from orchestrator.daemon.stopping import Shutdown, StopRequest
+from orchestrator.daemon.trackers.job_trackers import JobTrackers
 from orchestrator.runtime.pools import Pools
 
 if TYPE_CHECKING:
@@ -263,6 +264,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
         intake=intake,
         tidying=tidying,
         reports=JobReports(ground.store, settings.paths, log),
+        trackers=JobTrackers(ground.store, settings.paths, log),
         watchers=(ground.metering.observe, lambda _, event: nodes.gpus.observe(event), nodes.health.observe),
         spawn=spawn,
     )
@@ -320,6 +322,7 @@ def _daemon(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jo
         "hangs": jobs.hangs.run,
         "findings": jobs.findings.run,
         "reports": jobs.observers.reports.run,
+        "trackers": jobs.observers.trackers.run,
     }
 
     def close() -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.nodes.idle_workers import IdleWorkers
     from orchestrator.daemon.notify.notifier import Notifier
     from orchestrator.daemon.reports.job_reports import JobReports
+    from orchestrator.daemon.trackers.job_trackers import JobTrackers
 
 
 class JobObservers:
@@ -29,6 +30,7 @@ class JobObservers:
         intake: ProgressIntake,
         tidying: Tidying,
         reports: JobReports,
+        trackers: JobTrackers,
         watchers: Sequence[Callable[[Job, Event], None]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
@@ -38,6 +40,7 @@ class JobObservers:
         self._intake = intake
         self._tidying = tidying
         self.reports = reports
+        self.trackers = trackers
         self._watchers = watchers
         self._spawn = spawn
 
@@ -52,11 +55,13 @@ class JobObservers:
             self._notifier.wake()
         self._changes.touch(job.id)
         self._idle_workers.changed(job)
+        self.trackers.changed(job)
 
     def ended(self, job: Job) -> None:
         """A job ended."""
         self._idle_workers.ended(job.id)
         self._intake.ended(job.id)
+        self.trackers.ended(job)  # before its secrets go
         self._tidying.drop_secrets(job.id)
         self._spawn(self._tidying.after([job.id]))
         self.reports.ended(job)

@@ -29,6 +29,7 @@ SECONDS: Final = {
     "test_stops_from_outside.py": 100,
     "test_daemon_killed.py": 100,
     "test_daemon_kills.py": 90,
+    "test_trackers.py": 80,
     "test_trainer_processes.py": 60,
     "test_trainer_huggingface.py": 60,
     "test_torchrun_parity.py": 60,

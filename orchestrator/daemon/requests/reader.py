@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from orchestrator.analysis.report.names import PAGE as PAGE_FILE
 from orchestrator.analysis.report.names import REPORT
+from orchestrator.analysis.trackers import journal
 from orchestrator.api.errors import AmbiguousReferenceError, BadRequestError, NoSuchJobError, Problem, RefusedError
 from orchestrator.api.protocol import PAGE
+from orchestrator.api.tracker_view import TrackerView
 from orchestrator.checkpoint.errors import CheckpointError
 from orchestrator.daemon.jobs import job_checkpoints as saved
 from orchestrator.daemon.jobs.event_views import event_view
@@ -92,7 +94,22 @@ class JobReader:
         job = await self.record(job_id)
         await self._progress.recall([job])
         view, report = self._view(job), self._report(job)
-        return replace(view, report=report) if report else view
+        trackers = tuple([await self._tracker(job, name) for name in job.spec.trackers])
+        return replace(view, report=report, trackers=trackers) if report or trackers else view
+
+    async def _tracker(self, job: Job, name: str) -> TrackerView:
+        """How far a tracker has come, as its journal says."""
+        kept = await self._pools.records.run(journal.load, journal.path_of(self._paths.job(job.id), name))
+        return TrackerView(
+            name=name,
+            where=kept.where,
+            facts=kept.facts,
+            points=kept.points,
+            waiting=len(kept.pending),
+            problem=kept.problem,
+            finished=kept.finished,
+            updated_at=kept.updated_at or None,
+        )
 
     def _report(self, job: Job) -> str:
         """The page of the job's report; empty while there is none."""

@@ -9,8 +9,9 @@ import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from orchestrator.analysis.trackers.names import TRACKERS
 from orchestrator.api.errors import InvalidSpecError, Problem, invalid_spec
 from orchestrator.core.events import MatrixCell
 from orchestrator.core.ids import job_id
@@ -23,10 +24,16 @@ from orchestrator.spec.problems import SpecError
 from orchestrator.train.trainer.config.check import trainer_findings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.analysis.trackers.names import TrackerPackage
     from orchestrator.api.service import SubmitRequest
     from orchestrator.spec.entrypoint import Entrypoint
     from orchestrator.spec.job import JobFile
     from orchestrator.spec.matrix import Combination
+
+
+TRACKIO_REMOTE: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +92,7 @@ def _checked(request: SubmitRequest, spec: JobSpec, cell: MatrixCell | None, int
             raise _one(request, "entrypoint", f"{script} {trouble}", hint)
     modules = _modules(request, spec, directory or Path(request.cwd))
     _check_pip(request, spec, python or sys.executable)
+    check_trackers(request, spec)
     return Checked(spec=spec, python=python or sys.executable, directory=directory, modules=modules, cell=cell)
 
 
@@ -158,6 +166,19 @@ def _check_pip(request: SubmitRequest, spec: JobSpec, python: str) -> None:
     if Path(python).parent.resolve() != Path(sys.executable).parent.resolve():
         hint = "install the packages into that interpreter instead, or write python without a path"
         raise _one(request, "runtime_env.pip", f"packages are added to {sys.executable}, not to {python}", hint)
+
+
+def check_trackers(request: SubmitRequest, spec: JobSpec, known: Mapping[str, TrackerPackage] = TRACKERS) -> None:
+    """The daemon feeds trackers, so its interpreter needs their packages. Raises InvalidSpecError."""
+    needed = {package: name for name in spec.trackers for package in known[name].missing()}
+    if needed:
+        message = f"{', '.join(dict.fromkeys(needed.values()))} cannot be imported by the daemon's {sys.executable}"
+        hint = f"{sys.executable} -m pip install {' '.join(needed)}; then submit again"
+        raise _one(request, "trackers", message, hint)
+    remote = [name for name in TRACKIO_REMOTE if name in spec.env or name in spec.secrets]
+    if "trackio" in spec.trackers and remote:
+        message = f"{remote[0]} has no effect: orch writes Trackio's local store"
+        raise _one(request, "trackers", message, "remove it, and send the project to a Space with `trackio sync`")
 
 
 def _one(request: SubmitRequest, path: str, message: str, hint: str) -> InvalidSpecError:

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.spec.model import JobSpec
     from orchestrator.spec.problems import Path
 
-NOT_YET: dict[str, str] = {
-    "trackers": "experiment trackers; call them in the script",
-}
+NOT_YET: dict[str, str] = {}
 """Keys whose feature is not built yet, with the reason and what to do meanwhile.
 
 A path alone refuses every value but the default; `path:form` refuses one form of value: `range` is a mapping,

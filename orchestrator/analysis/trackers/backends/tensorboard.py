@@ -1,0 +1,80 @@
+"""TensorBoard: one event file for each job, that later attempts and daemons go on with.
+
+What a killed process wrote last is cut off before the same points are written again, so that none is there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Final
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.analysis.trackers.backends.port import RunFacts
+    from orchestrator.analysis.trackers.points import Point
+
+EVENTS: Final = "events.out.tfevents.0.orch"
+LENGTH: Final = "length.json"
+
+
+class EventFileRun:
+    """Appends to ``FOLDER/tensorboard/JOB``."""
+
+    def __init__(self, facts: RunFacts) -> None:
+        self._folder = facts.folder / "tensorboard" / facts.job_id
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.where = f"tensorboard --logdir {self._folder}"
+        self.facts = {"folder": str(self._folder)}
+        self._path = self._folder / EVENTS
+        self._written = -1
+        self._file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+b")
+        self._cut(*self._known())
+        self._records = RecordWriter(self._file)
+        if self._file.tell() == 0:
+            self._records.write(Event(wall_time=0.0, file_version="brain.Event:2").SerializeToString())
+
+    def _known(self) -> tuple[int, int]:
+        """The length up to which the file is whole, and the number of the newest point in it."""
+        try:
+            body = json.loads((self._folder / LENGTH).read_bytes())
+            return int(body["bytes"]), int(body["number"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return 0, -1
+
+    def _cut(self, length: int, number: int) -> None:
+        # Of a file that was removed nothing is left: what follows is written all the same.
+        length = min(length, os.fstat(self._file.fileno()).st_size)
+        self._file.truncate(length)
+        self._file.seek(length)
+        self._written = number
+
+    def missing(self, points: Sequence[Point]) -> Sequence[Point]:
+        """The points behind the newest that the file has."""
+        return [point for point in points if point.number > self._written]
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Append the points; the file has them when this returns."""
+        for point in points:
+            summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in point.values.items()])
+            self._records.write(Event(wall_time=point.at, step=point.step, summary=summary).SerializeToString())
+            self._written = point.number
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        draft = self._folder / f".{LENGTH}.draft"
+        draft.write_text(json.dumps({"bytes": self._file.tell(), "number": self._written}))
+        draft.replace(self._folder / LENGTH)
+
+    def kept(self) -> int | None:
+        """All that were written."""
+        return None
+
+    def close(self, outcome: str) -> None:
+        """Close the file; TensorBoard knows no end of a run."""
+        del outcome
+        self._file.close()

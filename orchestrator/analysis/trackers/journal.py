@@ -1,0 +1,138 @@
+"""How far a job's records went into one tracker: a small file, replaced whole and synced.
+
+A point is written here before the tracker gets it, and leaves once the tracker is known to have kept it. So a process that is
+killed at any moment is followed by one that can tell what is missing. The file lies in the job's directory, where the job
+may write as well: what is not as this module writes it is an empty journal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.analysis.trackers.points import Point, from_json, to_json
+from orchestrator.spec.plain_files import read_plain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION: Final = 1
+MOST_BYTES: Final = 64 * 2**20
+MOST_TEXT: Final = 1000
+FOLDER: Final = "trackers"
+_MOST: Final = 2**53
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where to read on in one file: which file it was (``inode``), and the offset of the next line."""
+
+    inode: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """What of a job's records has become points. ``slots`` are the GPUs' numbers, by the name of their files."""
+
+    number: int = 0
+    step: int = 0
+    began_at: float = 0.0
+    last_at: float = 0.0
+    window: int = 0
+    metrics: Place = Place()
+    telemetry: dict[str, int] = field(default_factory=dict)
+    slots: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """A tracker's state for one job. ``where`` says where the run is, ``facts`` the same for programs, ``problem`` what went wrong last."""
+
+    cursor: Cursor = Cursor()
+    pending: tuple[Point, ...] = ()
+    points: int = 0
+    where: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
+    finished: bool = False
+    updated_at: float = 0.0
+
+
+def path_of(job: Path, tracker: str) -> Path:
+    """The journal of a tracker in a job's directory."""
+    return job / FOLDER / f"{tracker}.json"
+
+
+def load(path: Path) -> Journal:
+    """The journal at ``path``; an empty one where there is none that can be used."""
+    try:
+        body = json.loads(read_plain(path, MOST_BYTES))
+        if not isinstance(body, dict) or body.get("version") != VERSION:
+            return Journal()
+        return Journal(
+            cursor=_cursor(body["cursor"]),
+            pending=tuple(from_json(one) for one in body["pending"]),
+            points=_count(body["points"]),
+            where=str(body["where"])[:MOST_TEXT],
+            facts={str(name)[:MOST_TEXT]: str(value)[:MOST_TEXT] for name, value in body["facts"].items()},
+            problem=str(body["problem"])[:MOST_TEXT],
+            finished=body["finished"] is True,
+            updated_at=_time(body["updated_at"]),
+        )
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return Journal()
+
+
+def save(path: Path, journal: Journal) -> Journal:
+    """Replace the file, synced; the journal as written. Raises OSError."""
+    journal = replace(journal, updated_at=round(time.time(), 3))
+    body = {
+        "version": VERSION,
+        "cursor": asdict(journal.cursor),
+        "pending": [to_json(point) for point in journal.pending],
+        "points": journal.points,
+        "where": journal.where[:MOST_TEXT],
+        "facts": journal.facts,
+        "problem": journal.problem[:MOST_TEXT],
+        "finished": journal.finished,
+        "updated_at": journal.updated_at,
+    }
+    draft = path.with_name(f".{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(body, file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    return journal
+
+
+def _cursor(body: Any) -> Cursor:
+    return Cursor(
+        number=_count(body["number"]),
+        step=_count(body["step"]),
+        began_at=_time(body["began_at"]),
+        last_at=_time(body["last_at"]),
+        window=_count(body["window"]),
+        metrics=Place(inode=_count(body["metrics"]["inode"], 2**64), offset=_count(body["metrics"]["offset"])),
+        telemetry={str(name): _count(offset) for name, offset in body["telemetry"].items()},
+        slots={str(name): _count(slot) for name, slot in body["slots"].items()},
+    )
+
+
+def _count(value: Any, most: int = _MOST) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError("no count")
+    return value
+
+
+def _time(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError("no time")
+    return float(value)

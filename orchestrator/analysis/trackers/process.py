@@ -1,0 +1,200 @@
+"""Follows one job's records into one tracker: ``python -m orchestrator.analysis.trackers.process JOB_DIRECTORY TRACKER``.
+
+The first line of its input is a JSON object, what the run is called and how the tracker is set; a line ``end STATE`` says that the job
+has ended. When its input closes, the daemon is gone: it ends at once, as the journal allows it to at any moment. A tracker that
+does not answer ends it as well. Nothing else waits for any of this.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.analysis.trackers import journal as j
+from orchestrator.analysis.trackers.backends.port import RunFacts
+from orchestrator.analysis.trackers.records import read_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from orchestrator.analysis.trackers.backends.port import TrackerRun
+    from orchestrator.analysis.trackers.points import Point
+
+RUNS: Final = {
+    "wandb": ("orchestrator.analysis.trackers.backends.wandb", "WandbRun"),
+    "trackio": ("orchestrator.analysis.trackers.backends.trackio", "TrackioRun"),
+    "tensorboard": ("orchestrator.analysis.trackers.backends.tensorboard", "EventFileRun"),
+    "mlflow": ("orchestrator.analysis.trackers.backends.mlflow", "MlflowRun"),
+}
+POLL_SECONDS: Final = 2.0
+LAST_ROWS_SECONDS: Final = 3.0
+"""GPUs' last samples come this much after a job's end."""
+ANSWER_SECONDS: Final = 180.0
+PREDECESSOR_SECONDS: Final = 10.0
+MOST_PENDING: Final = 5000
+EXIT_FAILED: Final = 1
+EXIT_HUNG: Final = 75
+EXIT_BUSY: Final = 76
+
+
+@dataclass(slots=True)
+class Orders:
+    """What the daemon has said: ``ended`` is set once the job has, in the state ``outcome``."""
+
+    ended: threading.Event = field(default_factory=threading.Event)
+    outcome: str = ""
+
+
+class Answers:
+    """Ends the process when a call to the tracker takes too long. The journal has what it was about."""
+
+    def __init__(self, seconds: float, hung: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._hung = hung
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """A call to the tracker is made inside."""
+        timer = threading.Timer(self._seconds, self._hung)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+class Following:
+    """One job into one tracker, until the job has ended and everything is there."""
+
+    def __init__(self, job: Path, tracker: str, orders: Orders, *, poll: float, answer_seconds: float) -> None:
+        self._job = job
+        self._orders = orders
+        self._poll = poll
+        self._path = j.path_of(job, tracker)
+        self._journal = j.load(self._path)
+        self._answers = Answers(answer_seconds, self._hung)
+        self._answer_seconds = answer_seconds
+
+    def follow(self, open_run: Callable[[], TrackerRun]) -> int:
+        """Copy what there is, then what comes; the exit code."""
+        if self._journal.finished:
+            return 0
+        try:
+            with self._answers.awaited():
+                run = open_run()
+            self._note(where=run.where, facts=dict(run.facts), problem="")
+            with self._answers.awaited():
+                run.write(run.missing(self._journal.pending))
+            while not self._round(run):
+                pass
+            with self._answers.awaited():
+                run.close(self._orders.outcome)
+        except Exception as error:
+            self._note(problem=f"{type(error).__name__}: {error}")
+            return EXIT_FAILED
+        self._note(finished=True, pending=())
+        return 0
+
+    def _round(self, run: TrackerRun) -> bool:
+        """Copy what is new, then wait for more. Whether all is copied of a job that has ended."""
+        last = self._orders.ended.is_set()
+        now = float("inf") if last else time.time()
+        points: Sequence[Point] = ()
+        if len(self._journal.pending) < MOST_PENDING:
+            points, cursor = read_on(self._job, self._journal.cursor, now)
+            if cursor != self._journal.cursor:
+                pending = (*self._journal.pending, *points)
+                self._note(cursor=cursor, pending=pending, points=self._journal.points + len(points))
+        with self._answers.awaited():
+            run.write(points)
+            kept = run.kept()
+        left = () if kept is None else tuple(one for one in self._journal.pending if one.number > kept)
+        if len(left) < len(self._journal.pending):
+            self._note(pending=left)
+        if points:
+            return False
+        if not last:
+            self._orders.ended.wait(self._poll)
+        return last
+
+    def _note(self, **changes: Any) -> None:
+        self._journal = j.save(self._path, replace(self._journal, **changes))
+
+    def _hung(self) -> None:
+        with suppress(OSError):
+            self._note(problem=f"it did not answer for {self._answer_seconds:g} s")
+        _end_group(EXIT_HUNG)
+
+
+def main(
+    arguments: Sequence[str],
+    *,
+    runs: Mapping[str, tuple[str, str]] = RUNS,
+    poll: float = POLL_SECONDS,
+    answer_seconds: float = ANSWER_SECONDS,
+) -> int:
+    """Run until the job has ended; the exit code. ``runs`` has the module and the class of each tracker."""
+    job, tracker = Path(arguments[0]), arguments[1]
+    module, name = runs[tracker]
+    os.nice(10)
+    facts = _facts(json.loads(sys.stdin.readline()))
+    orders = Orders()
+    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    folder = job / j.FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)  # without its parents: of a job that was removed nothing is told
+    with (folder / f"{tracker}.lock").open("w") as lock:
+        if not _locked(lock.fileno()):
+            return EXIT_BUSY
+        following = Following(job, tracker, orders, poll=poll, answer_seconds=answer_seconds)
+        return following.follow(lambda: getattr(importlib.import_module(module), name)(facts))
+
+
+def _locked(handle: int, seconds: float = PREDECESSOR_SECONDS) -> bool:
+    """Whether this is the one process for the job and the tracker; an earlier daemon's is about to end."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.1)
+        else:
+            return True
+
+
+def _facts(body: dict[str, Any]) -> RunFacts:
+    return RunFacts(**{**body, "folder": Path(body["folder"]), "tags": tuple(body["tags"])})
+
+
+def _listen(orders: Orders) -> None:
+    for line in sys.stdin:
+        word, _, outcome = line.strip().partition(" ")
+        if word == "end":
+            orders.outcome = outcome
+            # Exporters write their last samples, and the daemon the last report, a moment later.
+            threading.Event().wait(LAST_ROWS_SECONDS)
+            orders.ended.set()
+    _end_group(EXIT_FAILED)
+
+
+def _end_group(code: int) -> None:
+    """End this process and what its libraries have started, at once."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

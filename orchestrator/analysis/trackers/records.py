@@ -1,0 +1,202 @@
+"""Reads on in a job's records, and makes points of what is new: metrics as reported, GPUs as means over ten seconds.
+
+A bounded part at once. Only whole lines are read; what is not as orch writes it is passed over.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.analysis.trackers.journal import Cursor, Place
+from orchestrator.analysis.trackers.points import GpuWindow, Point, gpu_values, parse_line
+from orchestrator.gpu.recording.job_record import COLUMNS
+from orchestrator.spec.plain_files import open_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+WINDOW_SECONDS: Final = 10.0
+SETTLE_SECONDS: Final = 5.0
+"""A window is told once it has been over for so long: exporters write within a second, and clocks of nodes differ."""
+MOST_BYTES: Final = 2**20
+MOST_LINES: Final = 200
+MOST_GPUS: Final = 1024
+_CELLS: Final = tuple(
+    COLUMNS.index(name) for name in ("utilization", "memory_used_bytes", "power_watts", "temperature_celsius")
+)
+
+
+@dataclass(slots=True)
+class _Part:
+    """What is new of one GPU: its windows, and where each ends in the file."""
+
+    windows: dict[int, GpuWindow] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    unread_from: float = math.inf
+
+
+def read_on(
+    job: Path, cursor: Cursor, now: float, *, window_seconds: float = WINDOW_SECONDS
+) -> tuple[list[Point], Cursor]:
+    """The points that follow on a cursor, and the cursor after them. With an infinite ``now`` nothing is held back."""
+    found, cursor = _reported(job, cursor)
+    gpus, cursor = _sampled(job / "telemetry", cursor, now - SETTLE_SECONDS, window_seconds)
+    points: list[Point] = []
+    step, began = cursor.step, cursor.began_at
+    for at, own_step, values in sorted((*found, *gpus), key=lambda entry: entry[0]):
+        step = step if own_step is None else own_step
+        began = began or at
+        values["elapsed_seconds"] = max(0.0, at - began)
+        points.append(Point(number=cursor.number + len(points), at=at, step=step, values=values))
+    return points, replace(cursor, number=cursor.number + len(points), step=step, began_at=began)
+
+
+_Entry = tuple[float, int | None, dict[str, float]]
+
+
+def _reported(job: Path, cursor: Cursor) -> tuple[list[_Entry], Cursor]:
+    """New lines of ``metrics.jsonl``, and before them what is left of the file that it has replaced."""
+    current, rotated = job / "metrics.jsonl", job / "metrics.jsonl.1"
+    inodes = {path: _inode(path) for path in (rotated, current)}
+    place = cursor.metrics
+    if place.inode == inodes[current] != 0:
+        order = [(current, place.offset)]
+    elif place.inode == inodes[rotated] != 0:
+        order = [(rotated, place.offset), (current, 0)]
+    else:
+        order = [(rotated, 0), (current, 0)]
+    # Copied to another disk, a file has another inode; its lines have the times that they had.
+    known_until = -math.inf if place.inode in inodes.values() else cursor.last_at
+    found: list[_Entry] = []
+    last_at = cursor.last_at
+    for path, start in order:
+        if not inodes[path]:
+            continue
+        offset = start
+        for line, end in _lines(path, start):
+            if len(found) == MOST_LINES:
+                return found, replace(cursor, metrics=place, last_at=last_at)
+            offset = end
+            place = Place(inode=inodes[path], offset=offset)
+            entry = parse_line(line)
+            if entry is not None and entry[0] > known_until:
+                found.append(entry)
+                last_at = max(last_at, entry[0])
+        place = Place(inode=inodes[path], offset=offset)
+        if path == rotated and offset < _size(path):
+            break
+    return found, replace(cursor, metrics=place, last_at=last_at)
+
+
+def _sampled(folder: Path, cursor: Cursor, until: float, seconds: float) -> tuple[list[_Entry], Cursor]:
+    """The windows that are over, each as one entry."""
+    parts = {name: _part(folder / name, cursor.telemetry.get(name, 0), seconds) for name in _telemetry(folder)}
+    until = min([until, *(part.unread_from for part in parts.values())])
+    over = sorted(
+        {w for part in parts.values() for w in part.windows if w > cursor.window and (w + 1) * seconds <= until}
+    )
+    over = over[:MOST_LINES]
+    slots, offsets = dict(cursor.slots), dict(cursor.telemetry)
+    found: list[_Entry] = []
+    for window in over:
+        active = {name: part.windows[window] for name, part in parts.items() if window in part.windows}
+        slots = assign(slots, active)
+        values = gpu_values(sorted(((slots[name], one) for name, one in active.items()), key=lambda pair: pair[0]))
+        found.append(((window + 1) * seconds, None, values))
+    done = over[-1] if over else cursor.window
+    for name, part in parts.items():
+        ends = [end for window, end in part.ends.items() if window <= done]
+        offsets[name] = max([offsets.get(name, 0), *ends])
+    return found, replace(cursor, window=done, telemetry=offsets, slots=slots)
+
+
+def assign(slots: Mapping[str, int], active: Mapping[str, object]) -> dict[str, int]:
+    """The numbers of a job's GPUs: a GPU keeps its number, and one that takes another's place takes its number.
+
+    So the second attempt's GPUs go on with the curves of the first one's.
+    """
+    kept = {name: slots[name] for name in active if name in slots}
+    free = (number for number in range(len(active) + len(kept) + 1) if number not in kept.values())
+    fresh = {name: next(free) for name in sorted(active) if name not in kept}
+    held = {*kept.values(), *fresh.values()}
+    silent = {name: number for name, number in slots.items() if name not in active and number not in held}
+    return silent | kept | fresh
+
+
+def _part(path: Path, start: int, seconds: float) -> _Part:
+    part = _Part()
+    last, end = 0.0, start
+    for line, end in _lines(path, start):
+        cells = line.split(b",")
+        at = _number(cells[0]) if len(cells) == len(COLUMNS) else None
+        if at is None or at < 0:
+            continue
+        last, number = at, int(at // seconds)
+        window = part.windows.setdefault(number, GpuWindow())
+        for column, values in zip(
+            _CELLS, (window.utilization, window.memory_bytes, window.watts, window.celsius), strict=True
+        ):
+            if (value := _number(cells[column])) is not None:
+                values.append(value)
+        part.ends[number] = max(end, part.ends.get(number, 0))
+    if end - start > MOST_BYTES - 4096:  # there is more; the last window may go on in it
+        part.unread_from = last
+    return part
+
+
+def _lines(path: Path, start: int) -> Iterator[tuple[bytes, int]]:
+    """Whole lines from an offset on, with the offset behind each; a bounded part of them."""
+    try:
+        handle = open_plain(path)
+    except OSError:
+        return
+    try:
+        size = os.fstat(handle).st_size
+        offset = start if start <= size else 0  # another file
+        data = os.pread(handle, MOST_BYTES, offset)
+    except OSError:
+        return
+    finally:
+        os.close(handle)
+    if b"\n" not in data and len(data) == MOST_BYTES:  # no line of orch's: passed over
+        yield b"", offset + len(data)
+        return
+    for line in data.splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            return
+        offset += len(line)
+        yield line[:-1], offset
+
+
+def _telemetry(folder: Path) -> list[str]:
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []
+    return [name for name in names if name.startswith("telemetry-") and name.endswith(".csv")][:MOST_GPUS]
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat(follow_symlinks=False).st_ino
+    except OSError:
+        return 0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat(follow_symlinks=False).st_size
+    except OSError:
+        return 0
+
+
+def _number(text: bytes) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,57 @@
+"""`orch trackio`: the local dashboard of Trackio, opened at a job's project."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from orchestrator.analysis.trackers.names import TRACKERS
+from orchestrator.api.errors import EXIT_OK, BadRequestError, RefusedError
+from orchestrator.cli.commands.shared import Job
+from orchestrator.cli.session import Session
+
+
+def show_trackio(
+    job: Job,
+    url: Annotated[bool, typer.Option("--url", help="Print the address alone, and open no browser.")] = False,
+) -> int:
+    """Serve Trackio's dashboard of a job that has `trackers: [trackio]`, until Ctrl-C; on this machine's files."""
+    session = Session()
+    view = session.client().job(job)
+    found = next((tracker for tracker in view.trackers if tracker.name == "trackio"), None)
+    if found is None:
+        raise BadRequestError(f"{view.id} is not in Trackio", hint="write trackers: [trackio] in its job.yaml")
+    folder, project = found.facts.get("folder", ""), found.facts.get("project", "")
+    if not project:
+        raise RefusedError(
+            f"{view.id} has nothing in Trackio yet" + (f": {found.problem}" if found.problem else ""),
+            hint=f"see the trackers of `orch status {view.id}`",
+        )
+    if missing := TRACKERS["trackio"].missing():
+        raise RefusedError("trackio is not installed here", hint=f"pip install {' '.join(missing)}")
+    os.environ["TRACKIO_DIR"] = folder  # read when it is imported
+    return _serve(session, project, browser=not url)
+
+
+def _serve(session: Session, project: str, *, browser: bool) -> int:
+    import contextlib
+    import io
+    import threading
+    import webbrowser
+
+    import trackio
+
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints the address as a sentence, twice
+        server, _, _, address = trackio.show(project, open_browser=False, block_thread=False)
+    session.console.print(address)
+    session.console.out.flush()
+    if browser:
+        webbrowser.open(address)
+    session.console.note("Ctrl-C ends it")
+    try:
+        threading.Event().wait()
+    finally:
+        server.close()
+    return EXIT_OK

@@ -1,0 +1,50 @@
+"""What a submission needs of the daemon's interpreter for its trackers."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from orchestrator.analysis.trackers.names import TRACKERS, TrackerPackage, settings_of
+from orchestrator.api.errors import InvalidSpecError
+from orchestrator.api.service import SubmitRequest
+from orchestrator.daemon.submitting.checking import check_trackers
+from orchestrator.spec.job import parse_job
+
+HEAD = "name: digits\nentrypoint: python train.py\n"
+HERE = {name: TrackerPackage(name=name, packages={"json": name}) for name in TRACKERS}
+LACKING = HERE | {
+    "mlflow": TrackerPackage(name="mlflow", packages={"no_such_module_a": "a-b", "no_such_module_b": "c"})
+}
+
+
+def request() -> SubmitRequest:
+    return SubmitRequest(yaml=HEAD, source="job.yaml", idempotency_key="k", cwd="/", path="/bin")
+
+
+def test_a_package_that_is_missing_is_one_error_with_the_line_to_type() -> None:
+    spec = parse_job(HEAD + "trackers: [wandb, mlflow]\n")
+    check_trackers(request(), spec, HERE)
+    with pytest.raises(InvalidSpecError) as caught:
+        check_trackers(request(), spec, LACKING)
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.source) == ("trackers", "job.yaml")
+    assert problem.message == f"mlflow cannot be imported by the daemon's {sys.executable}"
+    assert problem.hint == f"{sys.executable} -m pip install a-b c; then submit again"
+
+
+@pytest.mark.parametrize("given", ["env: {TRACKIO_SPACE_ID: me/board}", "secrets: [TRACKIO_SERVER_URL]"])
+def test_a_setting_of_trackio_without_effect_is_an_error(given: str) -> None:
+    spec = parse_job(f"{HEAD}{given}\ntrackers: [trackio]\n")
+    with pytest.raises(InvalidSpecError) as caught:
+        check_trackers(request(), spec, HERE)
+    assert "has no effect" in caught.value.problems[0].message
+    check_trackers(request(), parse_job(f"{HEAD}{given}\ntrackers: [wandb]\n"), HERE)
+
+
+def test_a_tracker_gets_its_own_variables_and_those_of_the_network() -> None:
+    given = {"WANDB_API_KEY": "k", "MLFLOW_TRACKING_URI": "u", "HTTPS_PROXY": "p", "LD_PRELOAD": "x", "PYTHONPATH": "y"}
+    assert settings_of("wandb", given) == {"WANDB_API_KEY": "k", "HTTPS_PROXY": "p"}
+    assert settings_of("mlflow", given) == {"MLFLOW_TRACKING_URI": "u", "HTTPS_PROXY": "p"}
+    assert settings_of("tensorboard", given) == {"HTTPS_PROXY": "p"}
