@@ -1,7 +1,7 @@
-"""A blocking call in a thread of its own, for calls that may never return; and a pool that tells of those that have not.
+"""Runs a blocking call that may never return in its own thread; and a thread pool that knows which calls have not returned.
 
-A thread of a pool that waits for ever is missing in the pool, and keeps the interpreter from ending; a thread of its own
-does neither.
+A pool thread that blocks for ever is lost to the pool, and keeps the interpreter from exiting; a thread of its own does
+neither.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WatchedExecutor(ThreadPoolExecutor):
         return future
 
     def busy(self, seconds: float) -> bool:
-        """Whether a call has not returned after ``seconds`` more."""
+        """Whether a call has not returned after another ``seconds``."""
         return bool(wait(self._calls, timeout=seconds).not_done)
 
 
@@ -43,12 +43,12 @@ class OwnThread(threading.Thread):
 
 
 def calls_under_way() -> bool:
-    """Whether a call has not returned. What the interpreter runs at its exit (Ray disconnects there) may wait for it."""
+    """Whether a call has not returned. Code that the interpreter runs at exit (Ray disconnects there) may wait for it."""
     return any(isinstance(thread, OwnThread) for thread in threading.enumerate())
 
 
 async def in_own_thread(function: Callable[[], T]) -> T:
-    """What ``function()`` gives or raises. Cancelled, it leaves the thread to itself, and what comes of it is dropped."""
+    """Return the result of ``function()`` or raise its error. After a cancellation the thread continues, its result unused."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -65,11 +65,11 @@ async def in_own_thread(function: Callable[[], T]) -> T:
         error: BaseException | None = None
         try:
             value = function()
-        except StopIteration as stop:  # which a future cannot carry
+        except StopIteration as stop:  # a future cannot hold it
             error = RuntimeError(f"StopIteration: {stop}")
         except BaseException as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile
             loop.call_soon_threadsafe(deliver, value, error)
 
     OwnThread(target=run, name=f"call {getattr(function, '__name__', '')}", daemon=True).start()

@@ -1,7 +1,7 @@
-"""Threads for what can block, a few for each purpose, so that one purpose cannot take those of another.
+"""Thread pools for blocking work, one per purpose, so that one purpose cannot occupy the threads of another.
 
-A thread that reads from a filesystem that does not answer is lost until it does. With a pool of its own, that holds up
-the reading of logs, say, and nothing else; and the daemon tells that it is so (``problem``). The store has its own threads.
+A thread that reads from a filesystem that does not answer is lost until it does. With a pool per purpose that delays,
+for example, only the reading of logs; and the daemon reports it (``problem``). The store has its own threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Pool:
-    """At most ``threads`` calls at once; others wait for their turn. ``clock`` gives seconds that never go backwards."""
+    """Runs at most ``threads`` calls at once; others wait. ``clock`` gives monotonic seconds."""
 
     def __init__(self, name: str, threads: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -30,11 +30,11 @@ class Pool:
         self._running: dict[object, float] = {}
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """What the function returns, called in a thread of this pool."""
+        """Call the function in a thread of this pool and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._timed, function, args)
 
     def problem(self) -> str:
-        """Why calls wait: every thread has been in the same call for long; empty when that is not so."""
+        """Return why calls wait: every thread has been in the same call for long; empty otherwise."""
         now = self._clock()
         seconds = sorted(now - began for began in list(self._running.values()))
         if len(seconds) < self._threads or seconds[0] < STUCK_SECONDS:
@@ -43,11 +43,11 @@ class Pool:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call is in progress."""
         return bool(self._running)
 
     def close(self) -> None:
-        """Take no more calls. Does not wait for those under way: they may never return."""
+        """Accept no more calls. Does not wait for those in progress: they may never return."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _timed(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
@@ -60,7 +60,7 @@ class Pool:
 
 
 class SharedPool(Pool):
-    """A pool of which each user has at most ``each`` threads at once: files that hang for one user hold up no other."""
+    """A pool of which each user has at most ``each`` threads at once: files that hang delay only their own user."""
 
     def __init__(self, name: str, threads: int, each: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(name, threads, clock=clock)
@@ -68,7 +68,7 @@ class SharedPool(Pool):
         self._turns: dict[int, asyncio.Semaphore] = {}
 
     def of(self, uid: int) -> Share:
-        """The share of one user."""
+        """Return the share of one user."""
         return Share(self, self._turns.setdefault(uid, asyncio.Semaphore(self._each)))
 
 
@@ -80,7 +80,7 @@ class Share:
         self._turns = turns
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """See Pool. The thread counts until the call ends, also when the request that asked for it has been given up."""
+        """See Pool. The thread counts until the call ends, even when the caller's request has been cancelled."""
         await self._turns.acquire()
         call = asyncio.ensure_future(self._pool.run(function, *args))
         call.add_done_callback(self._ended)
@@ -89,7 +89,7 @@ class Share:
     def _ended(self, call: asyncio.Future[T]) -> None:
         self._turns.release()
         if not call.cancelled():
-            call.exception()  # of a request that was given up, no other caller asks for it
+            call.exception()  # after a cancelled request nothing else reads it
 
 
 class Pools:
@@ -98,23 +98,23 @@ class Pools:
     def __init__(self) -> None:
         self.logs = Pool("logs", 4)
         self.checkpoints = Pool("checkpoints", 2)
-        self.starts = Pool("starts of attempts", 4)  # which checkpoint an attempt begins from
+        self.starts = Pool("starts of attempts", 4)  # choosing the checkpoint of an attempt
         self.outputs = Pool("outputs", 2)
         self.records = Pool("records of metrics and GPUs", 2)
         self.submissions = SharedPool("submissions", 8, each=3)
         self.removals = Pool("removals of old jobs", 1)
 
     def problems(self) -> list[str]:
-        """What is wrong with any of them, for people."""
+        """Return the problems of all pools, for users."""
         return [problem for pool in self._all() if (problem := pool.problem())]
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way; its thread would keep the interpreter from ending."""
+        """Whether a call is in progress; its thread would keep the interpreter from exiting."""
         return any(pool.busy for pool in self._all())
 
     def close(self) -> None:
-        """Take no more calls."""
+        """Accept no more calls."""
         for pool in self._all():
             pool.close()
 

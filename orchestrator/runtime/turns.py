@@ -1,4 +1,4 @@
-"""Lets the event loop do other work between the parts of a long computation."""
+"""Yields to the event loop between the parts of a long computation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 async def in_turns(
     values: Iterable[T], *, seconds: float = TURN_SECONDS, clock: Callable[[], float] = time.perf_counter
 ) -> list[T]:
-    """The values as a list. Whenever making them has taken ``seconds``, the event loop's other work has its turn."""
+    """Return the values as a list. Whenever computing them has taken ``seconds``, yield to the event loop."""
     made, began = [], clock()
     for value in values:
         made.append(value)

@@ -1,7 +1,7 @@
-"""A gang's placement group and rank actors in Ray: found, made, removed. Blocking calls; gangs.py runs them in threads.
+"""Finds, creates and removes a gang's placement group and rank actors in Ray. Calls block; gangs.py runs them in threads.
 
-Names say which gang an actor belongs to, so that whatever an earlier daemon has made is found again, and nothing is made
-twice. Nothing here asks an actor for anything, nor knows what its rank does.
+An actor's name contains its gang, so actors of an earlier daemon are found again and none is created twice. This module
+calls no actor, and does not know what its rank does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHARED_PLACEMENT_SECONDS: Final = 10.0
 
 
 class RayRankActors:
-    """Of the cluster at ``site``; ``nodes`` says which nodes there are."""
+    """Rank actors of the cluster at ``site``; ``nodes`` lists its nodes."""
 
     def __init__(self, site: Site, ray: RayConnection, nodes: NodeRegistry) -> None:
         self._site = site
@@ -38,9 +38,9 @@ class RayRankActors:
         self._nodes = nodes
 
     def find_or_create(self, job: Job, *, create: bool) -> list[Any]:
-        """The gang's actors by rank; with ``create``, those of a gang that was never placed are made where they lack.
+        """Return the gang's actors by rank; ``create`` creates the missing ones of a gang that was never placed.
 
-        Raises GangLostError: an actor of a placed gang is gone, a node that the gang was to be on is, or there is no gang.
+        Raises GangLostError: an actor of a placed gang has ended, a node of the gang has left, or there is no gang.
         """
         found = self._find(job, everywhere=not create)
         if None not in found:
@@ -51,12 +51,12 @@ class RayRankActors:
         if not create:
             raise GangLostError(StoppedUnplaced())
         if not set(job.nodes) <= set(self._nodes.agents):
-            # Ray would wait for the node for ever. On an embedded head's machine locks tell when the ranks are gone.
+            # Ray would wait for the node for ever. On an embedded head's machine locks show when the ranks have ended.
             raise GangLostError(NodeLost(), node_lost=not self._site.embedded)
         return self._create(job, found)
 
     def remove(self, job: Job) -> None:
-        """Kill the gang's actors and free what its placement group reserved; nothing where they are gone already."""
+        """Kill the gang's actors and free its placement group's reservation. Idempotent."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
@@ -68,7 +68,7 @@ class RayRankActors:
             remove_placement_group(group)
 
     def _find(self, job: Job, *, everywhere: bool) -> list[Any]:
-        """The actors that there are, None for others; Ray is not asked for those that cannot exist yet."""
+        """Find existing actors, None for missing ones; Ray is not asked for actors that cannot exist yet."""
         import ray
 
         if not (everywhere or job.seats or job.attempt_number > 1 or _may_exist(job)):
@@ -90,7 +90,7 @@ class RayRankActors:
         bundle, epoch = _bundle(job), self._ray.epoch
         _wait_for_room(job, bundle)
         group = _placement_group(job, bundle, self._site.namespace)
-        # Actors that are asked for before their bundles are reserved are queued, and looked at again only later.
+        # Ray queues actors that are requested before their bundles are reserved, and retries them late.
         if not group.wait(timeout_seconds=PLACEMENT_SECONDS if self._site.embedded else SHARED_PLACEMENT_SECONDS):
             self._refuse_on_shared()
         actor_class = ray.remote(RankActor)
@@ -128,21 +128,21 @@ class RayRankActors:
         return actors
 
     def _refuse_on_shared(self) -> None:
-        """On an existing cluster what was free may be taken meanwhile: the job goes back to the queue, where it can go elsewhere."""
+        """Reject a gang that does not fit an existing cluster any more: the job returns to the queue and may go elsewhere."""
         if not self._site.embedded:
             raise GangLostError(ResourcesTaken())
 
 
 def _may_exist(job: Job) -> bool:
-    """An earlier daemon may have made the actors and died before it could say so."""
+    """Whether an earlier daemon may have created the actors and died before it recorded that."""
     return time.time() - job.state_since > 1.0
 
 
 def _wait_for_room(job: Job, bundle: dict[str, float]) -> None:
-    """Until Ray's control plane has heard that a gang released a moment ago holds nothing any more, or ROOM_SECONDS.
+    """Wait until Ray's control plane knows that a gang released a moment ago holds nothing, at most ROOM_SECONDS.
 
-    A placement group that does not fit when it is asked for is looked at again once a second only. Where others hold what
-    is wanted, the group is asked for as it is.
+    Ray retries a placement group that does not fit at first only once a second. Where other users hold the resources,
+    the group is requested without waiting.
     """
     deadline = time.monotonic() + ROOM_SECONDS
     while time.monotonic() < deadline:

@@ -44,7 +44,7 @@ def ray_gangs(
     pool: Pool,
     log: FilteringBoundLogger,
 ) -> tuple[Gangs, GangCalls]:
-    """What carries effects out on this cluster, and what asks running ranks."""
+    """Create the gang runtime for this cluster, and the interface that queries running ranks."""
     ray, nodes, paths = cluster.ray, cluster.nodes, settings.paths
 
     def reports() -> Mapping[str, NodeReport]:

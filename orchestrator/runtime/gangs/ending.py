@@ -1,4 +1,4 @@
-"""Ends what a gang runs, and the gang itself: nothing of it is left when its release is told."""
+"""Ends a gang's ranks, and the gang itself: no process of it is left when its release is reported."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ FLUSH_SECONDS: Final = 30.0
 
 
 class Nodes(Protocol):
-    """What says that ranks are gone."""
+    """Confirms that ranks have ended."""
 
     def agent_for(self, node_id: str) -> Any | None:
-        """The agent that can answer for a node."""
+        """Return the agent that answers for a node."""
         ...
 
     async def until_fenced(self, node_id: str) -> None:
-        """Return once nothing can be left of what ran on a node that Ray has given up."""
+        """Return once a node that Ray has given up can run nothing more."""
         ...
 
 
 class Ender:
-    """``until_connected`` returns once Ray can be asked; ``post`` takes events for the record."""
+    """Ends gangs. ``until_connected`` returns once Ray accepts calls; ``post`` takes events for the record."""
 
     def __init__(
         self,
@@ -61,20 +61,20 @@ class Ender:
         self._post = post
 
     async def stop(self, job: Job, deadline: float) -> None:
-        """SIGTERM to every rank, and SIGKILL at the deadline. Raises GangLostError."""
+        """Send SIGTERM to every rank, and SIGKILL at the deadline. Raises GangLostError."""
         gang = await self._orders.attach_placed(job)
         self._relay.watch(job, gang, job.attempt_number)
         grace = max(0.0, deadline - time.time())
         await self._orders.give(job, [a.stop.remote(job.attempt_number, grace) for a in gang.actors])
 
     async def kill(self, job: Job) -> None:
-        """SIGKILL to every rank. Raises GangLostError."""
+        """Send SIGKILL to every rank. Raises GangLostError."""
         gang = await self._orders.attach_placed(job)
         self._relay.watch(job, gang, job.attempt_number)
         await self._orders.give(job, [a.kill.remote(job.attempt_number) for a in gang.actors])
 
     async def release(self, job: Job) -> None:
-        """Nothing of the gang is left when this returns; its outputs are at home."""
+        """Release the gang: on return no process of it is left, and its outputs are in the home."""
         await self._flush(job)
         gang = self._table.known(job.id)
         clean = gang is not None and len(gang.gone) == job.num_workers
@@ -88,7 +88,7 @@ class Ender:
         self._post([ev.GangReleased(job_id=job.id, at=time.time(), gang=job.gang)])
 
     async def _flush(self, job: Job) -> None:
-        """Have the newest snapshot brought to storage before the actors that do it go away."""
+        """Write the newest snapshot to storage before the actors that do so end."""
         if job.gang_lost or not job.seats:
             return
         try:
@@ -104,7 +104,7 @@ class Ender:
                 self._post(facts)
 
     async def _confirm_gone(self, job: Job) -> None:
-        """Ask the agent of every node that the gang was on; a dead node's ranks end with their lease."""
+        """Ask the agent of each of the gang's nodes; a dead node's ranks end when their lease expires."""
         deadline = time.monotonic() + GONE_SECONDS
         by_node: dict[str, list[int]] = {}
         for rank, node_id in enumerate(job.nodes):

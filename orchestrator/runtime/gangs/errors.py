@@ -1,4 +1,4 @@
-"""What Ray's errors mean for a gang: an actor that is lost, one that is out of reach for now, or a fault of ours."""
+"""Classifies Ray's errors for a gang: an actor is lost, an actor is out of reach for now, or orch has a fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class GangLostError(Exception):
-    """An actor of the gang is gone for good; the gang must be released and the job placed anew."""
+    """An actor of the gang has ended for good; the gang must be released and the job placed again."""
 
     def __init__(self, cause: GangFault, *, node_lost: bool = False) -> None:
         self.cause, self.node_lost = cause, node_lost
@@ -20,7 +20,7 @@ class GangLostError(Exception):
 
 
 class NodeGoneError(LookupError):
-    """A node has no agent any more; its jobs are placed anew."""
+    """A node has no agent any more; its jobs are placed again."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
@@ -28,7 +28,7 @@ class NodeGoneError(LookupError):
 
 
 def as_lost(rank: int, error: BaseException) -> GangLostError | None:
-    """The loss that an error of Ray means; None when it may pass."""
+    """Return the loss that an error of Ray means; None when it may be temporary."""
     from ray.exceptions import (
         ActorDiedError,
         ActorUnavailableError,
@@ -50,7 +50,7 @@ def as_lost(rank: int, error: BaseException) -> GangLostError | None:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the error says that an actor or its node does not answer, which the next try may find changed."""
+    """Whether the error says that an actor or its node does not answer, which may be different at the next try."""
     from ray.exceptions import RayError, RayTaskError
 
     return isinstance(error, TimeoutError) or (isinstance(error, RayError) and not isinstance(error, RayTaskError))

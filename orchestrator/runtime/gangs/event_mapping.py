@@ -1,4 +1,4 @@
-"""What a gang's actors and keepers say, as facts for the record. Decides nothing, waits for nothing."""
+"""Maps reports of a gang's actors and keepers to facts for the record. Decides nothing, waits for nothing."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
-MOST_CHARACTERS: Final = 1000  # of a message that comes from elsewhere
+MOST_CHARACTERS: Final = 1000  # of a message from outside
 
 
 def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport]) -> tuple[ev.Seat, ...]:
-    """Where each rank runs, by what its actor and its node's agent say."""
+    """Return the seat of each rank, from its actor's and its node agent's reports."""
     seats = []
     for rank, greeting in enumerate(greetings):
         report = reports.get(greeting.node_id)
@@ -59,7 +59,7 @@ def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport
 
 
 def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "") -> ev.RankExited:
-    """The end of a rank's process, as its host tells it. ``work_dir`` is the job's copy of its working directory."""
+    """Map the end of a rank's process, as its actor reports it. ``work_dir`` is the job's working copy."""
     told = event.exit or ev.Exit(rank=rank, at=event.at, exit_code=None, signal=None)
     missing = told.missing_file or missing_file(told)
     left_out = _left_out_by(work_dir, missing)
@@ -71,12 +71,12 @@ def _rank_exited(job_id: JobId, attempt: int, end: ev.Exit) -> ev.RankExited:
 
 
 def noted(job_id: JobId, note: Fact, *, degraded: bool | None = None) -> ev.JobNoted:
-    """Something about a gang that people should know; ``degraded``: a rank of it is out of reach."""
+    """Create a note about a gang for the user; ``degraded``: one of its ranks is out of reach."""
     return ev.JobNoted(job_id=job_id, at=time.time(), note=note, degraded=degraded)
 
 
 def gang_lost(job_id: JobId, gang: int, error: GangLostError) -> ev.GangLost:
-    """A gang is lost. A node that is out of reach may still run its ranks until their lease ends."""
+    """Create the event of a lost gang. A node that is out of reach may still run its ranks until their lease ends."""
     now = time.time()
     not_before = now + FENCE_SECONDS if error.node_lost else 0.0
     return ev.GangLost(
@@ -90,13 +90,13 @@ def _left_out_by(work_dir: str, missing: str) -> str:
     try:
         return left_out_by(Path(work_dir), missing)
     except (OSError, ValueError):
-        return ""  # the copy is out of reach, or the name is none that a file can have: the exception tells enough
+        return ""  # the copy is out of reach, or the name is invalid: the exception is enough
 
 
 def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
-    """The exits of ranks that had ended by themselves when their actor died: their keepers' records say so.
+    """Return the exits, by their keepers' records, of ranks that had ended by themselves when their actor died.
 
-    A rank that was killed with its actor while its node was shutting down had been asked to stop.
+    A rank that was killed with its actor while its node was shutting down counts as asked to stop.
     """
     words: list[ev.Event] = []
     for rank in range(ranks):
@@ -114,9 +114,9 @@ def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev
 
 
 def saved(job_id: JobId, told: PersisterStatus | None, *, failing: tuple[str, str] = NOT_FAILING) -> list[ev.Event]:
-    """A snapshot has become a checkpoint on storage, or could not.
+    """Return the event of a snapshot that became a checkpoint on storage, or failed to.
 
-    ``failing`` is what saves failed of before: a failure is told when it begins, not with each save.
+    ``failing`` is the previous failure of saves: a failure is reported when it begins, not with each save.
     """
     if told is None:
         return []
@@ -124,7 +124,7 @@ def saved(job_id: JobId, told: PersisterStatus | None, *, failing: tuple[str, st
     facts: list[ev.Event] = []
     if unusable:
         facts.append(noted(job_id, notes.UnusableStatus(fields=unusable)))
-    # The rank whose part came last names the checkpoint; the others still name the one before.
+    # The rank whose part came last names the checkpoint; the others still report the one before.
     if status.step is not None and status.attempt is not None and (status.watched or _is_of(status.path, status.step)):
         at = status.at or time.time()
         facts.append(
@@ -134,7 +134,7 @@ def saved(job_id: JobId, told: PersisterStatus | None, *, failing: tuple[str, st
                 attempt=status.attempt,
                 step=status.step,
                 path=status.path,
-                digest=getattr(status, "digest", ""),  # an actor of an older version does not tell
+                digest=getattr(status, "digest", ""),  # an actor of an older version does not report it
             )
         )
     if status.failure and failure_cause(status.failure, status.failure_kind) != failing:
@@ -143,7 +143,7 @@ def saved(job_id: JobId, told: PersisterStatus | None, *, failing: tuple[str, st
 
 
 def saves_fail_of(told: PersisterStatus | None, before: tuple[str, str]) -> tuple[str, str]:
-    """What saves fail of after that; ``before`` where nothing new is told."""
+    """Return the present failure of saves; ``before`` where there is no news."""
     if told is None:
         return before
     status, _ = repaired(told)
@@ -151,7 +151,7 @@ def saves_fail_of(told: PersisterStatus | None, before: tuple[str, str]) -> tupl
 
 
 def resumed(job_id: JobId, resumption: Resumption, masker: Masker) -> list[ev.Event]:
-    """What was found when a checkpoint was looked for that the attempt begins with; texts without secrets."""
+    """Return the result of the search for the attempt's first checkpoint; texts without secrets."""
     now = time.time()
     told: list[ev.Event] = [
         noted(job_id, notes.CheckpointQuarantined(said=masker.text(message))) for message in resumption.problems
@@ -176,9 +176,9 @@ def resumed(job_id: JobId, resumption: Resumption, masker: Masker) -> list[ev.Ev
 
 
 def in_memory(job_id: JobId, attempt: int, newest: ProgressSnapshot | None) -> list[ev.Event]:
-    """The snapshot that the dead ranks leave in shared memory: where the next attempt begins. Its path is empty.
+    """Return the snapshot that the dead ranks leave in shared memory, from which the next attempt resumes. Its path is empty.
 
-    ``newest`` is what rank 0 reported last.
+    ``newest`` is rank 0's last report.
     """
     if newest is None or newest.snapshot_step is None:
         return []

@@ -1,4 +1,4 @@
-"""What is known in memory of a job's gang; all of it can be found again."""
+"""What the daemon's memory holds of a job's gang; all of it can be found again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Gang:
-    """Its actors by rank, what they answered first, and what the relay of the attempt ``watching`` has heard."""
+    """The gang's actors by rank, their first answers, and what the relay has heard of the attempt ``watching``."""
 
     number: int
     actors: list[Any]
@@ -32,16 +32,16 @@ class Gang:
     processes: dict[int, ProcessSeen] = field(default_factory=dict)
     cursors: dict[int, PollCursor] = field(default_factory=dict)
     failing: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """What each rank's saves fail of, over all attempts."""
+    """The present failure of each rank's saves, over all attempts."""
     left_out: LeftOut = field(default_factory=LeftOut)
 
     def begin(self, attempt: int) -> None:
-        """Nothing has been heard of ``attempt``."""
+        """Start with an empty record of ``attempt``."""
         self.watching = attempt
         self.started, self.gone, self.newest, self.unreached, self.cursors = {}, set(), {}, set(), {}
         self.processes = {}
 
     def unwatch(self) -> None:
-        """Hear no more of it."""
+        """Stop recording reports of the attempt."""
         for task in self.watchers:
             task.cancel()

@@ -1,8 +1,8 @@
 """Gangs on Ray: carries out the effects that jobs' records require.
 
-Decides nothing. Every effect is idempotent: it finds what an earlier daemon, or an earlier call, has made. One effect at a
-time per job; a newer one replaces an older. ``launching.py`` brings ranks up, ``ending.py`` ends them, ``relay.py`` tells
-what happens to them.
+Decides nothing. Every effect is idempotent: it finds what an earlier daemon or call has created. One effect at a time
+per job; a newer one replaces an older one. ``launching.py`` starts ranks, ``ending.py`` ends them, ``relay.py`` reports
+their events.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LONGEST_RETRY_SECONDS: Final = 10.0
 
 @dataclass(slots=True)
 class _Work:
-    """The effect under way for a job."""
+    """The effect in progress for a job."""
 
     effect: Effect
     task: asyncio.Task[None]
 
 
 class Gangs:
-    """``silent`` says what is wrong with nodes that do not answer; ``post`` takes events for the record."""
+    """Gangs on Ray. ``silent`` gives the reason for each node that does not answer; ``post`` takes events for the record."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Gangs:
         self._work: dict[JobId, _Work] = {}
 
     def apply(self, job: Job, effect: Effect | None) -> None:
-        """Have ``effect`` done for ``job``; asking for what is under way, or for nothing new, does nothing."""
+        """Start ``effect`` for ``job``; do nothing if it is in progress or done."""
         work = self._work.get(job.id)
         if work is not None and work.effect == effect:
             return
@@ -82,16 +82,16 @@ class Gangs:
         self._work[job.id] = _Work(effect, task)
 
     def forget_all(self) -> None:
-        """Ray's head is gone and every gang with it: drop what was known, report every gang as lost."""
+        """Drop all gangs and report each as lost: Ray's head has died, and every gang with it."""
         for work in self._work.values():
-            work.task.cancel()  # it waits for actors that will never answer; the loop orders it again
+            work.task.cancel()  # its actors never answer; the loop orders it again
         self._work.clear()
         for job_id, gang in self._table.forget_all().items():
             words = last_words(self._paths, job_id, gang.watching, len(gang.actors)) if gang.watching else []
             self._post([*words, gang_lost(job_id, gang.number, GangLostError(HeadLost()))])
 
     async def close(self) -> None:
-        """Stop watching; everything runs on."""
+        """Stop watching; everything continues to run."""
         tasks = [work.task for work in self._work.values()]
         for task in tasks:
             task.cancel()
@@ -130,7 +130,7 @@ class Gangs:
                 await self._ender.release(job)
 
     def _failed(self, job: Job, effect: Effect, error: Exception) -> None:
-        """Log it: in a sentence what Ray says of an actor or node that is away, with its traceback what was not expected."""
+        """Log the failure: one sentence for an actor or node out of reach, a traceback for an unexpected error."""
         if is_away(error):
             why = str(error).partition("\n")[0] or type(error).__name__
             self._log.warning("gang.effect_postponed", job=job.id, effect=type(effect).__name__, why=why)
@@ -138,7 +138,7 @@ class Gangs:
             self._log.error("gang.effect_failed", job=job.id, effect=type(effect).__name__, exc_info=error)
 
     def note_reach(self, jobs: Iterable[Job]) -> None:
-        """Say which jobs have ranks on nodes that do not answer, and which have none any more."""
+        """Report the jobs that have ranks on nodes that do not answer, and those that no longer have any."""
         silent_nodes = self._silent()
         for job in jobs:
             if not (job.gang_open and job.seats) or job.gang_lost:

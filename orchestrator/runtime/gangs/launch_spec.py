@@ -1,4 +1,4 @@
-"""From a job's record and its gang's seats to what each rank is told. Pure."""
+"""Builds each rank's launch plan from a job's record and its gang's seats. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Directories that a plan names on one node, and what the ranks' environment starts from."""
+    """Directories on one node that a plan names, and the base of the ranks' environment."""
 
     paths: Paths
     work_dir: str
@@ -55,12 +55,12 @@ class NodeGroup:
 
     @property
     def gpu_ids(self) -> tuple[str, ...]:
-        """All of the job's GPU ids on the node, in the order of LOCAL_RANK; a GPU that ranks share is named once."""
+        """Return all of the job's GPU ids on the node, in the order of LOCAL_RANK; a GPU that ranks share appears once."""
         return tuple(dict.fromkeys(gpu for seat in self.seats for gpu in seat.gpu_ids))
 
 
 def node_groups(seats: Sequence[Seat]) -> dict[str, NodeGroup]:
-    """The gang's seats by node id; nodes in the order of their first rank."""
+    """Return the gang's seats by node id; nodes in the order of their first rank."""
     by_node: dict[str, list[Seat]] = {}
     for seat in seats:
         by_node.setdefault(seat.node_id, []).append(seat)
@@ -70,33 +70,33 @@ def node_groups(seats: Sequence[Seat]) -> dict[str, NodeGroup]:
 def rank_plans(
     job: Job, seats: Sequence[Seat], master: tuple[str, int], places: Mapping[str, Places]
 ) -> Iterator[RankPlan]:
-    """What each rank is told, rank 0 first. ``master`` is the rendezvous address and port; ``places`` go by node id.
+    """Yield each rank's plan, rank 0 first. ``master`` is the rendezvous address and port; ``places`` are by node id.
 
-    What ranks have in common is made once for each node: a plan costs the same in a gang of any size.
+    What ranks have in common is built once for each node: a plan costs the same in a gang of any size.
     """
     groups = node_groups(seats)
     makers: dict[str, _NodePlans] = {}
     local_ranks = dict.fromkeys(groups, 0)
     for seat in seats:
         node_id = seat.node_id
-        if node_id not in makers:  # one at a time: those of many nodes together would hold the event loop up
+        if node_id not in makers:  # one at a time: all nodes together would block the event loop
             makers[node_id] = _NodePlans(job, groups[node_id], len(groups), len(seats), master, places[node_id])
         yield makers[node_id].plan(seat.rank, local_ranks[node_id])
         local_ranks[seat.node_id] += 1
 
 
 class _NodePlans:
-    """Makes the plans of an attempt's ranks on one node."""
+    """Builds the plans of an attempt's ranks on one node."""
 
     def __init__(
         self, job: Job, group: NodeGroup, nodes: int, world_size: int, master: tuple[str, int], places: Places
     ) -> None:
         entry = with_checkpoint(parse_entrypoint(job.spec.entrypoint), places.resume_from)
         self._job_id, self._attempt, self._places = job.id, job.attempt_number, places
-        # Text, not paths: joining those of a thousand ranks takes longer than all the rest.
+        # Text, not paths: joining paths for a thousand ranks takes longer than all the rest.
         self._pages = str(places.page_dir)
         self._exits = str(places.paths.attempt_exits(job.id, self._attempt))
-        python = job.submission.python  # what the entry point means by it was found out at submission
+        python = job.submission.python  # resolved for the entry point at submission
         # Ranks on other nodes could not read what rank 0 left in shared memory.
         snapshots = _snapshots(job, places) if nodes == 1 else None
         job_env = {**job.spec.env, **places.secrets}
@@ -165,7 +165,7 @@ class _NodePlans:
 
 
 def checkpoint_dir(job: Job, paths: Paths) -> str:
-    """Where the job's checkpoints go: below ``checkpoint.storage_path``, by its id, or the job's own directory."""
+    """Return where the job's checkpoints go: below ``checkpoint.storage_path``, by its id, or the job's own directory."""
     configured = job.spec.checkpoint.storage_path
     if configured is None:
         return str(paths.checkpoints(job.id))
@@ -173,13 +173,13 @@ def checkpoint_dir(job: Job, paths: Paths) -> str:
 
 
 def store_environ(job: Job, secrets: Mapping[str, str]) -> dict[str, str]:
-    """The job's own variables that say how to reach a storage behind a URL."""
+    """Return the job's own variables that configure access to a storage behind a URL."""
     own = {**job.spec.env, **secrets}
     return {name: value for name, value in own.items() if name.startswith("AWS_")}
 
 
 def _snapshots(job: Job, places: Places) -> SnapshotPlan:
-    """Snapshots in the node's shared memory."""
+    """Return the plan of snapshots in the node's shared memory."""
     checkpoint = job.spec.checkpoint
     return SnapshotPlan(
         directory=str(snapshot_directory(places.page_dir, job.id)),

@@ -1,4 +1,4 @@
-"""Brings a gang's ranks up: actors met, files on their nodes, every rank told what to run."""
+"""Starts a gang's ranks: connects to its actors, puts files on their nodes, sends each rank its plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
-    """What all launches of a daemon have in common. ``page_dir`` is where progress pages are; ``umask`` that of ranks."""
+    """Settings common to all launches of a daemon. ``page_dir`` is where progress pages are; ``umask`` is that of ranks."""
 
     paths: Paths
     page_dir: Path
@@ -46,7 +46,7 @@ class LaunchSettings:
 
 
 class Launcher:
-    """``secrets_of`` reads a job's secrets, ``previous_step`` gives the highest step that it reported.
+    """Starts ranks. ``secrets_of`` reads a job's secrets; ``previous_step`` gives the highest step that it reported.
 
     ``reports`` gives the newest report of each node; ``post`` takes events for the record.
     """
@@ -77,7 +77,7 @@ class Launcher:
         self._post = post
 
     async def ensure(self, job: Job) -> None:
-        """The job's current attempt runs, or is being started, when this returns. Raises GangLostError."""
+        """Start the job's current attempt; on return it runs or is being started. Raises GangLostError."""
         gang = await self._table.attach(job)
         placed = bool(gang.greetings)
         if not placed:
@@ -95,7 +95,7 @@ class Launcher:
         self._relay.watch(job, gang, attempt)
 
     def _refuse_to_repeat(self, job: Job, ranks: Sequence[int]) -> None:
-        """Raise GangLostError when a rank has run already, in an actor that is gone: the end that it left is told instead."""
+        """Raise GangLostError when a rank has already run in an actor that has ended: its recorded end is reported instead."""
         try:
             exits = self._settings.paths.attempt_exits(job.id, job.attempt_number)
             ended = {path.name for path in exits.iterdir()}
@@ -122,7 +122,7 @@ class Launcher:
         await ask(await in_turns(a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)))
 
     async def _prepare(self, gang: Gang, attempt: int) -> tuple[str, int]:
-        """The rendezvous' address and port; nothing of an older attempt runs then. Actors made for the attempt need no call."""
+        """Return the rendezvous' address and port; no older attempt runs then. Actors created for this attempt need no call."""
         if (known := rendezvous_of(gang.greetings, attempt)) is not None:
             return known
         address = gang.greetings[0].address
@@ -130,13 +130,13 @@ class Launcher:
         return address, (await ask(calls))[0]
 
     async def _bring_files(self, job: Job) -> None:
-        """What a rank needs is on its node, if that does not share the home. Raises GangLostError where that cannot be."""
+        """Put a rank's files on its node, if that does not share the home. Raises GangLostError where that fails."""
         apart = self._files.apart(job)
         if not apart:
             return
         try:
             storage = checkpoint_dir(job, self._settings.paths)
-            # A URL is the same place from everywhere.
+            # A URL names the same place on every node.
             if "://" not in storage and (blind := await self._files.blind(storage, apart)):
                 path = str(job.spec.checkpoint.storage_path)
                 raise GangLostError(StorageUnseen(rank=job.nodes.index(blind[0]), node=blind[0], storage_path=path))

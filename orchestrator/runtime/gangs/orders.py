@@ -1,4 +1,4 @@
-"""Calls to all of a gang's actors: their answers in time, and the end of an actor that gives none."""
+"""Calls all of a gang's actors with a deadline, and ends an actor that does not answer."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Agents(Protocol):
 
     @property
     def silent(self) -> Container[str]:
-        """Nodes that do not answer though Ray counts them as alive."""
+        """Return the nodes that do not answer though Ray counts them as alive."""
         ...
 
     def agent_for(self, node_id: str) -> Any | None:
-        """The agent that can answer for a node."""
+        """Return the agent that answers for a node."""
         ...
 
 
 async def ask(calls: Sequence[Any], seconds: float = RPC_SECONDS) -> list[Any]:
-    """The answers of all ranks. Raises GangLostError when an actor is dead."""
+    """Return the answers of all ranks. Raises GangLostError when an actor is dead."""
     async with asyncio.timeout(seconds):
         results = await asyncio.gather(*calls, return_exceptions=True)
     for rank, result in enumerate(results):
@@ -56,7 +56,7 @@ async def ask(calls: Sequence[Any], seconds: float = RPC_SECONDS) -> list[Any]:
 
 
 class Orders:
-    """``post`` takes events for the record."""
+    """Calls rank actors. ``post`` takes events for the record."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class Orders:
         self._log = log
 
     async def hello(self, job: Job, gang: Gang) -> list[RankGreeting]:
-        """The greetings of all actors."""
+        """Return the greetings of all actors."""
         limit = job.spec.health.startup_timeout.total_seconds()
         calls = [a.hello.remote() for a in gang.actors]
-        # Actors that were there answer at once; new ones may have to be installed first.
+        # Existing actors answer at once; new ones may first have to be installed.
         greetings: list[RankGreeting] = await (self.give(job, calls) if job.seats else ask(calls, seconds=limit))
         return greetings
 
     async def attach_placed(self, job: Job) -> Gang:
-        """The gang of a job that is to end: none is made for that, nor waited for. Raises GangLostError."""
+        """Attach the gang of a job that must end: none is created or waited for. Raises GangLostError."""
         gang = await self._table.attach(job, create=False)
         if not gang.greetings and not job.seats:
             try:
@@ -94,9 +94,9 @@ class Orders:
         return gang
 
     async def give(self, job: Job, calls: Sequence[Any]) -> list[Any]:
-        """Tell all ranks' actors something; one that does not answer is ended, and its rank with it.
+        """Send an order to all ranks' actors; an actor that does not answer is ended, and its rank with it.
 
-        Raises TimeoutError then: the next try finds the actor dead, and the gang lost.
+        Raises TimeoutError then: the next try finds the actor dead and the gang lost.
         """
         answered: set[int] = set()
 
@@ -119,31 +119,31 @@ class Orders:
             raise
 
     async def end_actor(self, job: Job, rank: int) -> None:
-        """Have Ray end a rank's actor that does not answer, stopped or not. A node that does not answer is Ray's to judge."""
+        """Have Ray kill an actor that does not answer, even a stopped one. Ray decides about a node that does not answer."""
         place, gang = self._place_of(job, rank), self._table.current(job)
         if place is None or place[0] in self._nodes.silent or gang is None:
             return
         try:
             await self._ray.call(end_worker, gang.actors[rank], restart=False)
-        except Exception as error:  # whatever Ray says of an actor or a head that is gone: the next try finds out
+        except Exception as error:  # the actor or the head has ended: the next try notices
             self._log.warning("gang.actor_not_ended", job=job.id, rank=rank, why=str(error).partition("\n")[0])
             return
         self._log.warning("gang.actor_ended", job=job.id, rank=rank, pid=place[1])
         self._post([noted(job.id, ActorEnded(rank=rank), degraded=True)])
 
     async def is_stopped(self, job: Job, rank: int) -> bool:
-        """Whether its node's agent sees that a rank's actor is stopped; False when the agent cannot be asked."""
+        """Whether the node's agent sees that a rank's actor is stopped; False when the agent does not answer."""
         place = self._place_of(job, rank)
         agent = None if place is None else self._nodes.agent_for(place[0])
         if place is None or agent is None:
             return False
         try:
             return bool(await within(self._patience.order_seconds, agent.is_stopped.remote(place[1])))
-        except Exception:  # whatever Ray says of an agent that is dead or out of reach: another is made
+        except Exception:  # the agent is dead or out of reach: another is created
             return False
 
     def _place_of(self, job: Job, rank: int) -> tuple[str, int] | None:
-        """The node and the process number of a rank's actor; None until it was met."""
+        """Return the node and process number of a rank's actor; None before its first answer."""
         gang = self._table.current(job)
         if gang is not None and rank < len(gang.greetings):
             return gang.greetings[rank].node_id, gang.greetings[rank].pid

@@ -1,4 +1,4 @@
-"""How long gangs wait for their actors. Must not wait itself."""
+"""Timeouts of calls to a gang's actors. Must not wait itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RETRY_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a poll is held, a live actor may take to answer an order that it carries out later, and what failed rests."""
+    """How long a poll is held, how long a live actor may take to answer a deferred order, and the pause after a failure."""
 
     poll_seconds: float = POLL_SECONDS
     order_seconds: float = ORDER_SECONDS

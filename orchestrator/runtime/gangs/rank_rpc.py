@@ -1,4 +1,4 @@
-"""Questions to the ranks of a running gang: traces, looks at their processes, lines for their logs, sessions beside them."""
+"""Requests to the ranks of a running gang: traces, process inspections, lines for their logs, sessions beside them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
 
 LOOK_SECONDS: Final = 15.0
-"""A rank whose actor takes longer than this counts as out of reach."""
+"""A rank whose actor takes longer to answer counts as out of reach."""
 
 SESSION_OPEN_SECONDS: Final = 60.0
-"""A fork server that is not there is started first."""
+"""A missing fork server is started first."""
 
 
 class GangCalls:
-    """Asks the rank actors of the gangs in ``table``."""
+    """Calls the rank actors of the gangs in ``table``."""
 
     def __init__(self, table: GangTable) -> None:
         self._table = table
 
     async def trace(self, job: Job, rank: int, steps: int, seconds: float) -> bytes:
-        """A torch.profiler trace of a rank's next ``steps`` steps. Raises TraceRefusedError, with what to do."""
+        """Return a torch.profiler trace of a rank's next ``steps`` steps. Raises TraceRefusedError, with what to do."""
         actors = self._table.actors_up(job)
         if not actors:
             raise TraceRefusedError(f"the ranks of {job.id} are not up: ask again when it runs")
@@ -51,7 +51,7 @@ class GangCalls:
         return data
 
     async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
-        """A look at each of the job's ranks, or of ``ranks``; those that are gone or out of reach are left out."""
+        """Inspect each of the job's ranks, or ``ranks``; ranks that have ended or are out of reach are left out."""
         actors = self._table.actors_up(job)
         wanted = [rank for rank in (range(len(actors)) if ranks is None else ranks) if rank < len(actors)]
         calls = [actors[rank].look.remote(job.attempt_number, stacks=stacks) for rank in wanted]
@@ -59,18 +59,18 @@ class GangCalls:
         return {rank: look for rank, look in zip(wanted, found, strict=True) if look is not None}
 
     def processes(self, job: Job) -> Mapping[int, ProcessSeen]:
-        """What was last seen of the processes of the job's ranks, by rank; without asking."""
+        """Return the last known state of the job's rank processes, by rank, without a call."""
         return self._table.processes(job)
 
     async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
-        """Write ``lines`` into the logs of their ranks; returns when it is done, or cannot be."""
+        """Write ``lines`` into the logs of their ranks; return when that is done or has failed."""
         actors = self._table.actors_up(job)
         await self._answers(
             [actors[r].note.remote(job.attempt_number, tuple(said)) for r, said in lines.items() if r < len(actors)]
         )
 
     async def open_session(self, job: Job, rank: int, request: SessionRequest) -> GangSession:
-        """A command or a connection beside a rank. Raises SessionRefusedError."""
+        """Open a command or a connection beside a rank. Raises SessionRefusedError."""
         actors = self._table.actors_up(job)
         if rank >= len(actors):
             raise SessionRefusedError(f"the ranks of {job.id} are not up", "ask again when it runs")
@@ -79,12 +79,12 @@ class GangCalls:
         return session
 
     async def _answers(self, calls: Sequence[object]) -> list[RankLook | None]:
-        """What came back in time; None for a call that failed."""
+        """Return the answers that arrived in time; None for a call that failed."""
 
         async def answer(call: object) -> RankLook | None:
             try:
                 found: RankLook | None = await within(LOOK_SECONDS, call)  # type: ignore[arg-type]  # Ray's reference is awaitable
-            except Exception:  # whatever Ray says of an actor that is dead or out of reach: others have to handle that
+            except Exception:  # the actor is dead or out of reach, which the relay handles
                 return None
             return found
 
@@ -99,21 +99,21 @@ class GangSession:
         self._number = 0
 
     async def open(self, attempt: int, request: SessionRequest) -> None:
-        """Have the actor open it, once. Raises SessionRefusedError."""
+        """Open the session in the actor, once. Raises SessionRefusedError."""
         self._number = await self._ask(SESSION_OPEN_SECONDS, self._actor.open_session, attempt, request)
 
     async def read(self, seconds: float) -> SessionOutput:
-        """What has come out; waits for something for at most ``seconds``. Raises SessionRefusedError."""
+        """Return the output; wait for some for at most ``seconds``. Raises SessionRefusedError."""
         output: SessionOutput = await self._ask(seconds + RPC_SECONDS, self._actor.read_session, self._number, seconds)
         return output
 
     async def tell(self, message: SessionMessage) -> None:
-        """A client's message; returns when it was taken: input as late as the command reads it."""
+        """Send a client's message; return when it was taken: input only as fast as the command reads it."""
         seconds = None if isinstance(message, Input) else RPC_SECONDS
         await self._ask(seconds, self._actor.tell_session, self._number, message)
 
     async def close(self) -> None:
-        """End it; an actor that is out of reach ends it by itself."""
+        """End the session; an actor out of reach ends it by itself."""
         with contextlib.suppress(SessionRefusedError):
             await self._ask(LOOK_SECONDS, self._actor.tell_session, self._number, Leave())
 

@@ -1,4 +1,4 @@
-"""Follows the ranks of gangs to their ends, and tells what they say as events for the record. Decides nothing."""
+"""Follows the ranks of gangs until they end, and reports their events for the record. Decides nothing."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ if TYPE_CHECKING:
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 LATE_ANSWERS: Final = 3
-"""Answers to polls in a row that an actor may owe before it is ended; one that is stopped is ended at the first."""
+"""How many polls in a row an actor may leave unanswered before it is ended; a stopped one is ended after the first."""
 
 
 class Actors(Protocol):
-    """What is done about a rank's actor that does not answer."""
+    """Handles a rank's actor that does not answer."""
 
     async def is_stopped(self, job: Job, rank: int) -> bool:
-        """Whether it is known to be stopped."""
+        """Whether the actor is known to be stopped."""
         ...
 
     async def end_actor(self, job: Job, rank: int) -> None:
-        """Have it ended."""
+        """End the actor."""
         ...
 
 
 class EventRelay:
-    """``post`` takes events for the record; ``progress`` the newest snapshot of a rank.
+    """Relays events. ``post`` takes events for the record; ``progress`` takes the newest progress of a rank.
 
-    ``reports`` gives the newest report of each node, ``gpu_evidence`` what the driver says of GPUs.
+    ``reports`` gives the newest report of each node, ``gpu_evidence`` the driver's evidence about GPUs.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class EventRelay:
         self._patience = patience or Patience()
 
     def watch(self, job: Job, gang: Gang, attempt: int) -> None:
-        """Follow every rank of the attempt; asking again changes nothing."""
+        """Follow every rank of the attempt. Idempotent."""
         self._files.follow(job)
         if gang.watching == attempt:
             return
@@ -102,20 +102,20 @@ class EventRelay:
         ]
 
     async def follow(self, job: Job, gang: Gang, attempt: int, rank: int) -> None:
-        """Follow a rank to its end. What cannot be taken of it is left out and logged; the rest is followed on."""
+        """Follow a rank until it ends. A report that cannot be processed is logged and skipped."""
         while True:
             try:
                 await self._follow(job, gang, attempt, rank)
-            except Exception:  # a fault of orch's, or in what was told: a rank that nothing follows would never end
+            except Exception:  # a fault of orch or of the report: a rank must stay followed
                 self._log.exception("gang.watcher_failed", job=job.id, attempt=attempt, rank=rank)
-                gang.gone.discard(rank)  # it may have been set before what failed: its events are reported again
+                gang.gone.discard(rank)  # may have been set before the failure: the events are reported again
                 gang.cursors.pop(rank, None)
                 await asyncio.sleep(self._patience.retry_seconds)
             else:
                 return
 
     async def _follow(self, job: Job, gang: Gang, attempt: int, rank: int) -> None:
-        """One rank's events, from its first to its last; an actor that dies loses the gang."""
+        """Process one rank's events, from first to last; an actor that dies loses the gang."""
         late, patience = 0, self._patience
         while rank not in gang.gone:
             try:
@@ -141,7 +141,7 @@ class EventRelay:
             await self._hear(job, gang, attempt, rank, reply)
 
     async def _unreached(self, job: Job, gang: Gang, rank: int, error: Exception, late: int) -> None:
-        """An actor did not answer, and owes ``late`` answers."""
+        """Handle an actor that has not answered ``late`` polls."""
         if isinstance(error, TimeoutError) and (late >= LATE_ANSWERS or await self._actors.is_stopped(job, rank)):
             await self._actors.end_actor(job, rank)
         if rank not in gang.unreached:
@@ -154,37 +154,37 @@ class EventRelay:
         try:
             await self._files.bring_ends(job)
             words = last_words(self._paths, job.id, attempt, job.num_workers)
-        except Exception:  # the loss is told, whatever cannot be read of the ends
+        except Exception:  # the loss is reported even if the ends cannot be read
             self._log.exception("gang.ends_not_read", job=job.id, attempt=attempt)
         self._post([*words, gang_lost(job.id, gang.number, lost)])
 
     async def _hear(self, job: Job, gang: Gang, attempt: int, rank: int, reply: PollReply) -> None:
-        """Take what a rank's actor told. What cannot be taken is left out, so that the rest, and the next, still comes."""
+        """Process an actor's reply. What cannot be processed is skipped, so that the rest and the next reply still count."""
         told = partial(gang.left_out.of, job.id, rank, post=self._post, log=self._log)
         if reply.progress is not None:
             with told("its progress"):
                 gang.newest[rank] = snapshot = usable(reply.progress)
                 self._progress(job.id, attempt, rank, snapshot)
-        if (processes := getattr(reply, "processes", None)) is not None:  # an actor of an earlier version tells nothing
+        if (processes := getattr(reply, "processes", None)) is not None:  # an actor of an earlier version sends none
             gang.processes[rank] = replace(repaired(processes)[0], rank=rank)
         with told("what became of a snapshot"):
             failing = gang.failing.get(rank, NOT_FAILING)
             gang.failing[rank] = saves_fail_of(reply.persisted, failing)
             if facts := saved(job.id, reply.persisted, failing=failing):
                 self._post(facts)
-        if reply.events:  # the rank's end is told, whatever its progress page says
+        if reply.events:  # the rank's end is reported, whatever its progress page says
             events = await self._with_gpu_evidence(gang, rank, [usable_event(event) for event in reply.events])
             if facts := heard(job, gang, attempt, rank, events):
                 self._post(facts)
 
     async def _with_gpu_evidence(self, gang: Gang, rank: int, events: Sequence[RankEvent]) -> Sequence[RankEvent]:
-        """The events, with what the driver says of the rank's GPUs beside a failure."""
+        """Add the driver's evidence about the rank's GPUs to a failure among the events."""
         if all(event.exit is None or event.exit.ok for event in events) or len(gang.greetings) <= rank:
             return events
         try:
             uuids = seats_of(gang.greetings, self._reports())[rank].gpu_uuids
             found = await self._gpu_evidence(uuids) if uuids else ()
-        except Exception:  # the end is told without it
+        except Exception:  # the end is reported without it
             self._log.exception("gang.no_gpu_evidence", rank=rank)
             return events
         return [
@@ -194,7 +194,7 @@ class EventRelay:
 
 
 def heard(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[RankEvent]) -> list[ev.Event]:
-    """The facts that a rank's events make with what was heard of the others before."""
+    """Return the facts that follow from a rank's events and from what the others reported before."""
     facts: list[ev.Event] = []
     for event in events:
         match event.kind:

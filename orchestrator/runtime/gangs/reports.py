@@ -1,4 +1,4 @@
-"""Takes what a rank's host reports: checked once more, and what cannot be taken is left out and told once."""
+"""Validates the reports of a rank's actor again: an invalid part is skipped, and that is reported once."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 def usable(snapshot: ProgressSnapshot) -> ProgressSnapshot:
-    """The snapshot, with defaults for what cannot be used. The host of an older version, which an attempt may have, checks nothing."""
+    """Return the progress with defaults for invalid values: an actor of an older version does not validate."""
     checked, names = repaired(snapshot)
     return replace(checked, unusable=(*checked.unusable, *names)) if names else checked
 
 
 def usable_event(event: RankEvent) -> RankEvent:
-    """The event, with defaults for what cannot be used of it and of its end."""
+    """Return the event with defaults for invalid values in it and in its end."""
     end = event.exit
     return repaired(replace(event, exit=repaired(end)[0]) if isinstance(end, ev.Exit) else event)[0]
 
 
 class LeftOut:
-    """What was left out of one gang's reports; each is told once."""
+    """The parts of one gang's reports that were skipped; each is reported once."""
 
     def __init__(self) -> None:
         self._told: set[ReportLeftOut] = set()
@@ -49,7 +49,7 @@ class LeftOut:
         post: Callable[[Sequence[ev.Event]], None],
         log: FilteringBoundLogger,
     ) -> Iterator[None]:
-        """Go on after an error in the block: log it, and note it on the job."""
+        """Continue after an error in the block: log it, and add a note to the job."""
         try:
             yield
         except Exception as error:

@@ -1,7 +1,7 @@
-"""Which checkpoint an attempt is told to begin from, where that is orch's to say: ``ORCH_RESUME_FROM``, ``${checkpoint}``.
+"""Chooses the checkpoint an attempt resumes from, where orch decides that: ``ORCH_RESUME_FROM``, ``${checkpoint}``.
 
-A script that saves through ``context()`` asks for itself; this is for scripts that save by themselves, and for entry
-points that take a path. Blocking: it reads and verifies files.
+A script that saves through ``context()`` finds its checkpoint itself; this is for scripts that save by themselves, and
+for entry points that take a path. Blocking: it reads and verifies files.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """Path or URL of the checkpoint to begin from, None for none; a sentence for each that was found bad.
+    """Path or URL of the checkpoint to resume from, None for none; a sentence for each that was found damaged.
 
-    ``notes`` say what else was done about the script's own files; ``found`` is the newest of them that counts.
+    ``notes`` describe other changes to the script's own files; ``found`` is the newest valid one of them.
     """
 
     path: str | None
@@ -39,7 +39,7 @@ class Resumption:
 
 
 def watch_settings(job: Job, paths: Paths) -> WatchSettings | None:
-    """What ``checkpoint.watch`` asks for; None where it asks for nothing."""
+    """Return the settings of ``checkpoint.watch``; None where it is not set."""
     checkpoint = job.spec.checkpoint
     if checkpoint.watch is None:
         return None
@@ -52,9 +52,9 @@ def watch_settings(job: Job, paths: Paths) -> WatchSettings | None:
 
 
 def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str], reached: int = 0) -> Resumption:
-    """What the job's current attempt begins from: its own newest good checkpoint, else the one it was submitted with.
+    """Return the checkpoint for the job's current attempt: its own newest valid one, else the one it was submitted with.
 
-    ``reached`` is the highest step that was reported. Raises OSError when the files are out of reach.
+    ``reached`` is the highest reported step. Raises OSError when the files are out of reach.
     """
     settings = watch_settings(job, paths)
     if settings is not None:
@@ -86,13 +86,11 @@ def _from_watched(job: Job, paths: Paths, files: ExternalCheckpoints, reached: i
 
 
 def _writers_gone_at(job: Job, paths: Paths) -> float:
-    """When the first rank of the attempt before ended: what was written later may be torn."""
+    """Return when the first rank of the previous attempt ended: files written later may be torn."""
     before = job.attempts[-2]
     times = []
     for rank in range(job.num_workers):
-        with contextlib.suppress(
-            ForkServerError
-        ):  # what is no record counts as absent: the attempt's own end stands for it
+        with contextlib.suppress(ForkServerError):  # an invalid record counts as absent: the attempt's own end is used
             record = read_exit_record(paths.exit_record(job.id, before.number, rank))
             times += [record.ended_at] if record is not None else []
     return min(times, default=before.ended_at or before.started_at)

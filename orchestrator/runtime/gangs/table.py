@@ -1,4 +1,4 @@
-"""The gangs that the daemon knows: each attached once, by what Ray has of it."""
+"""The gangs that the daemon knows: each is attached once, from what exists in Ray."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class RankActors(Protocol):
-    """Finds, makes and removes the actors of gangs. Calls block."""
+    """Finds, creates and removes the actors of gangs. Calls block."""
 
     def find_or_create(self, job: Job, *, create: bool) -> list[Any]:
-        """The gang's actors by rank. Raises GangLostError."""
+        """Return the gang's actors by rank. Raises GangLostError."""
         ...
 
     def remove(self, job: Job) -> None:
-        """Nothing of the gang is left."""
+        """Remove everything of the gang."""
         ...
 
 
 class GangTable:
-    """``call`` runs a blocking function with a deadline."""
+    """The known gangs. ``call`` runs a blocking function with a deadline."""
 
     def __init__(self, actors: RankActors, call: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
         self._actors = actors
@@ -37,26 +37,26 @@ class GangTable:
         self._calls: dict[JobId, asyncio.Task[Any]] = {}
 
     def known(self, job_id: JobId) -> Gang | None:
-        """The gang that was attached last for the job."""
+        """Return the gang that was last attached for the job."""
         return self._gangs.get(job_id)
 
     def current(self, job: Job) -> Gang | None:
-        """The gang that the job's record names, where it is attached."""
+        """Return the gang that the job's record names, if it is attached."""
         gang = self._gangs.get(job.id)
         return gang if gang is not None and gang.number == job.gang else None
 
     def actors_up(self, job: Job) -> tuple[Any, ...]:
-        """The actors of the job's current attempt, by rank; none while its ranks are not up."""
+        """Return the actors of the job's current attempt, by rank; none while its ranks are not up."""
         gang = self.current(job)
         return tuple(gang.actors) if gang is not None and gang.watching == job.attempt_number else ()
 
     def processes(self, job: Job) -> Mapping[int, ProcessSeen]:
-        """What the ranks' processes of the job's current attempt were last seen at, by rank."""
+        """Return the last known state of the processes of the job's current attempt, by rank."""
         gang = self.current(job)
         return dict(gang.processes) if gang is not None and gang.watching == job.attempt_number else {}
 
     async def attach(self, job: Job, *, create: bool = True) -> Gang:
-        """The gang's actors: those in memory, those that are there, or, for a gang never placed, new ones."""
+        """Return the gang's actors: those in memory, those in Ray, or, for a gang never placed, new ones."""
         gang = self.current(job)
         if gang is not None:
             return gang
@@ -66,7 +66,7 @@ class GangTable:
         return gang
 
     async def remove(self, job: Job) -> None:
-        """Nothing of the gang is left in Ray when this returns."""
+        """Remove everything of the gang from Ray."""
         await self._in_order(job.id, lambda: self._actors.remove(job))
 
     def drop(self, job_id: JobId) -> None:
@@ -76,7 +76,7 @@ class GangTable:
             gang.unwatch()
 
     def forget_all(self) -> dict[JobId, Gang]:
-        """Ray is gone: drop every gang, and calls that will never be answered. Returns what was known."""
+        """Drop every gang, and calls that are never answered: Ray's head has died. Returns the known gangs."""
         self._calls.clear()
         gangs, self._gangs = self._gangs, {}
         for gang in gangs.values():
@@ -84,7 +84,7 @@ class GangTable:
         return gangs
 
     async def close(self) -> None:
-        """Stop watching; everything runs on."""
+        """Stop watching; everything continues to run."""
         tasks = [task for gang in self._gangs.values() for task in gang.watchers] + list(self._calls.values())
         for task in tasks:
             task.cancel()
@@ -92,7 +92,7 @@ class GangTable:
         self._gangs.clear()
 
     async def _in_order(self, job_id: JobId, function: Callable[[], Any]) -> Any:
-        """A blocking call about a job's gang, after the one before: what its caller gave up on still runs to its end."""
+        """Run a blocking call about a job's gang after the previous one, which runs to its end even if its caller gave up."""
         before = self._calls.get(job_id)
 
         async def run() -> Any:
@@ -109,4 +109,4 @@ class GangTable:
         if self._calls.get(job_id) is task:
             del self._calls[job_id]
         if not task.cancelled():
-            task.exception()  # its caller, where it still waits, is told
+            task.exception()  # a caller that still waits gets it

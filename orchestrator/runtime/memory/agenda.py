@@ -1,4 +1,4 @@
-"""Pending actions by time. The only clock of the in-memory runtime: it moves when it is told to."""
+"""Pending actions by time. The only clock of the in-memory runtime: it advances only on request."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One pending action. ``cancel`` makes nothing of it."""
+    """One pending action, which ``cancel`` voids."""
 
     action: Callable[[], None] | None
 
     def cancel(self) -> None:
-        """The action is not run."""
+        """Void the action."""
         self.action = None
 
 
 class Agenda:
-    """Runs actions in the order of their times; those of the same time in the order in which they were entered."""
+    """Runs actions in the order of their times; actions of the same time in the order in which they were added."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -30,19 +30,19 @@ class Agenda:
         self._entered = 0
 
     def at(self, when: float, action: Callable[[], None]) -> Entry:
-        """Enter an action for wall time ``when``, or for now if that has passed."""
+        """Add an action for wall time ``when``, or for now if that has passed."""
         entry = Entry(action)
         self._entered += 1
         heapq.heappush(self._heap, (max(when, self.now), self._entered, entry))
         return entry
 
     def after(self, seconds: float, action: Callable[[], None]) -> Entry:
-        """Enter an action that is due in ``seconds``."""
+        """Add an action that is due in ``seconds``."""
         return self.at(self.now + seconds, action)
 
     @property
     def next_at(self) -> float | None:
-        """When the next action is due; None when there is none."""
+        """Return when the next action is due; None when there is none."""
         while self._heap and self._heap[0][2].action is None:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
@@ -60,7 +60,7 @@ class Agenda:
         return True
 
     def run_until(self, until: float) -> int:
-        """Run everything that is due by ``until``, which becomes the time; how many actions that were."""
+        """Run everything that is due by ``until``, which becomes the current time; return the number of actions."""
         count = 0
         while self.step(until):
             count += 1

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """One checkpoint. An empty ``path``: it is in the memory of its gang alone."""
+    """One checkpoint. An empty ``path`` means a snapshot in the memory of its gang."""
 
     attempt: int
     gang: int
@@ -22,21 +22,21 @@ class Saved:
 
 @dataclass(slots=True)
 class Checkpoints:
-    """``stored`` are the good ones on storage, by job, in the order in which they were saved; ``broken`` the torn ones."""
+    """The valid checkpoints on storage, ``stored``, by job in the order of saving, and the torn ones, ``broken``."""
 
     stored: dict[JobId, list[Saved]] = field(default_factory=dict)
     broken: dict[JobId, list[Saved]] = field(default_factory=dict)
     snapshots: dict[JobId, Saved] = field(default_factory=dict)
 
     def keep(self, job_id: JobId, saved: Saved) -> None:
-        """Keep what an attempt has saved."""
+        """Record a checkpoint that an attempt has saved."""
         if saved.path:
             self.stored.setdefault(job_id, []).append(saved)
         else:
             self.snapshots[job_id] = saved
 
     def flush(self, job_id: JobId, gang: int, at: float) -> Saved | None:
-        """Bring the snapshot of a gang to storage before the gang goes."""
+        """Write the snapshot of a gang to storage before the gang ends."""
         snapshot = self.snapshots.pop(job_id, None)
         if snapshot is None or snapshot.gang != gang:
             return None
@@ -45,19 +45,19 @@ class Checkpoints:
         return saved
 
     def newest(self, job_id: JobId, gang: int) -> Saved | None:
-        """The one that an attempt in ``gang`` begins with: the snapshot that it finds in its memory, or the newest on storage."""
+        """Return what an attempt in ``gang`` resumes from: the snapshot in its memory, or the newest on storage."""
         stored = self.stored.get(job_id, [])
         snapshot = self.snapshots.get(job_id)
         found = [*stored, snapshot] if snapshot is not None and snapshot.gang == gang else stored
         return max(found, key=lambda saved: (saved.step, saved.at), default=None)
 
     def resume(self, job_id: JobId, gang: int) -> int:
-        """The step that an attempt in ``gang`` begins at."""
+        """Return the step at which an attempt in ``gang`` begins."""
         newest = self.newest(job_id, gang)
         return 0 if newest is None else newest.step
 
     def break_newest(self, job_id: JobId) -> Saved | None:
-        """The newest one on storage is torn; None when there is none."""
+        """Tear the newest one on storage; None when there is none."""
         stored = self.stored.get(job_id)
         if not stored:
             return None
@@ -68,5 +68,5 @@ class Checkpoints:
 
 
 def path_of(job_id: JobId, attempt: int, step: int) -> str:
-    """Where a checkpoint goes on storage."""
+    """Return the path of a checkpoint on storage."""
     return f"/checkpoints/{job_id}/{attempt}/{step}"

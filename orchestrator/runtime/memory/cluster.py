@@ -1,4 +1,4 @@
-"""What there is: nodes, gangs, processes, checkpoints. All of it outlives the daemon."""
+"""Nodes, gangs, processes and checkpoints in memory. All of it outlives the daemon."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class MemoryGang:
 
 
 class MemoryCluster:
-    """Nodes, and what runs on them. ``script_of`` says what the ranks of a job do.
+    """Nodes, and what runs on them. ``script_of`` gives the script of a job's ranks.
 
-    Time passes in ``step`` and ``run_until`` only; ``now`` is the wall time, for everything that is to share it. Faults
-    come in by ``injection.py``. An order that must never be given (a GPU twice, one
-    attempt beside another) raises UnsafeOrderError where it arrives.
+    Time passes in ``step`` and ``run_until`` only; ``now`` is the wall time for all users of the cluster. Faults are
+    injected by ``injection.py``. An order that must never be given (a GPU twice, two attempts at once) raises
+    UnsafeOrderError where it arrives.
     """
 
     def __init__(
@@ -65,36 +65,36 @@ class MemoryCluster:
     # -- time
 
     def now(self) -> float:
-        """Wall time."""
+        """Return the wall time."""
         return self.agenda.now
 
     def step(self, until: float) -> bool:
-        """Let the next thing happen that is due by ``until``; False when there is none."""
+        """Run the next action that is due by ``until``; False when there is none."""
         return self.agenda.step(until)
 
     def run_until(self, until: float) -> int:
-        """Let everything happen that is due by ``until``, which becomes the time."""
+        """Run every action that is due by ``until``, which becomes the current time."""
         return self.agenda.run_until(until)
 
     # -- nodes
 
     async def refresh(self) -> dict[str, Node]:
-        """Every node, as the scheduler sees it."""
+        """Return every node, as the scheduler sees it."""
         return self.views()
 
     def views(self) -> dict[str, Node]:
-        """Every node, as the scheduler sees it."""
+        """Return every node, as the scheduler sees it."""
         return {node_id: node.view() for node_id, node in self.nodes.items()}
 
     @property
     def silent(self) -> set[str]:
-        """Nodes that do not answer though they count as alive."""
+        """Return the nodes that do not answer though they count as alive."""
         return {node_id for node_id, node in self.nodes.items() if node.silent and node.alive}
 
     # -- gangs
 
     def find_or_create(self, job: Job, *, create: bool) -> MemoryGang:
-        """The job's gang; with ``create`` one that was never placed is made. Raises GangLostError."""
+        """Return the job's gang; ``create`` creates one that was never placed. Raises GangLostError."""
         gang = self.gangs.get(job.id)
         if gang is not None and gang.number == job.gang:
             return gang
@@ -134,7 +134,7 @@ class MemoryCluster:
         return gang
 
     def remove(self, job_id: JobId, number: int) -> None:
-        """End the gang's actors, their processes with them, and free what they hold; nothing where that is done."""
+        """End the gang's actors and their processes, and free what they hold. Idempotent."""
         gang = self.gangs.get(job_id)
         if gang is None or gang.number != number:
             return
@@ -149,14 +149,14 @@ class MemoryCluster:
                 actor.node.held.pop((gang.job_id, gang.number, actor.rank), None)
 
     def flush(self, job_id: JobId, number: int) -> Saved | None:
-        """Bring the snapshot in a gang's memory to storage; None when there is none, or the disk is full."""
+        """Write the snapshot in a gang's memory to storage; None when there is none, or the disk is full."""
         gang = self.gangs.get(job_id)
         if gang is None or gang.number != number or self.disk_full:
             return None
         return self.checkpoints.flush(job_id, number, self.now())
 
     def forget(self, job_id: JobId) -> None:
-        """The job has ended: keep nothing that only its restarts would need."""
+        """Drop what only restarts of an ended job would need."""
         self.network.forget(job_id)
         self.processes.forget(job_id)
 
@@ -165,14 +165,14 @@ class MemoryCluster:
         return all(p.actor.node.node.id != node_id for p in self.processes.of(job_id))
 
     def fenced_at(self, node_id: str) -> float | None:
-        """When nothing can be left of what ran on a dead node; None when the node is alive."""
+        """Return when a dead node can run nothing more; None when the node is alive."""
         node = self.nodes[node_id]
         return None if node.alive else node.died_at + FENCE_SECONDS
 
     # -- what happens to them
 
     def lose_node(self, node: MemoryNode, *, cut_off: bool) -> None:
-        """The node is dead for everything but itself."""
+        """Make the node dead for all other programs; its own processes may run on."""
         node.alive, node.silent, node.died_at = False, False, self.agenda.now
         for actor in [a for gang in self.gangs.values() for a in gang.actors if a.node is node]:
             actor.die(NodeLost(rank=actor.rank, node=node.node.id), node_lost=True, kill=not cut_off)
@@ -183,7 +183,7 @@ class MemoryCluster:
             deliver()
 
     def _process_started(self, process: Process) -> float:
-        """Enters the saves of rank 0. How far into its script the process begins."""
+        """Schedule the saves of rank 0. Returns how far into its script the process begins, in seconds."""
         began = self.checkpoints.resume(process.job_id, process.gang)
         every = process.script.save_every
         if every is not None and process.rank == 0:
@@ -196,7 +196,7 @@ class MemoryCluster:
             self.agenda.after(every, partial(self._save_again, process, step + every, every))
 
     def save(self, process: Process, step: int, *, durable: bool) -> None:
-        """A process saves what it has at ``step``: to storage, or into the memory of its gang."""
+        """Save at ``step``: to storage, or into the memory of the gang."""
         if process.actor.dead is None and not (durable and self.disk_full):
             path = path_of(process.job_id, process.attempt, step) if durable else ""
             saved = Saved(attempt=process.attempt, gang=process.gang, step=step, at=self.agenda.now, path=path)

@@ -1,4 +1,4 @@
-"""One effect under way: its orders are sent, their answers awaited, and what got no answer is begun again."""
+"""One effect in progress: sends its orders, waits for the answers, and starts again after a missing answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_DELAY: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be done on a node; on None by the control plane."""
+    """An action for a node; None means the control plane."""
 
     node: MemoryNode | None
     do: Callable[[], Any]
@@ -30,18 +30,18 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Go on at wall time ``until``."""
+    """Continue at wall time ``until``."""
 
     until: float
 
 
 Steps: TypeAlias = Generator[Sequence[Order] | Pause, list[Any], None]
-"""Yields orders that are given at once, and is sent their answers, in the same order; or yields a pause."""
+"""Yields orders that are sent at once, and receives their answers in the same order; or yields a pause."""
 
 
 @dataclass(slots=True)
 class EffectTask:
-    """Runs ``make``'s steps to their end. ``lost`` is told when the gang turns out to be lost."""
+    """Runs the steps of ``make`` to their end. ``lost`` is called when the gang turns out to be lost."""
 
     job_id: JobId
     network: Network
@@ -55,11 +55,11 @@ class EffectTask:
     _ended: bool = False
 
     def start(self) -> None:
-        """Begin soon: nothing is done before the caller has returned."""
+        """Begin soon: no step runs before the caller has returned."""
         self.network.agenda.after(0.0, self._begin)
 
     def cancel(self) -> None:
-        """Give no more orders. What was ordered is done all the same."""
+        """Send no more orders. Orders already sent are still carried out."""
         self._ended = True
         if self._steps is not None:
             self._steps.close()

@@ -1,6 +1,6 @@
-"""What can go wrong, as data. A schedule is a tuple of times (wall time) and faults; ``injection.py`` carries them out.
+"""Faults as data. A schedule is a tuple of times (wall time) and faults; ``injection.py`` carries them out.
 
-``job`` is a job's id. A fault whose target is not there changes nothing, so that any schedule can be run and shrunk.
+``job`` is a job's id. A fault without its target changes nothing, so that any schedule can be run and shrunk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RankHangs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopSeen:
-    """A rank gets a SIGTERM that orch has not sent, and ends; ``machine``: everything on its node gets one."""
+    """A rank gets a SIGTERM that orch has not sent, and ends; ``machine``: every process on its node gets one."""
 
     job: str
     rank: int
@@ -61,7 +61,7 @@ class ActorDies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """Ray declares a node dead. ``cut_off``: its ranks run until their lease ends; else they are gone with it."""
+    """Ray declares a node dead. ``cut_off``: its ranks run until their lease ends; else they end with it."""
 
     node: str
     cut_off: bool = False
@@ -69,21 +69,21 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReturns:
-    """A lost node is back, empty; once what was cut off there has ended."""
+    """A lost node returns, empty, once its cut-off ranks have ended."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSilent:
-    """A node stops answering, and Ray still counts it as alive. Its ranks run."""
+    """A node stops answering while Ray still counts it as alive. Its ranks run."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAnswers:
-    """A silent node answers again, first of all what it was asked meanwhile."""
+    """A silent node answers again, first the calls made meanwhile."""
 
     node: str
 
@@ -103,7 +103,7 @@ class GpuLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyLost:
-    """The next ``count`` answers about a job do not arrive, though what was asked for is done."""
+    """The next ``count`` answers about a job get lost, though the orders are carried out."""
 
     job: str
     count: int = 1
@@ -119,7 +119,7 @@ class ReplyRepeated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
-    """A node takes ``seconds`` longer, each way, for everything that it is asked."""
+    """Each message to or from a node takes ``seconds`` longer."""
 
     node: str
     seconds: float
@@ -127,17 +127,17 @@ class Slow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFull:
-    """Nothing can be written: neither a checkpoint, nor (where the store asks ``MemoryCluster.disk_full``) the record."""
+    """All writes fail: checkpoints, and (where the store asks ``MemoryCluster.disk_full``) the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFreed:
-    """There is space again."""
+    """The disk has space again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointBroken:
-    """The newest checkpoint of a job on storage turns out to be torn."""
+    """The newest checkpoint of a job on storage is torn."""
 
     job: str
 

@@ -1,6 +1,6 @@
-"""The daemon's side of the in-memory runtime: carries out effects, follows the ranks, posts what happens as events.
+"""The daemon's side of the in-memory runtime: carries out effects, follows the ranks, posts events.
 
-The counterpart of ``runtime.gangs.gangs`` on Ray. What it knows is forgotten when the daemon goes; ``MemoryCluster`` stays.
+The counterpart of ``runtime.gangs.gangs`` on Ray. Its state is discarded when the daemon ends; ``MemoryCluster`` stays.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MemoryGangs:
         self._closed = False
 
     def apply(self, job: Job, effect: Effect | None) -> None:
-        """Have ``effect`` done for ``job``; asking for what is under way does nothing. See ``daemon.ports``."""
+        """Start ``effect`` for ``job``; do nothing if it is in progress. See ``daemon.ports``."""
         work = self._work.get(job.id)
         if work is not None and work.effect == effect:
             return
@@ -91,7 +91,7 @@ class MemoryGangs:
         task.start()
 
     def note_reach(self, jobs: Iterable[Job]) -> None:
-        """Post which jobs have ranks on nodes that do not answer, and which no longer have any."""
+        """Post the jobs that have ranks on nodes that do not answer, and those that no longer have any."""
         silent = self._cluster.silent
         for job in jobs:
             if not (job.gang_open and job.seats) or job.gang_lost:
@@ -103,7 +103,7 @@ class MemoryGangs:
                 self._note(job.id, Reachable(), degraded=False)
 
     def forget_all(self) -> None:
-        """The control plane is gone: drop what was known, post every gang as lost."""
+        """Drop all gangs and post each as lost: the control plane has died."""
         for work in self._work.values():
             work.task.cancel()
         self._work.clear()
@@ -113,11 +113,11 @@ class MemoryGangs:
             self._lost(job_id, gang.number, gang.watching, len(gang.actors), lost)
 
     async def close(self) -> None:
-        """Stop watching; everything runs on."""
+        """Stop watching; everything continues to run."""
         self.crash()
 
     def crash(self) -> None:
-        """The daemon is gone from one moment to the next: no order is given, and no answer heard, any more."""
+        """End the daemon abruptly: it sends no more orders and receives no more answers."""
         self._closed = True
         for work in self._work.values():
             work.task.cancel()
@@ -137,7 +137,7 @@ class MemoryGangs:
         self._post([*self._last_words(job_id, attempt, ranks), event])
 
     def _last_words(self, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
-        """The exits of ranks that had ended by themselves, by their exit records."""
+        """Return the exits of ranks that had ended by themselves, by their exit records."""
         records = self._cluster.processes.records.get(job_id, {})
         found = [rank for rank in range(ranks) if (attempt, rank) in records]
         return [exited(job_id, attempt, rank, records[attempt, rank]) for rank in found]
@@ -179,7 +179,7 @@ class MemoryGangs:
         self._watch(job, gang)
 
     def _tell_torn(self, job: Job) -> None:
-        """Which checkpoints turned out to be torn when the one was looked for that the attempt begins with."""
+        """Report checkpoints that turned out to be torn in the search for the one that the attempt resumes from."""
         for torn in self._cluster.checkpoints.broken.pop(job.id, ()):
             self._note(job.id, CheckpointQuarantined(said=f"{torn.path} is torn"))
 
@@ -204,7 +204,7 @@ class MemoryGangs:
         self._post([ev.GangReleased(job_id=job.id, at=self._cluster.now(), gang=job.gang)])
 
     def _flush(self, job: Job) -> Steps:
-        """Have the newest snapshot brought to storage before the actors that hold it go away."""
+        """Write the newest snapshot to storage before the actors that hold it end."""
         flush = partial(self._cluster.flush, job.id, job.gang)
         (saved,) = yield [Order(None, flush)]
         if saved is not None:
@@ -221,7 +221,7 @@ class MemoryGangs:
             raise NoAnswerError
 
     def _attach(self, job: Job, *, create: bool) -> Attaching:
-        """The job's gang: known, found, or made. Raises GangLostError."""
+        """Return the job's gang: known, found, or created. Raises GangLostError."""
         gang = self._gangs.get(job.id)
         if gang is None or gang.number != job.gang:
             (found,) = yield [Order(None, partial(self._cluster.find_or_create, job, create=create))]
@@ -243,7 +243,7 @@ class MemoryGangs:
         return not self._closed and self._gangs.get(actor.job_id) is gang and gang.watching == attempt
 
     def _follow(self, gang: _Gang, attempt: int, actor: MemoryActor) -> None:
-        """Ask for what is new of a rank; again and again, until it is gone."""
+        """Poll a rank for news until it has ended."""
         if not self._is_current(gang, attempt, actor) or actor.rank in gang.gone:
             return
         network, cursor = self._cluster.network, gang.cursors.get(actor.rank, 0)
@@ -262,7 +262,7 @@ class MemoryGangs:
                 pass
             case (reached, news):
                 self._tell(actor.job_id, gang, attempt, actor.rank, news)
-                if gang.cursors.get(actor.rank, 0) == cursor:  # not of an answer that came twice
+                if gang.cursors.get(actor.rank, 0) == cursor:  # ignore a repeated answer
                     gang.cursors[actor.rank] = reached
                     self._follow(gang, attempt, actor)
 
@@ -287,7 +287,7 @@ class MemoryGangs:
             self._post(facts)
 
     def _snapshot(self, job_id: JobId, gang: _Gang) -> list[ev.Event]:
-        """The snapshot that dead ranks leave in the memory of their gang: where the next attempt begins."""
+        """Return the snapshot that dead ranks leave in the memory of their gang, from which the next attempt resumes."""
         saved = self._cluster.checkpoints.snapshots.get(job_id)
         return [_checkpoint(job_id, saved)] if saved is not None and saved.gang == gang.number else []
 
@@ -295,7 +295,7 @@ class MemoryGangs:
 def _refuse_to_repeat(
     attempt: int, actors: Sequence[MemoryActor], records: Mapping[tuple[int, int], RankEvent]
 ) -> None:
-    """Raise GangLostError when a rank has run already, in an actor that is gone: the end that it left is told instead."""
+    """Raise GangLostError when a rank has already run in an actor that has ended: its recorded end is reported instead."""
     for actor in actors:
         if (attempt, actor.rank) in records:
             raise GangLostError(ActorLost(rank=actor.rank))

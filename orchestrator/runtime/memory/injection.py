@@ -1,4 +1,4 @@
-"""Carries faults out on a cluster in memory."""
+"""Injects faults into a cluster in memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _RETRY_SECONDS = 1.0
 
 
 def inject(cluster: MemoryCluster, fault: f.Fault) -> None:
-    """Have ``fault`` happen now; nothing where its target is not there."""
+    """Inject ``fault`` now; do nothing without its target."""
     _inject(fault, cluster)
 
 
 def schedule(cluster: MemoryCluster, faults: f.Schedule) -> None:
-    """Have each fault happen at its time."""
+    """Inject each fault at its time."""
     for when, fault in faults:
         cluster.agenda.at(when, partial(inject, cluster, fault))
 

@@ -1,4 +1,4 @@
-"""Messages between the daemon and the nodes: they take time, wait for a silent node, get lost on the way back, come twice."""
+"""Messages between the daemon and the nodes: delayed, held for a silent node, lost on the way back, or repeated."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from orchestrator.runtime.memory.nodes import MemoryNode
 
 ANSWER_SECONDS: Final = 20.0
-"""After that an answer counts as lost, and is asked for again."""
+"""After this time an answer counts as lost, and the request is repeated."""
 
 
 class NoAnswerError(Exception):
-    """What was asked for may be done or not."""
+    """No answer arrived: the request may be carried out or not."""
 
 
 @dataclass(slots=True)
 class Network:
-    """``latency`` is what a message takes each way, in seconds."""
+    """The network. ``latency`` is the delay of a message each way, in seconds."""
 
     agenda: Agenda
     latency: float = 0.0
@@ -36,9 +36,9 @@ class Network:
     _arrived: dict[JobId, float] = field(default_factory=dict)
 
     def ask(self, job_id: JobId, node: MemoryNode | None, do: Callable[[], Any], answer: Callable[[Any], None]) -> None:
-        """Have ``do`` done on a node (None: by the control plane), and ``answer`` called with what it returned or raised.
+        """Run ``do`` on a node (None: on the control plane), and call ``answer`` with its result or exception.
 
-        Messages about one job arrive in the order in which they were sent. A lost answer is a NoAnswerError.
+        Messages about one job arrive in the order in which they were sent. A lost answer raises NoAnswerError.
         """
         arrives = max(self.agenda.now + self._takes(node), self._arrived.get(job_id, 0.0))
         self._arrived[job_id] = arrives
@@ -51,7 +51,7 @@ class Network:
         do: Callable[[Callable[[Any], None]], None],
         answer: Callable[[Any], None],
     ) -> None:
-        """Like ``ask``, of something that takes its time: ``do`` is given what it has to call with its answer."""
+        """Like ``ask``, for a deferred result: ``do`` gets a function to call with it."""
         replying = partial(self.reply, job_id, node, answer)
 
         def begin() -> None:
@@ -77,7 +77,7 @@ class Network:
         self.agenda.after(self._takes(node), partial(answer, what))
 
     def forget(self, job_id: JobId) -> None:
-        """The job has ended: keep nothing of it."""
+        """Drop what belongs to an ended job."""
         self._arrived.pop(job_id, None)
         self.lost.pop(job_id, None)
         self.repeated.pop(job_id, None)

@@ -1,4 +1,4 @@
-"""One node: its GPUs, which gang holds them, and whether it is alive and answers."""
+"""One node: its GPUs, the gangs that hold them, and whether it is alive and answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROUNDING = 1e-9
 
 
 class UnsafeOrderError(AssertionError):
-    """An order that must never be given: a GPU twice, an attempt beside another, a gang beside another."""
+    """An order that must never be given: a GPU twice, or a second attempt or gang of a job at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Hold:
 
     gpus: tuple[int, ...]
     share: float
-    """Of each of those GPUs."""
+    """Share of each of those GPUs."""
     cpus: float
 
 
 @dataclass(slots=True)
 class MemoryNode:
-    """``node`` is what the scheduler was told of it at first. ``slow`` is what each message takes on top, in seconds."""
+    """``node`` is the scheduler's initial view. ``slow`` is the extra delay of each message, in seconds."""
 
     node: Node
     alive: bool = True
@@ -43,15 +43,15 @@ class MemoryNode:
     lost: set[int] = field(default_factory=set)
     held: dict[Holder, Hold] = field(default_factory=dict)
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    """What it was asked while it was silent."""
+    """Requests that arrived while it was silent."""
 
     def view(self) -> Node:
-        """The node as the scheduler sees it."""
+        """Return the node as the scheduler sees it."""
         other = self.node.other_gpus + len(self.lost)
         return replace(self.node, alive=self.alive, reachable=not self.silent, other_gpus=other)
 
     def take(self, holder: Holder, gpus: float, cpus: float) -> Hold | None:
-        """Give a rank its share; None when GPUs that have dropped out are what lacks. Raises UnsafeOrderError."""
+        """Reserve a rank's share; None when the missing GPUs have dropped out. Raises UnsafeOrderError."""
         found = self._find(gpus)
         if found is None:
             return None
@@ -72,9 +72,9 @@ class MemoryNode:
             raise UnsafeOrderError(f"{gpus:g} GPUs of {self.node.id} are given away twice; {self.held} hold them")
         if len(healthy) < count:
             return None
-        healthy.sort(key=lambda i: (-used[i], i))  # as Ray does, a GPU that is shared is filled first
+        healthy.sort(key=lambda i: (-used[i], i))  # as in Ray, a shared GPU is filled first
         return tuple(healthy[:count])
 
     def uuid(self, index: int) -> str:
-        """A GPU's identity."""
+        """Return a GPU's UUID."""
         return f"GPU-{self.node.id}-{index}"

@@ -1,7 +1,7 @@
-"""One rank: its actor with numbered events, and its process with the exit record that it leaves.
+"""One rank: its actor with numbered events, and its process with its exit record.
 
-As on Ray: an attempt is launched once, orders of older attempts are refused, an attempt that is stopped before it is
-launched never starts, and the events of an attempt are kept for each asker's cursor.
+As on Ray, an attempt is launched once, orders of older attempts are refused, an attempt that is stopped before its
+launch never starts, and an attempt's events stay available to any cursor.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _FIRST_PID: Final = 1000
 
 
 class StaleAttemptError(Exception):
-    """An order names an attempt that was replaced."""
+    """An order names an attempt that a newer one has replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """What an actor says of itself: the attempt that it has launched, its process id, and its GPUs."""
+    """An actor's launched attempt, its process id, and its GPUs."""
 
     launched: int
     pid: int
@@ -47,12 +47,12 @@ class Greeting:
 
 News: TypeAlias = RankEvent | Saved
 PollAnswer: TypeAlias = tuple[int, Sequence[News]] | GangLostError
-"""The cursor to ask with next and what is new, or that the actor is gone."""
+"""The next cursor and what is new, or the loss of the actor."""
 
 
 @dataclass(slots=True)
 class _Poll:
-    """An asker that waits for events above its cursor."""
+    """A poll that waits for events above its cursor."""
 
     attempt: int
     cursor: int
@@ -82,12 +82,12 @@ class MemoryActor:
     # -- orders
 
     def hello(self) -> Greeting:
-        """What the actor says of itself."""
+        """Return the actor's greeting."""
         self._check_alive()
         return Greeting(launched=self.launched, pid=self.pid, gpus=self.gpus)
 
     def prepare(self, attempt: int) -> None:
-        """Make room for an attempt: what is left of an older one is gone when this returns."""
+        """Prepare for an attempt: no process of an older one is left on return."""
         self._check(attempt)
         if attempt > self.attempt:
             if self.process is not None:
@@ -95,7 +95,7 @@ class MemoryActor:
             self.attempt, self.events, self.process = attempt, [], None
 
     def launch(self, attempt: int) -> None:
-        """Start the rank's process, once per attempt; not when the attempt has been called off."""
+        """Start the rank's process, once per attempt; not for an attempt that was cancelled."""
         self._check(attempt)
         if self.launched >= attempt or self.called_off >= attempt:
             return
@@ -104,19 +104,19 @@ class MemoryActor:
         self.tell(kind="started", pid=self.process.pid)
 
     def stop(self, attempt: int, deadline: float) -> None:
-        """SIGTERM now, SIGKILL at wall time ``deadline``."""
+        """Send SIGTERM now, SIGKILL at wall time ``deadline``."""
         self._call_off(attempt)
         if self.process is not None:
             self.process.stop(deadline)
 
     def kill(self, attempt: int) -> None:
-        """SIGKILL of the whole tree, now."""
+        """Send SIGKILL to the whole tree now."""
         self._call_off(attempt)
         if self.process is not None:
             self.process.kill()
 
     def poll(self, attempt: int, cursor: int, answer: Callable[[PollAnswer], None]) -> None:
-        """Have ``answer`` called with the events above ``cursor`` once there are some, or with the loss of the actor."""
+        """Call ``answer`` with the events above ``cursor`` once there are some, or with the loss of the actor."""
         if self.dead is not None:
             answer(self.dead)
             return
@@ -144,14 +144,14 @@ class MemoryActor:
         if self.dead is not None:
             raise self.dead
 
-    # -- what happens
+    # -- events
 
     def tell(self, **fields: Any) -> None:
-        """Number an event; whatever waits for it is answered."""
+        """Number an event and answer the waiting polls."""
         self.add(RankEvent(number=len(self.events) + 1, at=self.agenda.now, **fields))
 
     def add(self, news: News) -> None:
-        """Keep what is new, and answer what waits for it."""
+        """Keep what is new and answer the waiting polls."""
         self.events.append(news)
         polls, self._polls = self._polls, []
         for poll in polls:
@@ -159,7 +159,7 @@ class MemoryActor:
                 self.poll(poll.attempt, poll.cursor, poll.answer)
 
     def die(self, cause: GangFault, *, node_lost: bool = False, kill: bool = True) -> None:
-        """The actor is gone; with ``kill`` its process too, whose keeper holds a lifeline to it."""
+        """End the actor; with ``kill`` also its process, whose keeper holds a lifeline to it."""
         if self.dead is not None:
             return
         self.dead = GangLostError(cause, node_lost=node_lost)
@@ -193,18 +193,18 @@ class Process:
     ended_as: Exit | None = None
 
     def stop(self, deadline: float) -> None:
-        """SIGTERM now, SIGKILL at ``deadline``; a second stop may only bring that forward."""
+        """Send SIGTERM now, SIGKILL at ``deadline``; a second stop can only shorten the deadline."""
         agenda = self.processes.agenda
         agenda.at(deadline, self.kill)
         self.terminate()
 
     def kill(self) -> None:
-        """SIGKILL to the whole tree, as ordered."""
+        """Send SIGKILL to the whole tree, as ordered."""
         self.ordered = True
         self.end(Exit(signal=9))
 
     def terminate(self, *, exit_code: int | None = None, scope: StopScope | None = None) -> None:
-        """SIGTERM: the script ends when it has saved, unless it hangs or ignores that."""
+        """Send SIGTERM: the script saves and ends, unless it hangs or ignores the signal."""
         takes = self.script.stop_takes
         if not self.alive or self.hangs or takes is None or self.stop_seen_at is not None:
             return
@@ -213,26 +213,26 @@ class Process:
         self.processes.agenda.after(takes, partial(self.end, Exit(code=code)))
 
     def end(self, how: Exit) -> None:
-        """The process and everything that it has started are gone; nothing where they are already."""
+        """End the process and its whole tree. Idempotent."""
         if self.alive:
             self.alive, self.ended_as = False, how
             self.processes.ended(self, how)
 
     def end_by_itself(self, how: Exit) -> None:
-        """It has come to the end of its script."""
+        """Reach the end of the script."""
         if not self.hangs:
             self.end(how)
 
 
 @dataclass(slots=True)
 class Processes:
-    """Every rank's process that runs anywhere, and what the ended ones have left. ``on_end`` is told of each end."""
+    """Every running rank process, and the records of the ended ones. ``on_end`` is called at each end."""
 
     agenda: Agenda
     on_end: Callable[[Process], None]
     script_of: Callable[[JobId], Script]
     on_start: Callable[[Process], float]
-    """Is told of each start; how far into its script, in seconds, the process begins."""
+    """Called at each start; returns how far into its script, in seconds, the process begins."""
     records: dict[JobId, dict[tuple[int, int], RankEvent]] = field(default_factory=dict)
     """Exit records by job, then attempt and rank, of processes that ended by themselves."""
     started: Counter[JobId] = field(default_factory=Counter)
@@ -241,7 +241,7 @@ class Processes:
     _pids: int = _FIRST_PID
 
     def start(self, actor: MemoryActor) -> Process:
-        """A process for the actor's attempt. Raises UnsafeOrderError when one of another attempt still runs."""
+        """Start a process for the actor's attempt. Raises UnsafeOrderError when one of another attempt still runs."""
         others = self._running.setdefault(actor.job_id, {})
         beside = others.get(actor.rank) or next(iter(others.values()), None)
         if beside is not None and (beside.attempt != actor.attempt or beside.rank == actor.rank):
@@ -269,11 +269,11 @@ class Processes:
         return process
 
     def of(self, job_id: JobId) -> tuple[Process, ...]:
-        """The job's running processes, by the order in which they started."""
+        """Return the job's running processes, in the order in which they started."""
         return tuple(self._running.get(job_id, {}).values())
 
     def one(self, job_id: JobId, rank: int) -> Process | None:
-        """The running process of a rank."""
+        """Return the running process of a rank."""
         return self._running.get(job_id, {}).get(rank)
 
     def __iter__(self) -> Iterator[Process]:
@@ -285,7 +285,7 @@ class Processes:
         self.records.pop(job_id, None)
 
     def ended(self, process: Process, how: Exit) -> None:
-        """Record the end, and have the actor tell it if it lives."""
+        """Record the end; the actor reports it if it lives."""
         running = self._running[process.job_id]
         del running[process.rank]
         if not running:

@@ -1,4 +1,4 @@
-"""What the ranks of a job do, as data."""
+"""Training scripts as data."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Script:
     """A training script, for the runtime's purposes. Times are seconds.
 
-    ``seconds`` is how long a rank takes from step 0 to its end; None: until something ends it. An attempt that resumes from
-    a checkpoint takes what is left of it. ``save_every`` has rank 0 save a checkpoint that often. ``stop_takes`` is what a
-    rank needs from SIGTERM to its end; None: it ignores SIGTERM.
+    ``seconds`` is how long a rank takes from step 0 to its end; None: until it is ended. A resumed attempt takes the
+    rest. ``save_every`` is the interval of rank 0's saves. ``stop_takes`` is the time from SIGTERM to a rank's end;
+    None: it ignores SIGTERM.
     """
 
     seconds: float | None = None

@@ -1,7 +1,7 @@
-"""One detached actor per node, zero CPUs: inventory, fork servers, and the answer to "is that rank really gone?".
+"""The node agent, one detached actor per node without CPUs: inventory, fork servers, and whether a rank has really ended.
 
-Ray restarts it when it dies; nothing that runs notices. It holds no state that a new one could not find again: fork
-servers by their sockets, process trees by the locks that their keepers hold.
+Ray restarts it when it dies; ranks are not affected. A new agent finds all state again: fork servers by their sockets,
+process trees by the locks that their keepers hold.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 PRELOAD = ("orchestrator.train.script.training_context", "safetensors.torch")
 NODE_HOME = "ORCH_NODE_HOME"
 SERVER_PATIENCE = timedelta(seconds=5)
-"""For a fork server that is to end; one that is stopped, or still warms up, is killed after it."""
+"""How long a fork server may take to end; one that is stopped, or still warms up, is killed after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class NodeGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What an agent says of its node. ``home`` is where jobs' files are there: the daemon's own where it is shared."""
+    """What an agent reports of its node. ``home`` holds jobs' files there: it is the daemon's own where that is shared."""
 
     node_id: str
     hostname: str
@@ -75,13 +75,13 @@ class NodeReport:
 
 
 class NodeAgent:
-    """Answers for one node. ``home_token`` is a file of the daemon's node; seeing it means that the home is shared.
+    """The agent of one node. ``home_token`` is a file of the daemon's node; a node that reads it shares the home.
 
-    A node started with ``ORCH_NODE_HOME`` keeps jobs' files there, whether it sees the daemon's home or not.
+    A node started with ``ORCH_NODE_HOME`` keeps jobs' files there, even if it also sees the daemon's home.
     """
 
     def __init__(self, *, node_id: str, node_dir: str, simulate_gpus: int, home_token: tuple[str, str]) -> None:
-        os.umask(PRIVATE_UMASK)  # a cluster that others have started may have another one
+        os.umask(PRIVATE_UMASK)  # an existing cluster may have another umask
         linux.adjust_oom_score(0)  # Ray's own setting, on a cluster that is not orch's, would make it the first victim
         self._node_id = node_id
         self._node_dir = make_private(Path(node_dir))
@@ -89,11 +89,11 @@ class NodeAgent:
         self._home_token = home_token
         self._files = NodeFiles(_own_home(self._node_dir))
         self._watched: dict[Path, asyncio.Task[None]] = {}
-        # Ray restarts an agent by making it anew: this one would not know what the one before was keeping alive.
+        # Ray restarts an agent by creating it anew: the new one would not know which servers to keep alive.
         self._adopting = asyncio.get_running_loop().create_task(self._adopt())
 
     async def report(self) -> NodeReport:
-        """The node's inventory. GPUs are looked up anew each time."""
+        """Return the node's inventory. GPUs are enumerated anew each time."""
         gpus, problems = await asyncio.to_thread(self._survey)
         shared = await self.reads(*self._home_token) and not os.environ.get(NODE_HOME)
         return NodeReport(
@@ -111,7 +111,7 @@ class NodeAgent:
         )
 
     async def reads(self, path: str, text: str) -> bool:
-        """A file with that text is there: this node shares the directory that it is in."""
+        """Whether a file with that text exists: then this node shares its directory."""
         with contextlib.suppress(OSError):
             return await asyncio.to_thread(read_plain, Path(path), len(text)) == text.encode()
         return False
@@ -121,14 +121,14 @@ class NodeAgent:
         return await asyncio.to_thread(getattr(self._files, method), *args, **kwargs)
 
     async def keep_only(self, live: Collection[str], *, shared: bool) -> None:
-        """Remove what jobs that are not ``live`` have left on this node; not in a home that is ``shared``."""
+        """Remove the files on this node of jobs that are not ``live``; not in a home that is ``shared``."""
         await asyncio.to_thread(clear_pages, self._node_dir, live)
         await asyncio.to_thread(clear_locks, self._node_dir, live)
         if not shared:
             await asyncio.to_thread(self._files.keep_only, live)
 
     async def check(self) -> tuple[Fact, ...]:
-        """Whether ranks can be trusted to this node: devices compute, the disk keeps, the driver answers. See health_check."""
+        """Check the node's health: devices compute, the disk stores, the driver answers. See health_check."""
         problems = await check_node(self._node_dir)
         _, told = await asyncio.to_thread(self._survey)
         return (*problems, *(DriverProblem(said=text) for text in told))
@@ -147,7 +147,7 @@ class NodeAgent:
             found.close()
 
     def _simulated_node(self) -> str:
-        """What simulated GPUs take their UUIDs from: several nodes may share a host name in a test cluster."""
+        """Return the base of simulated GPUs' UUIDs: several nodes of a test cluster may share a host name."""
         return self._node_id[:12]
 
     async def assign(self, pids_by_gpu: dict[int, tuple[int, ...]]) -> None:
@@ -155,13 +155,13 @@ class NodeAgent:
         await asyncio.to_thread(write_assignments, self._node_dir / FILE_NAME, pids_by_gpu)
 
     async def fork_server(self, python: str) -> Hello:
-        """A warm fork server for ``python``; started when there is none, and started again whenever it dies."""
+        """Return a warm fork server for ``python``; started when missing, and restarted whenever it dies."""
         hello = await (await self._start(python)).hello()
         self._watch(python, hello.pid)
         return hello
 
     async def _adopt(self) -> None:
-        """Keep alive the fork servers that are there; and this interpreter's, should it have died with the last agent."""
+        """Keep existing fork servers alive, and that of this interpreter, which may have died with the last agent."""
         for path in (self._node_dir / "fork").glob("*.sock"):
             with contextlib.suppress(ForkServerError):
                 hello = await ForkServerClient(path).hello()
@@ -192,9 +192,9 @@ class NodeAgent:
                     await asyncio.sleep(1.0)
 
     async def ranks_gone(self, job_id: str, ranks: Sequence[int], seconds: float) -> tuple[int, ...]:
-        """Wait until no process tree of those ranks is left on this node; returns the ranks that still have one.
+        """Wait until no process tree of those ranks is left on this node; return the ranks that still have one.
 
-        Their actors are gone, so their keepers are ending them. What a killed or stopped keeper leaves is ended here.
+        Their actors have ended, so their keepers are ending them. What a killed or stopped keeper leaves is ended here.
         """
         gone = await asyncio.gather(*(self._rank_gone(job_id, rank, seconds) for rank in ranks))
         return tuple(rank for rank, is_gone in zip(ranks, gone, strict=True) if not is_gone)
@@ -207,11 +207,11 @@ class NodeAgent:
         return await in_own_thread(lambda: end_tree(path, seconds, **limits))
 
     async def is_stopped(self, pid: int) -> bool:
-        """The process of this node is stopped by a signal or a debugger."""
+        """Whether the process of this node is stopped by a signal or a debugger."""
         return is_stopped(pid)
 
     async def shut_down(self, *, remove: bool) -> None:
-        """End the node's fork servers, when no job is left, and wait for their ends; with ``remove`` the node's directories go too."""
+        """End the node's fork servers once no job is left, and wait; ``remove`` also removes the node's directories."""
         for task in (self._adopting, *self._watched.values()):
             task.cancel()
         servers = [ForkServerClient(path) for path in (self._node_dir / "fork").glob("*.sock")]
@@ -221,13 +221,13 @@ class NodeAgent:
 
 
 def _own_home(node_dir: Path) -> Path:
-    """Where jobs' files go on a node that does not share the daemon's home; by the daemon that they belong to."""
+    """Return the directory of jobs' files on a node that does not share the daemon's home; one per daemon."""
     base = os.environ.get(NODE_HOME)
     return Path(base) if base else Path.home() / ".orch-node" / node_dir.parent.name
 
 
 async def _death_of(pid: int) -> None:
-    """Returns when the process has ended; at once when it has already."""
+    """Return when the process has ended."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

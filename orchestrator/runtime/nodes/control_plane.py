@@ -1,11 +1,11 @@
-"""Asks Ray's control plane (the GCS of its head) over gRPC. Every call has a deadline and raises TimeoutError.
+"""Calls Ray's control plane (the GCS of its head) over gRPC. Every call has a deadline and raises TimeoutError.
 
 Ray's own ``ray.nodes``, ``placement_group_table``, ``get_placement_group`` and ``available_resources_per_node`` must not be
-called in the daemon. They wait for a dead head without a deadline, and end the whole process when the answer is an error,
-which it is as soon as any other gRPC server gets the port that the dead head had.
+called in the daemon. They wait for a dead head without a deadline, and end the whole process when the answer is an
+error, as it is when another gRPC server has taken the dead head's port.
 
 Needs the GCS's messages (``ray.core.generated``) and ``ray._private.grpc_utils``, which are internal to Ray: only this module uses
-them, and ``tests/integration/test_ray_internals.py`` tells when a new Ray breaks it.
+them, and ``tests/integration/test_ray_internals.py`` fails when a new Ray breaks it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RayGroup:
 
 
 def nodes() -> list[RayNode]:
-    """Every node that Ray remembers, dead ones too."""
+    """Return every node that Ray remembers, dead ones included."""
     from ray.core.generated import gcs_pb2, gcs_service_pb2
 
     reply = _ask(_address(), "NodeInfo", "GetAllNodeInfo", gcs_service_pb2.GetAllNodeInfoRequest())
@@ -63,7 +63,7 @@ def nodes() -> list[RayNode]:
 
 
 def available() -> dict[str, dict[str, float]]:
-    """What is free, by node and Ray's resource names; trails what happens by a tenth of a second."""
+    """Return free resources, by node and Ray's resource names; they lag by a tenth of a second."""
     from ray.core.generated import gcs_service_pb2
 
     request = gcs_service_pb2.GetAllAvailableResourcesRequest()
@@ -72,7 +72,7 @@ def available() -> dict[str, dict[str, float]]:
 
 
 def groups() -> list[RayGroup]:
-    """Every placement group of every user."""
+    """Return every placement group of every user."""
     from ray.core.generated import gcs_service_pb2
 
     request = gcs_service_pb2.GetAllPlacementGroupRequest()
@@ -81,7 +81,7 @@ def groups() -> list[RayGroup]:
 
 
 def group(name: str, namespace: str) -> RayGroup | None:
-    """The placement group of that name, or None where there is none."""
+    """Return the placement group of that name, or None."""
     from ray.core.generated import gcs_service_pb2
 
     request = gcs_service_pb2.GetNamedPlacementGroupRequest(name=name, ray_namespace=namespace)
@@ -113,13 +113,13 @@ def _address() -> str:
 
 
 def _ask(address: str, service: str, method: str, request: Any) -> Any:
-    """The reply of ``service``'s ``method``. Raises TimeoutError when anything but a reply comes."""
+    """Return the reply of ``service``'s ``method``. Raises TimeoutError for any failure."""
     import grpc
     from ray.core.generated import gcs_service_pb2_grpc
 
     stub = getattr(gcs_service_pb2_grpc, f"{service}GcsServiceStub")(_channel(address))
     try:
-        # A head that is being started again on the same port answers in time.
+        # A head that restarts on the same port answers within the deadline.
         reply = getattr(stub, method)(request, timeout=ANSWER_SECONDS, wait_for_ready=True)
     except grpc.RpcError as error:
         raise TimeoutError(f"Ray's control plane at {address} does not answer {method}: {error.code().name}") from error
@@ -130,9 +130,9 @@ def _ask(address: str, service: str, method: str, request: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _channel(address: str) -> Any:
-    """The channel to the head, with the token and the certificates that Ray's own clients use.
+    """Return the channel to the head, with the token and the certificates of Ray's own clients.
 
-    A daemon has one head at a time: the channel to the one before closes with the last call to it.
+    A daemon has one head at a time: the channel to the previous head closes with its last call.
     """
     from ray._private.grpc_utils import init_grpc_channel
 

@@ -1,4 +1,4 @@
-"""Where a node keeps what is its own: sockets, locks, progress pages. Never on a shared filesystem."""
+"""Directories of a node's own state: sockets, locks, progress pages. Never on a shared filesystem."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from orchestrator.private_files import check_private, enter_private, make_privat
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is that it is memory
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it must be memory
 
 
 def user_directory() -> Path:
-    """The directory of this user, below which those of all daemons and nodes on this machine are."""
+    """Return this user's directory, which contains those of all daemons and nodes on this machine."""
     return Path(tempfile.gettempdir()) / f"orch-{os.getuid()}"
 
 
 def node_directory(namespace: str, node_id: str) -> Path:
-    """The node's directory; short, because a Unix socket's path is."""
+    """Return the node's directory; short, because the path of a Unix socket is limited."""
     return user_directory() / namespace.removeprefix("orch-") / node_id[:12]
 
 
 def make_node_directory(namespace: str, node_id: str) -> Path:
-    """The node's directory, made for this user alone like the two above it. Raises NotPrivateError, OSError."""
+    """Create the node's directory, for this user only like the two above it. Raises NotPrivateError, OSError."""
     directory = node_directory(namespace, node_id)
     for level in (directory.parents[1], directory.parent, directory):
         make_private(level)
@@ -38,36 +38,36 @@ def make_node_directory(namespace: str, node_id: str) -> Path:
 
 
 def check_places(namespace: str, *, shared_memory: Path = SHARED_MEMORY) -> None:
-    """Raise NotPrivateError where another user has taken a place of this machine's own node. Makes nothing."""
+    """Raise NotPrivateError where another user owns a directory of this machine's own node. Creates nothing."""
     check_private(node_directory(namespace, "local"))
     check_private(page_directory(namespace, shared_memory=shared_memory))
 
 
 def fork_socket(node_dir: Path, python: str) -> Path:
-    """The fork server's socket for an interpreter; ``python`` and ``python3`` of one environment are the same one."""
+    """Return the fork server's socket for an interpreter; ``python`` and ``python3`` of one environment share it."""
     program = Path(python)
     identity = f"{program.parent}|{os.path.realpath(program)}"
     return node_dir / "fork" / f"{hashlib.sha256(identity.encode()).hexdigest()[:12]}.sock"
 
 
 def page_directory(namespace: str, *, shared_memory: Path = SHARED_MEMORY) -> Path:
-    """Where progress pages live: shared memory where there is some."""
+    """Return the directory of progress pages: shared memory where available."""
     base = shared_memory if shared_memory.is_dir() else Path(tempfile.gettempdir())
     return base / f"orch-{os.getuid()}-{namespace.removeprefix('orch-')}"
 
 
 def snapshot_directory(pages: Path, job_id: str) -> Path:
-    """Where a job's ranks leave snapshots, beside its progress pages; outlives its actors."""
+    """Return where a job's ranks leave snapshots, beside its progress pages; outlives its actors."""
     return pages / f"{job_id}.snapshots"
 
 
 def clear_pages(
     node_dir: Path, live: Collection[str], young_seconds: float = 60.0, *, shared_memory: Path = SHARED_MEMORY
 ) -> None:
-    """Remove the pages and snapshots that jobs which are not ``live`` have left in a node's shared memory.
+    """Remove the pages and snapshots in a node's shared memory of jobs that are not ``live``.
 
-    What is younger may belong to a job that the asker did not know of when it asked. Nothing is removed where the
-    directory of pages is another user's, or a link.
+    A recent file may belong to a job that the caller did not know when it asked. Nothing is removed where the directory
+    of pages is another user's, or a link.
     """
     now = time.time()
     with _entries(page_directory(node_dir.parent.name, shared_memory=shared_memory)) as (folder, entries):
@@ -80,7 +80,7 @@ def clear_pages(
 
 
 def remove_of_jobs(directory: Path, job_ids: Collection[str]) -> dict[str, str]:
-    """Remove what lies of these jobs in a node's directory; why what is left could not be removed, by job.
+    """Remove the files of these jobs from a node's directory; return by job why a file could not be removed.
 
     Nothing is removed where the directory is another user's, or a link.
     """
@@ -96,20 +96,20 @@ def remove_of_jobs(directory: Path, job_ids: Collection[str]) -> dict[str, str]:
                 else:
                     os.unlink(entry.name, dir_fd=folder)
             except FileNotFoundError:
-                continue  # another has just removed it
+                continue  # another process has just removed it
             except OSError as error:
                 failed[job_id] = str(error)
     return failed
 
 
 def page_name(job_id: str, rank: int) -> str:
-    """The file name of a rank's progress page."""
+    """Return the file name of a rank's progress page."""
     return f"{job_id}.{rank}.page"
 
 
 @contextlib.contextmanager
 def _entries(directory: Path) -> Iterator[tuple[int, list[os.DirEntry[str]]]]:
-    """A descriptor of a directory of this user's alone, and what is in it; nothing where it is not such a one."""
+    """Return a descriptor and the entries of a directory that is private to this user; nothing for any other."""
     try:
         folder = enter_private(directory)
     except OSError:

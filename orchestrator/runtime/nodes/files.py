@@ -1,7 +1,7 @@
 """A job's files on a node that does not share the daemon's home: working copy, logs, exit records, outputs.
 
-Plain blocking calls on one directory, no Ray; the node's agent makes them for the daemon. Nothing here decides what is
-fetched or when. Every call can be made again: what is there already is kept.
+Plain blocking calls on one directory, without Ray; the node's agent makes them for the daemon. Decides nothing about
+what is fetched or when. Every call is idempotent: existing files are kept.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 CACHE_BYTES: Final = 2 * 1024**3
-YOUNG_SECONDS: Final = 60.0  # what is younger may belong to a job that the asker did not know of when it asked
+YOUNG_SECONDS: Final = 60.0  # a younger file may belong to a job that the caller did not know when it asked
 _LOG = re.compile(r"attempt-(\d+)/rank-(\d+)\.log(?:\.(\d+))?$")
 _EXIT = re.compile(r"attempt-(\d+)/rank-(\d+)\.json$")
 
 
 class BlobDamagedError(Exception):
-    """What arrived is not what was sent; nothing was kept. Send it again."""
+    """The received blob differs from the one sent; nothing was kept. Send it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLocation:
-    """How far a rank's log has been read: the file, by its inode (its name changes when it is rotated), and bytes."""
+    """How far a rank's log has been read: the file, by its inode (rotation changes its name), and bytes."""
 
     inode: int = 0
     offset: int = 0
@@ -46,7 +46,7 @@ class LogLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPart:
-    """Whole lines of a rank's log, and the place behind them."""
+    """Whole lines of a rank's log, and the position after them."""
 
     attempt: int
     rank: int
@@ -55,7 +55,7 @@ class LogPart:
 
 
 class NodeFiles:
-    """Reads and writes the files of jobs below ``home``, a directory of this node, laid out like the daemon's own.
+    """Reads and writes the files of jobs below ``home``, a directory of this node with the layout of the daemon's own.
 
     Files are read in chunks of ``chunk_bytes``; blobs are kept up to ``cache_bytes`` in all.
     """
@@ -66,13 +66,13 @@ class NodeFiles:
         self.paths = Paths(home=home, socket=home / "none")
 
     def missing_blobs(self, job_id: str, wanted: Sequence[str]) -> list[str]:
-        """Which of a snapshot's blobs have to be sent; none when the job's working copy is there."""
+        """Return the archive's blobs that must be sent; none when the job's working copy exists."""
         if self.paths.work(job_id).exists():
             return []
         return [digest for digest in wanted if not self.paths.blob(digest).exists()]
 
     def put_blob(self, digest: str, offset: int, data: bytes, *, last: bool) -> None:
-        """Take a piece of a blob, in order; the last one makes it whole. Raises BlobDamagedError."""
+        """Store a piece of a blob, in order; the last one completes it. Raises BlobDamagedError."""
         target = self.paths.blob(digest)
         draft = target.with_name(f".{digest}.sent")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ class NodeFiles:
         draft.replace(target)
 
     def lay_out(self, job_id: str, digest: str) -> str:
-        """The job's working copy, from blobs that are here; an empty one without a digest. Returns its path."""
+        """Create the job's working copy from stored blobs, or an empty one without a digest. Returns its path."""
         work = self.paths.work(job_id)
         if digest:
             lay_out(digest, self.paths.blob, work)
@@ -99,7 +99,7 @@ class NodeFiles:
         return str(work)
 
     def read_logs(self, job_id: str, places: Mapping[tuple[int, int], LogLocation]) -> list[LogPart]:
-        """What every rank has logged here since ``places``; at most a chunk of each rank's."""
+        """Return what every rank has logged here since ``places``; at most a chunk per rank."""
         files: dict[tuple[int, int], list[tuple[int, Path]]] = {}
         for path in self.paths.logs(job_id).glob("attempt-*/rank-*.log*"):
             if match := _LOG.search(path.as_posix()):
@@ -115,7 +115,7 @@ class NodeFiles:
         for path in files:
             try:
                 opened.append(os.fdopen(open_plain(path), "rb"))
-            except (FileNotFoundError, NotPlainFileError):  # rotated away just now, and found the next time; or no log
+            except (FileNotFoundError, NotPlainFileError):  # just rotated, found at the next call; or no log
                 for file in opened:
                     file.close()
                 return None
@@ -137,11 +137,11 @@ class NodeFiles:
         return None
 
     def exit_records(self, job_id: str) -> dict[tuple[int, int], bytes]:
-        """Every exit record of the job here, by attempt and rank."""
+        """Return every exit record of the job here, by attempt and rank."""
         found = {}
         for path in self.paths.exits(job_id).glob("attempt-*/rank-*.json"):
             if match := _EXIT.search(path.as_posix()):
-                with contextlib.suppress(OSError):  # what is no record is left here: it counts as absent
+                with contextlib.suppress(OSError):  # an invalid record counts as absent
                     found[int(match[1]), int(match[2])] = read_plain(path, MAX_RECORD_BYTES)
         return found
 
@@ -150,9 +150,9 @@ class NodeFiles:
         return find_outputs(self.paths.work(job_id), patterns, max_bytes)
 
     def read_output(self, job_id: str, relative: str, offset: int) -> bytes:
-        """A chunk of a file that ``find_outputs`` named; empty at its end.
+        """Return a chunk of a file that ``find_outputs`` named; empty at its end.
 
-        Raises OSError for a link in its place, or for a path that leads out of the working copy.
+        Raises OSError for a link in its place, or for a path outside of the working copy.
         """
         parent, name = os.path.split(relative)
         try:
@@ -169,7 +169,7 @@ class NodeFiles:
             os.close(folder)
 
     def keep_only(self, live: Collection[str], *, young_seconds: float = YOUNG_SECONDS) -> list[str]:
-        """Remove the files of jobs that are not ``live``, and the blobs used longest ago beyond the cache's size."""
+        """Remove the files of jobs that are not ``live``, and the least recently used blobs beyond the cache's size."""
         removed = []
         now = time.time()
         for path in self.paths.jobs.glob("*"):

@@ -1,6 +1,6 @@
-"""A small real check of a node's health: every device multiplies and reduces, the disk keeps what it is given.
+"""Checks a node's health with real work: every device multiplies and reduces, the disk returns what was written.
 
-Runs in a process of its own with a deadline: a driver that hangs delays nothing else. Gives a fact for each thing that is wrong.
+Runs in its own process with a deadline: a driver that hangs delays nothing else. Returns a fact for each failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
 
 DEADLINE_SECONDS: Final = 120.0
-MOST_CHARACTERS: Final = 1000  # of what the check prints
+MOST_CHARACTERS: Final = 1000  # of the check's output
 _DISK_BYTES: Final = 1024 * 1024
 _DEVICES: Final = """
 import json, sys, tempfile, torch, torch.distributed as dist
@@ -50,7 +50,7 @@ print("done")
 
 
 async def check_node(directory: Path, *, python: str = sys.executable, seconds: float = DEADLINE_SECONDS) -> list[Fact]:
-    """What is wrong with this node: its devices, and the disk under ``directory``. Empty when nothing is."""
+    """Return what is wrong with this node: its devices, and the disk under ``directory``. Empty when nothing is."""
     problems = await asyncio.to_thread(_check_disk, directory)
     return problems + await _check_devices(python, seconds)
 
@@ -92,7 +92,7 @@ async def _check_devices(python: str, seconds: float) -> list[Fact]:
 
 
 def _wrong(line: str) -> Fact:
-    """What one line of the check says; what a library prints beside it counts as a failure, too."""
+    """Return the failure in one line of the check; output of a library counts as a failure, too."""
     try:
         told = json.loads(line)
         off = told.get("off")

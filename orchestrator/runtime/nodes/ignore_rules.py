@@ -1,7 +1,8 @@
-"""What ``.gitignore`` and ``.orchignore`` leave out of the copy of a working directory, and which of the two does.
+"""Applies ``.gitignore`` and ``.orchignore`` to the copy of a working directory, and names the file that excludes a path.
 
-Git's rules: a deeper directory's file wins over a higher one's, a later line over an earlier one, and nothing below a directory
-that is left out comes back. ``.orchignore`` counts as lines after those of the ``.gitignore`` beside it.
+Git's rules: a deeper directory's file takes precedence over a higher one's, a later line over an earlier one, and
+nothing below an excluded directory is included again. ``.orchignore`` counts as lines after those of the ``.gitignore``
+beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ALWAYS_IGNORED: Final = frozenset({".git", "__pycache__", ".venv", ".orch"})
 
 
 class IgnoreFileError(Exception):
-    """An ignore file is no regular file, cannot be read, or is too long; the message names it and says what to do."""
+    """An ignore file is not a regular file, cannot be read, or is too long; the message names it and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class IgnoreRules:
     git_lines: int
 
     def judge(self, relative: str, *, is_dir: bool) -> str | None:
-        """The file that leaves ``relative`` out; empty where one keeps it in, None where these rules do not speak of it."""
+        """Return the file that excludes ``relative``; empty where one includes it, None where no rule matches."""
         found = self.globs.last(relative[len(self.prefix) :], is_dir=is_dir)
         if found is None:
             return None
@@ -43,7 +44,7 @@ class IgnoreRules:
 
 
 def rules_of(directory: Path, prefix: str) -> tuple[IgnoreRules, ...]:
-    """The rules that a directory adds: none or one. Raises IgnoreFileError."""
+    """Return the rules that a directory adds: none or one. Raises IgnoreFileError."""
     lines: list[list[str]] = []
     for name in IGNORE_FILES:
         path = directory / name
@@ -64,7 +65,7 @@ def rules_of(directory: Path, prefix: str) -> tuple[IgnoreRules, ...]:
 
 
 def ignored_by(rules: Sequence[IgnoreRules], relative: str, *, is_dir: bool) -> str:
-    """The ignore file that leaves ``relative`` out; empty where none does. ``rules``: those of all directories above it."""
+    """Return the ignore file that excludes ``relative``; empty if none does. ``rules``: those of all directories above it."""
     for one in reversed(rules):
         judged = one.judge(relative, is_dir=is_dir)
         if judged is not None:
@@ -73,7 +74,7 @@ def ignored_by(rules: Sequence[IgnoreRules], relative: str, *, is_dir: bool) -> 
 
 
 def left_out_by(root: Path, path: str) -> str:
-    """The ignore file that leaves ``path`` (absolute, or relative to ``root``) out of ``root``'s copy; empty where none does."""
+    """Return the ignore file that excludes ``path`` (absolute or relative) from the copy of ``root``; empty if none does."""
     relative = os.path.relpath(root / path, root)
     parts = PurePosixPath(relative).parts
     if not parts or parts[0] in ("..", "."):
@@ -83,7 +84,7 @@ def left_out_by(root: Path, path: str) -> str:
         prefix = "".join(f"{above}/" for above in parts[:index])
         try:
             rules = (*rules, *rules_of(root / prefix, prefix))
-        except IgnoreFileError:  # such a directory was not submitted; this file has come since
+        except IgnoreFileError:  # such a directory cannot be submitted: the file is newer
             return ""
         found = ignored_by(rules, f"{prefix}{part}", is_dir=index < len(parts) - 1)
         if found:

@@ -1,6 +1,6 @@
-"""What Ray says of its nodes: which there are, what users other than orch hold of them, and whether they answer.
+"""Queries Ray about its nodes: which exist, what other users hold of them, and whether they answer.
 
-Blocking calls; cluster.py runs them in threads. Must not remember anything, nor decide what follows.
+Blocking calls; cluster.py runs them in threads. Must not remember or decide anything.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _EPSILON: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What others hold of a node. Memory in bytes."""
+    """Resources of a node that other users hold. Memory in bytes."""
 
     cpus: float = 0.0
     gpus: float = 0.0
     memory_bytes: int = 0
 
     def least(self, other: Held) -> Held:
-        """What both say is held."""
+        """Return what both readings report as held."""
         return Held(
             cpus=min(self.cpus, other.cpus),
             gpus=min(self.gpus, other.gpus),
@@ -45,21 +45,21 @@ NOTHING: Final = Held()
 
 
 def end_worker(actor: Any, *, restart: bool) -> None:
-    """Have an actor's process killed by its raylet, which takes 5 s over one that is stopped; with ``restart`` made anew."""
+    """Have a raylet kill an actor's process, which takes 5 s for a stopped one; with ``restart`` Ray starts it again."""
     import ray
 
     ray.kill(actor, no_restart=not restart)
 
 
 def list_nodes() -> dict[str, RayNode]:
-    """Every node that Ray remembers, dead ones too."""
+    """Return every node that Ray remembers, dead ones included."""
     return {node.id: node for node in control_plane.nodes()}
 
 
 def held_by_others(nodes: Mapping[str, RayNode], own_groups: Collection[str]) -> dict[str, Held]:
-    """What is in use on each live node beyond the placement groups named in ``own_groups``.
+    """Return what is in use on each live node beyond the placement groups named in ``own_groups``.
 
-    Ray's numbers of what is free trail what happens by a tenth of a second: take the least of two readings.
+    Ray's numbers of free resources lag by a tenth of a second: take the least of two readings.
     """
     own = _reserved(own_groups)
     found = {}
@@ -79,7 +79,7 @@ def held_by_others(nodes: Mapping[str, RayNode], own_groups: Collection[str]) ->
 
 
 def _reserved(names: Collection[str]) -> dict[str, dict[str, float]]:
-    """What placement groups reserve, by node and resource."""
+    """Return what placement groups reserve, by node and resource."""
     reserved: dict[str, dict[str, float]] = {}
     for group in control_plane.groups():
         if group.name not in names:
@@ -96,7 +96,7 @@ def _clean(amount: float) -> float:
 
 
 def answers(node: RayNode, token: str | None) -> bool:
-    """The node's raylet answers gRPC's standard health check, which Ray's own control plane asks it too."""
+    """Whether the node's raylet answers gRPC's standard health check, which Ray's control plane uses too."""
     import grpc
 
     metadata = [("authorization", f"Bearer {token}")] if token else []
@@ -112,17 +112,17 @@ def answers(node: RayNode, token: str | None) -> bool:
 
 
 def is_alive(node_id: str) -> bool:
-    """Ray's control plane counts the node as alive. Raises what Ray raises when it is out of reach."""
+    """Whether Ray's control plane counts the node as alive. Raises Ray's error when it is out of reach."""
     import ray
     from ray._private.worker import global_worker
 
-    # The typed id matters: given plain bytes, Ray 2.60 dies of a segmentation fault.
+    # The typed id matters: given plain bytes, Ray 2.60 crashes with a segmentation fault.
     (alive,) = global_worker.gcs_client.check_alive([ray.NodeID.from_hex(node_id)], timeout=HEALTH_SECONDS)
     return bool(alive)
 
 
 def token_from(environ: Mapping[str, str]) -> str | None:
-    """The token that Ray's own clients would use, or None where authentication is off or Ray would fail anyway.
+    """Return the token that Ray's own clients would use, or None where authentication is off or Ray would fail anyway.
 
     Raises TokenExposedError.
     """

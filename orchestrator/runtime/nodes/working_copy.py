@@ -1,6 +1,6 @@
-"""A job's working copy on a node: laid out from a snapshot's blobs, and searched for the files that ``outputs`` names.
+"""A job's working copy on a node: created from an archive's blobs, and searched for the files that ``outputs`` names.
 
-Plain files, no Ray: the daemon uses it for its own node, a node's agent for a node that does not share the home.
+Plain files, no Ray: used by the daemon for its own node, and by the agent of a node that does not share the home.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What is to be brought back, and how many files (and bytes) are not, because they are too much."""
+    """The files to collect, and how many files (and bytes) exceed the limit."""
 
     files: tuple[Output, ...]
     left_files: int = 0
@@ -44,7 +44,7 @@ class Outputs:
 
 
 def lay_out(digest: str, blob: Callable[[str], Path], target: Path) -> None:
-    """Make a writable copy of the snapshot at ``target``, whole or not at all; what is there already is kept."""
+    """Create a writable copy of the archive at ``target``, atomically; an existing copy is kept."""
     if target.is_symlink():
         raise ValueError(f"{target} is a link; remove it")
     if target.exists():
@@ -70,7 +70,7 @@ def lay_out(digest: str, blob: Callable[[str], Path], target: Path) -> None:
 
 
 def _refuse_ways_out(entries: Sequence[Mapping[str, str]]) -> None:
-    """Raises ValueError when an entry would be written outside of the working copy."""
+    """Raise ValueError when an entry would be written outside of the working copy."""
     links = {entry["path"] for entry in entries if entry["type"] == "link"}
     for entry in entries:
         path = PurePosixPath(entry["path"])
@@ -82,7 +82,7 @@ def _refuse_ways_out(entries: Sequence[Mapping[str, str]]) -> None:
 
 
 def _refuse_links_out(draft: Path, entries: Sequence[Mapping[str, str]]) -> None:
-    """Raises ValueError, and leaves nothing, when a link of the working copy leads out of it."""
+    """Raise ValueError, and leave nothing, when a link of the working copy leads out of it."""
     root = draft.resolve()
     for entry in entries:
         if entry["type"] == "link" and not (draft / entry["path"]).resolve().is_relative_to(root):
@@ -93,17 +93,17 @@ def _refuse_links_out(draft: Path, entries: Sequence[Mapping[str, str]]) -> None
 
 
 def digests(digest: str, blob: Callable[[str], Path]) -> list[str]:
-    """Every blob that a snapshot needs, its manifest first, each once."""
+    """Return every blob that an archive needs, its manifest first, each once."""
     entries = json.loads(blob(digest).read_bytes())["entries"]
     return list(dict.fromkeys([digest, *(entry["digest"] for entry in entries if "digest" in entry)]))
 
 
 def find_outputs(work: Path, patterns: Sequence[str], max_bytes: int) -> Outputs:
-    """The regular files below ``work`` that a pattern names, by path, as many as ``max_bytes`` holds.
+    """Return the regular files below ``work`` that a pattern matches, by path, up to ``max_bytes``.
 
-    A pattern is that of .gitignore, counted from ``work``: ``out/**`` is all below out, ``*.pt`` lies at the top. Links
-    are not followed and not brought back, so nothing outside of ``work`` is ever read. Raises ValueError for a link in
-    place of ``work``.
+    Patterns are those of .gitignore, relative to ``work``: ``out/**`` matches all below out, ``*.pt`` the top
+    directory. Links are not followed and not collected, so nothing outside of ``work`` is ever read. Raises ValueError
+    for a link in place of ``work``.
     """
     globs = Globs(f"/{pattern}" for pattern in patterns)
     chosen: list[Output] = []
@@ -120,7 +120,7 @@ def find_outputs(work: Path, patterns: Sequence[str], max_bytes: int) -> Outputs
 
 
 def regular_files(work: Path) -> Iterator[Output]:
-    """Every regular file below a directory; links are neither followed nor named. Raises ValueError for a link in its place, OSError."""
+    """Return every regular file below a directory, without links. Raises ValueError for a link in its place, OSError."""
     root = enter_below(work, "")
     try:
         yield from _regular_files_below(root)
@@ -141,7 +141,7 @@ def _regular_files_below(root: int) -> Iterator[Output]:
 
 
 def keep_output(work: Path, found: Output, target: Path) -> None:
-    """Have a file of this node in the directory of outputs: a second name of it, or a copy on another filesystem.
+    """Put a file of this node into the directory of outputs: a hard link, or a copy on another filesystem.
 
     Raises ValueError where a link leads out of ``work`` or ``target``, OSError.
     """
@@ -162,7 +162,7 @@ def keep_output(work: Path, found: Output, target: Path) -> None:
 
 
 def open_output(folder: int, name: str) -> int:
-    """A descriptor to read a regular file from. Raises PermissionError for anything else in its place, OSError."""
+    """Open a regular file for reading. Raises PermissionError for anything else in its place, OSError."""
     handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -171,19 +171,19 @@ def open_output(folder: int, name: str) -> int:
 
 
 class NewOutput:
-    """A file on its way into the directory of outputs: ``draft`` in ``folder`` (a descriptor) until ``finish``."""
+    """A file being written to the directory of outputs: ``draft`` in ``folder`` (a descriptor) until ``finish``."""
 
     def __init__(self, folder: int, name: str) -> None:
         self.folder = folder
         digest = hashlib.sha256(os.fsencode(name)).hexdigest()[
             :16
-        ]  # the name itself can have all the bytes that one may have
+        ]  # the file's name may already have the maximum length
         self.draft = f".{digest}.bringing"
         self._name = name
         self.discard()
 
     def holds(self, name: str, folder: int) -> bool:
-        """Whether the file that is there already is that one."""
+        """Whether the existing file is that one."""
         try:
             there = os.stat(self._name, dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -191,14 +191,14 @@ class NewOutput:
         return os.path.samestat(there, os.stat(name, dir_fd=folder, follow_symlinks=False))
 
     def create(self, mode: int) -> BinaryIO:
-        """The draft, empty, to write to."""
+        """Create the empty draft."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(self.draft, flags, 0o600, dir_fd=self.folder)
         os.fchmod(handle, mode)
         return os.fdopen(handle, "wb")
 
     def finish(self) -> None:
-        """The draft becomes the output. Raises ValueError where it is not a regular file: a link was put in its place."""
+        """Rename the draft to the output. Raises ValueError where it is not a regular file: a link was put in its place."""
         if not stat.S_ISREG(os.stat(self.draft, dir_fd=self.folder, follow_symlinks=False).st_mode):
             raise ValueError(f"{self._name!r} is not a regular file; it was not brought")
         os.replace(self.draft, self._name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
@@ -211,9 +211,9 @@ class NewOutput:
 
 @contextlib.contextmanager
 def new_output(target: Path, relative: str) -> Iterator[NewOutput]:
-    """A place for a file below ``target``, its directory made. Raises ValueError for a path that leads out of it.
+    """Return a place for a file below ``target``, its directory created. Raises ValueError for a path that leads out of it.
 
-    No link on the way is followed, ``target`` itself included: a rank can have put one there.
+    No link on the way is followed, ``target`` itself included: a rank can have created one.
     """
     parent, name = os.path.split(relative)
     if relative.startswith("/") or name in ("", ".", ".."):

@@ -1,7 +1,7 @@
-"""The Ray actor around a rank's supervisor: what Ray knows (GPU ids, the node), and the lease on the cluster.
+"""The Ray actor around a rank's supervisor: adds what Ray knows (GPU ids, the node), and the lease on the cluster.
 
-The lease: an actor that has not reached Ray's control plane for a while, or learns there that its node counts as dead,
-ends its rank before a replacement may start, so that a node cut off from the cluster never runs a rank twice.
+The lease: an actor that has not reached Ray's control plane for a while, or learns that its node counts as dead, ends
+its rank before a replacement may start, so that a node cut off from the cluster never runs a rank twice.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
 
 LEASE_SECONDS: Final = 10.0
-FENCE_SECONDS: Final = LEASE_SECONDS + 4.0  # the lease, and the longest that a check and its call take
+FENCE_SECONDS: Final = LEASE_SECONDS + 4.0  # the lease, plus the longest check and its call
 _LEASE_CHECK_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGreeting:
-    """Who an actor is: its node, process id, GPU ids, and the attempts that it is prepared for and has launched."""
+    """An actor's node, process id and GPU ids, and the attempts that it is prepared for and has launched."""
 
     node_id: str
     pid: int
@@ -50,9 +50,9 @@ class RankGreeting:
 
 
 def rendezvous_of(greetings: Sequence[RankGreeting], attempt: int) -> tuple[str, int] | None:
-    """Address and port of the attempt's rendezvous, if all of a gang's actors are prepared for it.
+    """Return address and port of the attempt's rendezvous, if all of a gang's actors are prepared for it.
 
-    An actor of an older version does not tell what it is prepared for.
+    An actor of an older version does not report what it is prepared for.
     """
     first = greetings[0]
     if first.port is None or any(getattr(greeting, "prepared", 0) != attempt for greeting in greetings):
@@ -63,7 +63,7 @@ def rendezvous_of(greetings: Sequence[RankGreeting], attempt: int) -> tuple[str,
 class RankActor:
     """One rank of a gang. Every method is idempotent; calls that name an older attempt are refused.
 
-    ``attempt`` is the one that the actor is made for: it needs no order to prepare for it.
+    ``attempt`` is the one that the actor is created for: it needs no order to prepare for it.
     """
 
     def __init__(self, *, job_id: str, gang: int, rank: int, node_dir: str, attempt: int) -> None:  # noqa: ARG002 - Ray's tools show the gang
@@ -76,7 +76,7 @@ class RankActor:
         self._lease: asyncio.Task[None] | None = None
 
     async def hello(self) -> RankGreeting:
-        """Answers as soon as the actor exists."""
+        """Return the greeting as soon as the actor exists."""
         import ray
 
         if self._lease is None:
@@ -96,37 +96,37 @@ class RankActor:
         )
 
     async def prepare(self, attempt: int, serve_on: str | None) -> int | None:
-        """Make room for an attempt; the rendezvous port, if this rank serves it."""
+        """Prepare for an attempt; return the rendezvous port, if this rank serves it."""
         return await self._supervisor.prepare(attempt, serve_on)
 
     async def launch(self, plan: RankPlan) -> None:
-        """Start the rank's process, once per attempt. This process writes the job's checkpoints: with the umask that the job has."""
+        """Start the rank's process, once per attempt. This actor writes the job's checkpoints, so it takes the job's umask."""
         if plan.umask is not None:
             os.umask(plan.umask)
         await self._supervisor.launch(inside(plan, os.environ, sys.executable))
 
     async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
-        """Events after the cursor; waits for one for at most ``seconds``."""
+        """Return events after the cursor; wait for one for at most ``seconds``."""
         return await self._supervisor.feed.poll(attempt, cursor, seconds)
 
     async def stop(self, attempt: int, grace_seconds: float) -> None:
-        """SIGTERM now, SIGKILL after the grace."""
+        """Send SIGTERM now, SIGKILL after the grace."""
         await self._supervisor.stop(attempt, grace_seconds)
 
     async def kill(self, attempt: int) -> None:
-        """SIGKILL of the rank's whole tree."""
+        """Send SIGKILL to the rank's whole tree."""
         await self._supervisor.kill(attempt)
 
     async def flush(self, seconds: float) -> PersisterStatus | None:
-        """Bring the newest snapshot to storage."""
+        """Write the newest snapshot to storage."""
         return await self._supervisor.flush(seconds)
 
     async def trace(self, attempt: int, steps: int, seconds: float) -> bytes:
-        """A trace of the next ``steps`` steps."""
+        """Return a trace of the next ``steps`` steps."""
         return await self._supervisor.inspection.trace(attempt, steps, seconds)
 
     async def look(self, attempt: int, *, stacks: bool) -> RankLook | None:
-        """What the rank's processes do now; None for another attempt."""
+        """Inspect the rank's processes; None for another attempt."""
         return await self._supervisor.inspection.look(attempt, stacks=stacks)
 
     async def note(self, attempt: int, lines: Sequence[str]) -> None:
@@ -134,15 +134,15 @@ class RankActor:
         self._supervisor.inspection.note(attempt, lines)
 
     async def open_session(self, attempt: int, request: SessionRequest) -> int:
-        """A command or a connection beside the rank; its number."""
+        """Open a command or a connection beside the rank; return its number."""
         return await self._supervisor.sessions.open(attempt, request)
 
     async def read_session(self, number: int, seconds: float) -> SessionOutput:
-        """What a session has put out; waits for at most ``seconds``."""
+        """Return a session's output; wait for at most ``seconds``."""
         return await self._supervisor.sessions.read(number, seconds)
 
     async def tell_session(self, number: int, message: SessionMessage) -> None:
-        """A client's message for a session."""
+        """Send a client's message to a session."""
         await self._supervisor.sessions.tell(number, message)
 
     async def _keep_lease(self) -> None:
@@ -163,7 +163,7 @@ class RankActor:
                 reached = time.monotonic()
 
     def _end(self) -> NoReturn:
-        self._supervisor.kill_now()  # a closed lifeline alone lets a rank that is stopping end by itself
+        self._supervisor.kill_now()  # with only the lifeline closed, a stopping rank could run on
         os._exit(1)
 
 

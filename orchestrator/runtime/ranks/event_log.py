@@ -1,4 +1,4 @@
-"""The events of a rank's current attempt: numbered, so that a restarted daemon asks again for those that it missed."""
+"""The events of a rank's current attempt: numbered, so that a restarted daemon can request those that it missed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOLD_WITH_END_SECONDS: Final = 0.05
 
 
 class EventLog:
-    """``masker`` takes the secrets out of what is told."""
+    """Numbered events. ``masker`` removes secrets from them."""
 
     def __init__(self, fence: AttemptFence, *, told_with_end_seconds: float = TOLD_WITH_END_SECONDS) -> None:
         self._fence = fence
@@ -27,25 +27,25 @@ class EventLog:
         self.masker = Masker(())
 
     def begin(self) -> None:
-        """Another attempt: nothing of it has happened."""
+        """Start an empty log for another attempt."""
         self._events = []
 
     def add(self, **fields: Any) -> None:
-        """Something has happened; those that wait are woken."""
+        """Add an event and wake the waiters."""
         event = masked_event(RankEvent(number=len(self._events) + 1, **fields), self.masker)
         self._events.append(event)
         if event.kind == "exited" and self._fence.ends_by_order:
-            # Ordered, so no surprise: told with the end of its tree, which nearly always follows at once.
+            # An ordered end is reported together with the end of its tree, which nearly always follows at once.
             asyncio.get_running_loop().call_later(self._told_with_end_seconds, self._news.set)
         else:
             self._news.set()
 
     def after(self, number: int) -> tuple[RankEvent, ...]:
-        """What happened after the event with this number."""
+        """Return the events after this number."""
         return tuple(event for event in self._events if event.number > number)
 
     async def wait(self, seconds: float) -> None:
-        """Return when something happens, or after ``seconds``."""
+        """Return at the next event, or after ``seconds``."""
         self._news.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -53,20 +53,20 @@ class EventLog:
 
     @property
     def pid(self) -> int:
-        """The rank's process; 0 before it has started."""
+        """The rank's process id; 0 before it has started."""
         return next((event.pid for event in self._events if event.kind == "started"), 0)
 
     @property
     def exited(self) -> bool:
-        """The exit of the process was told."""
+        """Whether the exit of the process was reported."""
         return any(event.kind == "exited" for event in self._events)
 
     @property
     def running(self) -> bool:
-        """The process has started, and its end was not told."""
+        """Whether the process has started and its end was not reported."""
         return bool(self._events) and not self.ended
 
     @property
     def ended(self) -> bool:
-        """An end was told: of the process, or of an attempt that never started."""
+        """Whether an end was reported: of the process, or of an attempt that never started."""
         return any(event.kind != "started" for event in self._events)

@@ -1,4 +1,4 @@
-"""Answers polls: what is new of a rank's events, progress and checkpoints."""
+"""Answers polls: new events, progress and checkpoints of a rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RankFeed:
-    """Progress is news at most once a second."""
+    """Answers polls. Progress is new at most once a second."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class RankFeed:
         self._processes = evidence.processes
 
     async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
-        """Wait until there is something newer than ``cursor``, or ``seconds``."""
+        """Wait for something newer than ``cursor``, or for ``seconds``."""
         deadline = time.monotonic() + seconds
         while True:
             self._fence.refuse_older(attempt)
-            # Of an attempt that is not even prepared nothing can be said: what is here belongs to the one before.
+            # For an attempt that is not prepared there are no facts: those here belong to the previous attempt.
             reply = PollReply(cursor=cursor) if attempt > self._fence.attempt else self._reply(cursor)
             left = deadline - time.monotonic()
             if reply.cursor != cursor or left <= 0:
@@ -52,7 +52,7 @@ class RankFeed:
         snapshot = progress.newest if progress.number > cursor.progress else None
         persisted = checkpoints.newest if checkpoints.number > cursor.persisted else None
         processes = self._processes
-        # A daemon of an earlier version has a cursor without the number, and is told nothing of it.
+        # A daemon of an earlier version has a cursor without the number, and gets no look.
         known = getattr(cursor, "processes", processes.number)
         seen = processes.newest if processes.number > known else None
         return PollReply(
@@ -70,7 +70,7 @@ class RankFeed:
         )
 
     def _look(self, *, final: bool) -> None:
-        """``final``: something happened, so progress is read whatever its time, and the kernel's words stay as they are."""
+        """Look for news. ``final``: an event happened, so progress is read early and the kernel's evidence is not marked."""
         self._checkpoints.look(self._log.masker)
         if self._log.running:
             self._processes.look(self._log.pid, self._progress.newest.writer_pid if self._progress.newest else None)

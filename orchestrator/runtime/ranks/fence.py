@@ -1,4 +1,4 @@
-"""Which attempt a rank's actor serves: calls that name an older one are refused."""
+"""The attempt that a rank's actor serves: calls that name an older one are refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ class StaleAttemptError(Exception):
 
 
 class AttemptFence:
-    """``attempt`` is the current one; ``launched`` the newest whose process was started, or called off before it was.
+    """``attempt`` is the current one; ``launched`` the newest whose process was started, or that was cancelled before.
 
-    ``called_off`` is the newest attempt that was told to end.
+    ``called_off`` is the newest attempt that was ordered to end.
     """
 
     def __init__(self, job_id: str, rank: int) -> None:
@@ -22,11 +22,11 @@ class AttemptFence:
 
     @property
     def ends_by_order(self) -> bool:
-        """The current attempt was told to end."""
+        """Whether the current attempt was ordered to end."""
         return self.called_off >= self.attempt
 
     def refuse_older(self, attempt: int) -> None:
-        """Raise StaleAttemptError for an attempt that was replaced."""
+        """Raise StaleAttemptError for an attempt that a newer one has replaced."""
         if attempt < self.attempt:
             raise StaleAttemptError(
                 f"{self._job_id} rank {self._rank}: attempt {attempt} was replaced by {self.attempt}; nothing was done"

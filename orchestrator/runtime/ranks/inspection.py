@@ -1,4 +1,4 @@
-"""Looks at a rank for people and for the diagnosis of hangs: processes, stacks, traces, lines for its log."""
+"""Inspects a rank for users and for the diagnosis of hangs: processes, stacks, traces, lines for its log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RankInspection:
-    """Of the rank with this number."""
+    """Inspects the rank with this number."""
 
     def __init__(self, rank: int, fence: AttemptFence, log: EventLog, progress: RankProgress) -> None:
         self._rank = rank
@@ -30,7 +30,7 @@ class RankInspection:
         self._progress = progress
 
     async def trace(self, attempt: int, steps: int, seconds: float) -> bytes:
-        """A torch.profiler trace of the next ``steps`` steps, gzipped JSON. Raises TraceRefusedError."""
+        """Return a torch.profiler trace of the next ``steps`` steps, gzipped JSON. Raises TraceRefusedError."""
         self._fence.refuse_older(attempt)
         page = self._progress.page
 
@@ -42,7 +42,7 @@ class RankInspection:
         return await take_trace(page, self._rank, steps, seconds, over)
 
     async def look(self, attempt: int, *, stacks: bool) -> RankLook | None:
-        """A look at the rank's processes; None when it has none, or belongs to another attempt."""
+        """Inspect the rank's processes; None when it has none, or belongs to another attempt."""
         if attempt != self._fence.attempt or not self._log.running:
             return None
         told, output = self._progress.writer_pid, self._progress.output
@@ -50,6 +50,6 @@ class RankInspection:
         return masked_look(replace(look, printed=output.lines if output else 0), self._log.masker)
 
     def note(self, attempt: int, lines: Sequence[str]) -> None:
-        """Write ``lines`` of orch's own into the rank's log."""
+        """Write ``lines`` from orch into the rank's log."""
         if attempt == self._fence.attempt and self._progress.output is not None:
             self._progress.output.note(lines)

@@ -1,4 +1,4 @@
-"""What one rank of one attempt needs to start, as the daemon hands it to the rank's actor."""
+"""The launch plan of one rank of one attempt, as the daemon sends it to the rank's actor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SnapshotPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan(SpawnRequest):
-    """Everything that one rank of one attempt needs to start: its process, which is asked for as the plan is, and what goes with it.
+    """Everything that one rank of one attempt needs to start: the request for its process, and its other settings.
 
     ``record`` follows from job, attempt and rank.
     """
@@ -59,7 +59,7 @@ class RankPlan(SpawnRequest):
         self.__post_init__()
 
 
-# An actor of an earlier version, in which a job's gang may start again, takes the values of a plan in this order.
+# An actor of an earlier version, in which a job's gang may start again, unpacks a plan's values in this order.
 _PICKLED = (
     *(
         "job_id",

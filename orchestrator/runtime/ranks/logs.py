@@ -1,8 +1,8 @@
-"""A rank's output on disk, as its actor writes it. ``log_reading.py`` reads it, also after the job has ended.
+"""Writes a rank's output to disk, in the rank's actor. ``log_reading.py`` reads it, also after the job has ended.
 
 One file per attempt and rank, ``attempt-0001/rank-00000.log``; a line is ``TIME STREAM TEXT``, TIME in seconds since the
-epoch with microseconds, STREAM ``o`` or ``e`` (capitals: the line goes on in the next one). Files are capped: a full one
-becomes ``.log.1``, older ones move up, the oldest goes. Secrets are masked before anything touches the disk.
+epoch with microseconds, STREAM ``o`` or ``e`` (capitals: the line continues in the next one). Files are capped: a full
+one becomes ``.log.1``, older ones are renumbered, the oldest is removed. Secrets are masked before they reach the disk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TAIL_LINES: Final = 40
-TAIL_CHARACTERS: Final = 2000  # of one of these lines: they become a part of the job's record
+TAIL_CHARACTERS: Final = 2000  # per line: these lines become part of the job's record
 LONGEST_LINE_BYTES: Final = 64 * 1024
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -39,19 +39,19 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLimits:
-    """How large one rank's log may grow: bytes per file, and how many full files are kept beside the current one."""
+    """The size limit of one rank's log: bytes per file, and how many full files are kept beside the current one."""
 
     max_bytes: int = 64 * 1024 * 1024
     keep_files: int = 2
 
 
 def log_path(directory: Path, attempt: int, rank: int) -> Path:
-    """The current log file of a rank's attempt."""
+    """Return the current log file of a rank's attempt."""
     return directory / f"attempt-{attempt:04d}" / f"rank-{rank:05d}.log"
 
 
 class LogWriter:
-    """Splits output into lines, masks secrets, stamps, rotates. Not thread-safe: one event loop owns it."""
+    """Splits output into lines, masks secrets, adds time stamps, rotates. Not thread-safe: one event loop owns it."""
 
     def __init__(
         self,
@@ -76,26 +76,26 @@ class LogWriter:
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            self._lose(error)  # the rank runs all the same; its last lines are kept in memory
+            self._lose(error)  # the rank continues; its last lines are kept in memory
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines, without stamps; of long ones both ends."""
+        """Return the last lines, without stamps; of long lines both ends."""
         return tuple(self._tail)
 
     @property
     def lost(self) -> str | None:
-        """Why output could not be written (a full disk), or None."""
+        """Return why output could not be written (a full disk), or None."""
         return self._lost
 
     def feed(self, stream: str, data: bytes, at: float) -> None:
-        """Take what a pipe gave; ``stream`` is ``o`` or ``e``, ``at`` the time it came (seconds since the epoch)."""
+        """Process bytes from a pipe; ``stream`` is ``o`` or ``e``, ``at`` their arrival (seconds since the epoch)."""
         whole = self._partial[stream] + data
         *lines, rest = whole.split(b"\n")
         out = [self._line(stream, line, at) for line in lines]
         if len(rest) > LONGEST_LINE_BYTES:
             masked = self._masker.data(rest)
-            kept = self._masker.beginning(masked)  # the rest of that secret may come next
+            kept = self._masker.beginning(masked)  # the rest of the secret may follow
             out.append(self._line(stream.upper(), masked[: len(masked) - kept], at))
             rest = masked[len(masked) - kept :]
         self._partial[stream] = rest
@@ -103,13 +103,13 @@ class LogWriter:
             self._write(b"".join(out))
 
     def note(self, lines: Iterable[str], at: float) -> None:
-        """Lines of orch's own: they are in the file, but are neither output of the rank nor its last words."""
+        """Write lines from orch: they are in the file, but are neither the rank's output nor part of its tail."""
         self._write(
             b"".join(self._stamped("e", self._masker.data(line.encode(errors="replace")), at) for line in lines)
         )
 
     def close(self, at: float) -> None:
-        """Write what is left without a newline, and close."""
+        """Write an unfinished last line, and close."""
         for stream, rest in self._partial.items():
             if rest:
                 self._write(self._line(stream, rest, at))
@@ -128,7 +128,7 @@ class LogWriter:
 
     def _line(self, stream: str, line: bytes, at: float) -> bytes:
         line = self._masker.data(line).removesuffix(b"\r")
-        if b"\r" in line:  # a progress bar redraws its line; what a person last saw is what counts
+        if b"\r" in line:  # a progress bar redraws its line; the last version counts
             line = line.rsplit(b"\r", 1)[1]
         self.lines += 1
         text = line.decode(errors="replace")
@@ -146,7 +146,7 @@ class LogWriter:
             if self._size and self._size + len(data) > self._limits.max_bytes:
                 file = self._rotate(file)
             if os.write(file, data) < len(data):
-                os.ftruncate(file, self._size)  # no half line stays
+                os.ftruncate(file, self._size)  # leave no partial line
                 self._lose(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
                 return
             self._size += len(data)
@@ -162,13 +162,13 @@ class LogWriter:
             if source.exists():
                 source.replace(self._path.with_name(f"{self._path.name}.{number}"))
         self._file = _append_to(self._path)
-        os.ftruncate(self._file, 0)  # the same file, where none is kept beside it
+        os.ftruncate(self._file, 0)  # reuse the file where no full file is kept
         self._size = 0
         return self._file
 
 
 def _append_to(path: Path) -> int:
-    """The log, in a directory of this user's alone. A link in its place is not followed: a rank can have put one there."""
+    """Open the log, in a directory of this user only. A link in its place is not followed: a rank can have created one."""
     make_private(path.parent)
     return open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 

@@ -1,4 +1,4 @@
-"""What becomes of a rank's snapshots, and of checkpoints that its script writes by itself. Outlives attempts."""
+"""The checkpoints of a rank: those from its snapshots, and those that its script writes by itself. Outlives attempts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LAST_LOOK_SECONDS: Final = 10.0
 
 
 class RankCheckpoints:
-    """``newest`` is what was told last, ``number`` counts what was new.
+    """A rank's checkpoints. ``newest`` is the last one reported, ``number`` counts the news.
 
-    ``reported`` gives when the rank reported its newest step, and which.
+    ``reported`` returns the rank's newest reported step and its time.
     """
 
     def __init__(self, reported: Callable[[], tuple[float, int] | None]) -> None:
@@ -62,10 +62,10 @@ class RankCheckpoints:
                 self._told[index] = status
                 self.newest = masked_status(status, masker)
                 self.number += 1
-                break  # the other one's news is next
+                break  # the other source's news is next
 
     async def flush(self, seconds: float, masker: Masker) -> PersisterStatus | None:
-        """Bring the newest snapshot to storage; what became of it, or None where there are no snapshots."""
+        """Write the newest snapshot to storage; return the result, or None where there are no snapshots."""
         persister, files = self._persister, self._files
         if files is not None:
             await asyncio.to_thread(files.look)
@@ -77,11 +77,11 @@ class RankCheckpoints:
         return masked_status(persister.status, masker)
 
     async def ended(self, at: float, *, well: bool) -> None:
-        """Let what the rank has saved count before its end does: whether there was progress decides about the next attempt."""
+        """Count the rank's saves before its end: progress decides about the next attempt."""
         files = self._files
         if files is None:
             return
         files.ended(at, well=well)
-        with contextlib.suppress(TimeoutError):  # the look goes on; what it finds is told later
+        with contextlib.suppress(TimeoutError):  # the look continues; its result is reported later
             async with asyncio.timeout(LAST_LOOK_SECONDS):
                 await asyncio.shield(asyncio.to_thread(files.look))

@@ -1,4 +1,4 @@
-"""What a rank's supervisor reports: numbered events, and the newest of what is not an event. Values only."""
+"""Reports of a rank's supervisor: numbered events, and the newest of everything else. Values only."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class RankEvent:
     pid: int = 0
     cold: str | None = None
     exit: Exit | None = None
-    """How it ended, of ``exited``."""
+    """How the process ended, for ``exited``."""
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        """Take what was pickled, also by an actor of an earlier version: its fields of an end lay here."""
+        """Unpickle, also an event of an actor of an earlier version, which had the fields of the end here."""
         own, end = state[: len(_OWN)], state[len(_OWN) :]
         told = end[0] if len(end) == 1 else None
         if len(end) > 1:
@@ -57,9 +57,9 @@ _OF_AN_END = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollCursor:
-    """What an asker has been told: the number of the last event, and of the last progress, persister status and look at its processes.
+    """What an asker has received: the numbers of the last event, progress, persister status and process look.
 
-    The asker keeps it, not the host: a daemon that was killed may have been told what it never wrote down.
+    The asker keeps it, not the actor: a daemon that was killed may not have recorded what it received.
     """
 
     event: int = 0
@@ -70,7 +70,7 @@ class PollCursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollReply:
-    """What is new since the cursor that was asked with; ``cursor`` is the one to ask with next."""
+    """What is new since the given cursor; ``cursor`` is the next one to ask with."""
 
     cursor: PollCursor
     events: tuple[RankEvent, ...] = ()

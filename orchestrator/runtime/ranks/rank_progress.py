@@ -1,4 +1,4 @@
-"""A rank's progress: its page of shared memory, read at most once a second, over what its output says."""
+"""A rank's progress: its page in shared memory, read at most once a second, combined with steps in its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRESS_SECONDS: Final = 1.0
 
 
 class RankProgress:
-    """``newest`` is what was read last and ``number`` counts what was new; ``output`` is the current process's."""
+    """A rank's progress. ``newest`` is the last reading, ``number`` counts news; ``output`` is the current process's."""
 
     def __init__(self, *, seconds: float = PROGRESS_SECONDS) -> None:
         self.seconds = seconds
@@ -31,30 +31,30 @@ class RankProgress:
         self.highest_step = 0
 
     def open(self, path: str) -> None:
-        """Make the page of a new process."""
+        """Create the page of a new process."""
         self.close()
         make_private(Path(path).parent)
         self.page = PageReader.create(path)
 
     def close(self) -> None:
-        """The page belongs to an attempt that is over."""
+        """Close the page of an ended attempt."""
         self.newest = None
         if self.page is not None:
             self.page.close()
             self.page = None
 
     def request_stop(self) -> None:
-        """Tell the script that it is to stop."""
+        """Ask the script to stop."""
         if self.page is not None:
             self.page.request_stop()
 
     @property
     def writer_pid(self) -> int | None:
-        """The process that writes the page, as far as it has said."""
+        """Return the process that writes the page, if it has reported."""
         return self.page.read().writer_pid if self.page is not None else None
 
     def look(self, masker: Masker, *, final: bool) -> bool:
-        """Read the page where its time has come, or always where this look is ``final``; whether it was read."""
+        """Read the page when due, or always with ``final``; return whether it was read."""
         now = time.monotonic()
         if self.page is None or (not final and now - self._read_at < self.seconds * 0.9):
             return False
@@ -68,7 +68,7 @@ class RankProgress:
         return True
 
     def newest_step(self) -> tuple[float, int] | None:
-        """When the rank reported its newest step, and which. Called by the thread that watches its files too."""
+        """Return the rank's newest reported step and its time. Also called by the thread that watches its files."""
         page, output = self.page, self.output
         if page is None:
             return None

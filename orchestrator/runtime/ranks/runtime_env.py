@@ -1,8 +1,8 @@
-"""``runtime_env`` of a job: handed to Ray, which installs it, and the rank's process started inside of what Ray made.
+"""A job's ``runtime_env``: Ray installs it, and the rank's process starts inside of it.
 
-Such a rank starts cold: a fork of a process that has imported everything already would not see it. Uploading directories
-needs ``ray._private.runtime_env``; that dependency lives here only, and ``tests/integration/test_ray_cluster.py`` tells
-when a new Ray breaks it.
+Such a rank starts cold: the fork of a process that has imported everything already would not see it. Uploading
+directories needs ``ray._private.runtime_env``, which only this module uses; ``tests/integration/test_ray_cluster.py``
+fails when a new Ray breaks it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ERROR_CHARACTERS: Final = 600
 
 
 def parts_of(spec: RuntimeEnvSpec) -> tuple[str, ...]:
-    """Which parts a job asks for; none: nothing is installed."""
+    """Return the parts that a job asks for; empty: nothing is installed."""
     return tuple(name for name in ("pip", "py_modules") if getattr(spec, name))
 
 
 def for_ray(spec: RuntimeEnvSpec, modules: Path) -> dict[str, Any]:
-    """What an actor's ``runtime_env`` option is; empty for none. Uploads modules that the cluster has not; blocking.
+    """Return an actor's ``runtime_env`` option; empty for none. Uploads modules that the cluster lacks; blocking.
 
     ``modules`` holds the job's own copies of ``py_modules``, by their last names.
     """
@@ -44,7 +44,7 @@ def for_ray(spec: RuntimeEnvSpec, modules: Path) -> dict[str, Any]:
 
 
 def inside(plan: RankPlan, environ: Mapping[str, str], executable: str) -> RankPlan:
-    """The plan of a rank whose actor runs in what Ray installed: its modules, its interpreter, a cold start.
+    """Return the plan of a rank whose actor runs in what Ray installed: its modules, its interpreter, a cold start.
 
     ``environ`` and ``executable`` are the actor's own.
     """

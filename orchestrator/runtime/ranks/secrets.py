@@ -1,6 +1,6 @@
-"""What a rank actor tells the daemon of its rank, without the job's secrets. Pure.
+"""Masks the job's secrets in the reports of a rank actor to the daemon. Pure.
 
-Paths stay as they are: they are looked up by name, and orch chose them.
+Paths are unchanged: they are looked up by name, and orch chose them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
-    """An event: an exception's text, the last lines, what the kernel and the log policies say."""
+    """Mask an event: an exception's text, the last lines, the kernel's and the log policies' results."""
     end = event.exit
     if not masker or end is None:
         return event
@@ -34,13 +34,13 @@ def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
 
 
 def _masked_fact(fact: Fact, masker: Masker) -> Fact:
-    """The fact, with secrets masked in what it quotes."""
+    """Mask secrets in what the fact quotes."""
     texts = {f.name: value for f in fields(fact) if isinstance(value := getattr(fact, f.name), str)}
     return replace(fact, **{name: masker.text(value) for name, value in texts.items() if type(value) is str})
 
 
 def masked_progress(snapshot: ProgressSnapshot, masker: Masker) -> ProgressSnapshot:
-    """A progress page: the names that the script has chosen, and the texts about its saves."""
+    """Mask a progress page: names chosen by the script, and texts about its saves."""
     if not masker:
         return snapshot
     facts = snapshot.checkpoint
@@ -59,12 +59,12 @@ def masked_progress(snapshot: ProgressSnapshot, masker: Masker) -> ProgressSnaps
 
 
 def masked_status(status: PersisterStatus | None, masker: Masker) -> PersisterStatus | None:
-    """What became of a snapshot: the error of a storage may repeat what it was reached with."""
+    """Mask a snapshot's status: a storage error may quote the credentials."""
     return replace(status, failure=masker.text(status.failure)) if status is not None and masker else status
 
 
 def masked_look(look: RankLook, masker: Masker) -> RankLook:
-    """A look at the rank's processes: names of threads, functions and files are the script's."""
+    """Mask an inspection of the rank's processes: names of threads, functions and files are the script's."""
     if not masker:
         return look
 

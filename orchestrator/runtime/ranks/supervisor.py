@@ -1,11 +1,11 @@
-"""Supervises one rank of a gang: starts its process through the fork server, ends it, and keeps what it tells.
+"""Supervises one rank of a gang: starts its process through the fork server, ends it, and keeps its events.
 
-A plain asyncio object, so that it works in a Ray actor (``actor.py``) and without Ray alike. It decides nothing: the daemon
-does. Whatever happens to the process is a numbered event that can be asked for again (``feed``), so a restarted daemon misses
+A plain asyncio object, so that it works in a Ray actor (``actor.py``) and without Ray. It decides nothing: the daemon
+does. Every event of the process is numbered and can be requested again (``feed``), so a restarted daemon misses
 nothing.
 
 Fencing: every call names its attempt; an older one is refused. A process tree holds an advisory lock per job and rank on
-its node (through its keeper), so a second tree cannot start before the first is gone.
+its node (through its keeper), so a second tree cannot start before the first has ended.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = ["RankSupervisor", "StaleAttemptError"]  # actors of older versions ra
 
 
 class _Node(NamedTuple):
-    """The node's directory of this daemon, and how a fork server is started there."""
+    """The node's directory for this daemon, and how to start a fork server in it."""
 
     directory: Path
     start_fork_server: Callable[[RankPlan], Awaitable[None]]
 
 
 class RankSupervisor:
-    """``feed`` answers polls, ``inspection`` looks at the rank, ``sessions`` are beside it.
+    """Supervises the rank: ``feed`` answers polls, ``inspection`` inspects its processes, ``sessions`` run beside it.
 
     ``start_fork_server`` is called when no fork server answers on the plan's socket.
     """
@@ -80,17 +80,17 @@ class RankSupervisor:
 
     @property
     def attempt(self) -> int:
-        """The attempt that this is prepared for; 0 before the first."""
+        """The attempt that the supervisor is prepared for; 0 before the first."""
         return self._fence.attempt
 
     @property
     def launched(self) -> int:
-        """The newest attempt whose process was started, or was called off before it was; 0 before the first."""
+        """The newest attempt whose process was started, or that was cancelled before; 0 before the first."""
         return self._fence.launched
 
     @property
     def port(self) -> int | None:
-        """The rendezvous port that this rank serves, if it does."""
+        """The rendezvous port, if this rank serves it."""
         return self._rendezvous.port
 
     @property
@@ -99,7 +99,7 @@ class RankSupervisor:
         return self._progress.highest_step
 
     async def prepare(self, attempt: int, serve_on: str | None) -> int | None:
-        """Make room for ``attempt``: what is left of an older one is killed and gone when this returns.
+        """Prepare for ``attempt``: kill what is left of an older one; none of its processes is left on return.
 
         With ``serve_on``, an address of this node, the attempt's rendezvous socket is bound there; returns its port.
         """
@@ -119,7 +119,7 @@ class RankSupervisor:
         self._progress.close()
 
     async def launch(self, plan: RankPlan) -> None:
-        """Start the rank's process, once per attempt; asking again, or for one that was called off, does nothing."""
+        """Start the rank's process, once per attempt; do nothing for a repeated call or a cancelled attempt."""
         async with self._serial:
             self._fence.refuse_older(plan.attempt)
             starter = RankStarter(
@@ -163,27 +163,27 @@ class RankSupervisor:
         )
 
     async def stop(self, attempt: int, grace_seconds: float) -> None:
-        """SIGTERM now, SIGKILL of the whole tree after the grace, whatever is alive then; ``gone`` follows as an event."""
+        """Send SIGTERM now, and SIGKILL to the whole tree after the grace; ``gone`` follows as an event."""
         await self._call_off(attempt)
         self._progress.request_stop()
         if self._process is not None:
             self._process.stop(max(grace_seconds, 0.0))
 
     async def kill(self, attempt: int) -> None:
-        """SIGKILL of the whole tree, now; ``gone`` follows as an event."""
+        """Send SIGKILL to the whole tree now; ``gone`` follows as an event."""
         await self._call_off(attempt)
         self.kill_now()
 
     def kill_now(self) -> None:
-        """SIGKILL of the whole tree, ordered before this returns, for a caller that is about to end its process."""
+        """Order SIGKILL to the whole tree before this returns, for a caller that is about to end its process."""
         if self._process is not None:
             self._process.kill()
 
     async def _call_off(self, attempt: int) -> None:
-        """Nothing of ``attempt`` starts from now on: one that has not been launched is gone."""
+        """Keep ``attempt`` from starting from now on: without a launch it counts as ended."""
         self._fence.refuse_older(attempt)
         self._fence.called_off = max(self._fence.called_off, attempt)
-        async with self._serial:  # a launch under way has either started the process when it ends, or given up
+        async with self._serial:  # a launch in progress either starts the process or fails first
             self._fence.refuse_older(attempt)
             if attempt > self._fence.attempt:
                 await self._begin(attempt)
@@ -192,11 +192,11 @@ class RankSupervisor:
                 self._log.add(kind="gone", at=time.time())
 
     async def flush(self, seconds: float) -> PersisterStatus | None:
-        """Bring the newest snapshot to storage; what became of it, or None where there are no snapshots."""
+        """Write the newest snapshot to storage; return the result, or None where there are no snapshots."""
         return await self._checkpoints.flush(seconds, self._log.masker)
 
     async def clear(self) -> None:
-        """Kill what is there; nothing is left when this returns."""
+        """Kill every process of the rank; none is left on return."""
         async with self._serial:
             await self._clear()
 

@@ -1,4 +1,4 @@
-"""Takes a torch.profiler trace of a rank, from beside it: asks its training loop and waits for the answer. Without Ray."""
+"""Takes a torch.profiler trace of a rank: asks its training loop and waits for the answer. Without Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POLL_SECONDS: Final = 0.05
 
 
 async def take_trace(page: PageReader, rank: int, steps: int, seconds: float, over: Callable[[], bool]) -> bytes:
-    """A trace of the next ``steps`` steps, gzipped JSON. Raises TraceRefusedError, also when the process is ``over``."""
+    """Return a trace of the next ``steps`` steps, gzipped JSON. Raises TraceRefusedError, also when ``over`` is true."""
     base = page.path
     if not trace_request.listens(base, page.read().writer_pid):
         raise TraceRefusedError(
@@ -36,7 +36,7 @@ async def _wait_for(page: PageReader, rank: int, seconds: float, over: Callable[
     deadline = time.monotonic() + seconds
     asked = trace_request.beside(page.path, trace_request.REQUEST_SUFFIX)
     while True:
-        ended, pending = over(), asked.exists()  # before the trace is looked for: it comes first
+        ended, pending = over(), asked.exists()  # before looking for the trace, which comes first
         try:
             data = await asyncio.to_thread(trace_request.collect, page.path)
         except OSError as error:

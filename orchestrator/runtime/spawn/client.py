@@ -1,12 +1,12 @@
-"""The fork server's client: start a server, ask it for processes, hold their lifelines.
+"""The fork server's client: starts a server, requests processes from it, holds their lifelines.
 
-Owns the parent's half of the protocol in forkserver/wire.py and nothing of what is run. Standard library only; every
+Owns the client's half of the protocol in forkserver/wire.py and nothing of what is run. Standard library only; every
 call has a deadline. The asynchronous calls are for the rank actor and the node agent, the `_sync` twins for scripts.
 
-The life of a process, seen from here: `spawn` returns once its keeper exists; `Started` says that the process is about
-to run its first line; at most one `ErrorRaised` gives the exception that is ending it, as soon as it is raised;
-`Exited` gives the status, which is on disk by then; `Gone` says that nothing it started is left. Closing the lifeline,
-in whatever way, dying included, kills everything.
+The life of a process as the client sees it: `spawn` returns once its keeper exists; `Started` means that the process is
+about to run its first line; at most one `ErrorRaised` gives the exception that is ending it, as soon as it is raised;
+`Exited` gives the status, which is on disk by then; `Gone` means that no process of its tree is left. When the lifeline
+closes, even by the client's death, everything is killed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class StartedServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a warm server says of itself."""
+    """What a warm server reports of itself."""
 
     pid: int
     protocol: int
@@ -85,7 +85,7 @@ class Hello:
     """None: the interpreter has no torch; scripts start without being warmed."""
     warm_seconds: float
     cold: str | None
-    """Why this server can only start fresh interpreters, seconds slower; None: it forks warm ones."""
+    """Why this server can only start fresh interpreters, which is seconds slower; None: it forks warm ones."""
     keepers: int
     nice: int
     oom_score_adj: int
@@ -93,14 +93,14 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawned:
-    """A process in the making: its keeper exists."""
+    """A process that is being started: its keeper exists."""
 
     keeper_pid: int
     lifeline: Lifeline
 
 
 class ForkServerClient:
-    """Speaks to the server behind one socket; holds no connection between calls, so it survives the server's restart."""
+    """Calls the server behind one socket; holds no connection between calls, so it survives the server's restart."""
 
     def __init__(
         self, socket_path: Path, *, deadline: timedelta = _CALL_DEADLINE, protocol: int = wire.PROTOCOL
@@ -110,13 +110,13 @@ class ForkServerClient:
         self._deadline = deadline
 
     async def hello(self) -> Hello:
-        """Waits until the server is warm; says what it is."""
+        """Wait until the server is warm; return its description."""
         return _hello(await self._call({"op": "hello"}, []))
 
     async def end(self, patience: timedelta) -> None:
-        """Ends the server, and returns when its process is gone; one that takes longer than ``patience`` is killed.
+        """End the server, and return when its process has ended; one that takes longer than ``patience`` is killed.
 
-        Processes that it started run on. Nothing happens where no server listens.
+        Processes that it started continue. Does nothing where no server listens.
         """
         await asyncio.to_thread(self._end, patience.total_seconds())
 
@@ -152,7 +152,7 @@ class ForkServerClient:
         lease: int | None = None,
         extra: Mapping[int, int] | None = None,
     ) -> Spawned:
-        """Starts a process. The descriptors stay the caller's, who closes them when he likes.
+        """Start a process. The descriptors stay the caller's, which may close them at any time.
 
         `stdin` None is the null device; one that is a terminal becomes the new process's. `listen` is the bound and listening socket of a store; `lease` stays open in the keeper, and there alone, until
         nothing is left of the tree, so a lock on it tells whether the tree lives; `extra` maps a number in the new process (3 and up) to
@@ -173,7 +173,7 @@ class ForkServerClient:
                     await loop.sock_connect(sock, _checked(self._path))
                     self._refuse_others(sock)
                     stopped.look_at(sock)
-                    # The descriptors go with the header: a few bytes, which an empty socket always takes.
+                    # The descriptors travel with the header: a few bytes, which an empty socket always takes.
                     socket.send_fds(sock, [data[: wire.HEADER.size]], fds)
                     await loop.sock_sendall(sock, data[wire.HEADER.size :])
                     header = await self._receive(sock, wire.HEADER.size)
@@ -201,7 +201,7 @@ class ForkServerClient:
         return _hello(self._call_sync({"op": "hello"}, []))
 
     def shutdown_sync(self) -> None:
-        """Has the server end. Processes that it started run on."""
+        """End the server. Processes that it started continue."""
         self._call_sync({"op": "shutdown"}, [])
 
     def spawn_sync(
@@ -241,7 +241,7 @@ class ForkServerClient:
         return _accepted(body)
 
     def _refuse_others(self, sock: socket.socket) -> None:
-        """The request carries a job's environment, secrets included: only a server of this user is sent it."""
+        """Raise for a server of another user: the request carries a job's environment, secrets included."""
         _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if uid != os.geteuid():
             raise ForkServerForeignError(
@@ -282,9 +282,9 @@ def _roles(
     extra: Mapping[int, int],
     stdin: int | None = None,
 ) -> dict[str, int]:
-    """Descriptors by the names that the server knows them by."""
+    """Return the descriptors by the names that the server knows."""
     roles = {"stdout": stdout, "stderr": stderr, "lifeline": lifeline}
-    if stdin is not None:  # a server of an earlier version does not know the word
+    if stdin is not None:  # a server of an earlier version does not know the name
         roles["stdin"] = stdin
     if listen is not None:
         roles["listen"] = listen
@@ -316,9 +316,9 @@ def _checked(path: Path) -> str:
 
 
 def _server_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """A thread count is each process's own; the server must learn what the machine's default is.
+    """Return the server's environment without a thread count: the server must read the machine's default.
 
-    The mark is room in /proc/PID/environ, into which each process that is forked writes what tree it belongs to.
+    The mark reserves space in /proc/PID/environ, into which each forked process writes the mark of its tree.
     """
     own = {name: value for name, value in inheritable_environment(env).items() if name != "OMP_NUM_THREADS"}
     return {**own, MARK: " " * MARK_CHARACTERS}
@@ -333,7 +333,7 @@ def start_fork_server(
     env: Mapping[str, str] | None = None,
     deadline: timedelta = _START_DEADLINE,
 ) -> StartedServer:
-    """Starts a server that outlives its starter, as a child of init; does nothing when one is running.
+    """Start a server that outlives its starter, as a child of init; do nothing when one is running.
 
     Returns when the server listens; it is warm a second or two later, and `hello` waits for that. `env` (default: this
     process's) should be what jobs inherit: a variable that matters to an interpreter's start and that a job sets

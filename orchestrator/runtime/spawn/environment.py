@@ -1,6 +1,6 @@
 """The environment of a training process: torchrun's variables, orch's own, and which GPUs it sees.
 
-Pure. Owns the names; decides no values. Whatever runs under torchrun must find here what it finds there
+Pure. Owns the names; decides no values. A script must find here what it finds under torchrun
 (tests/integration/test_torchrun_parity.py compares the two).
 """
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 ROLE_NAME = "default"
 
-# What belongs to one process, to one job or to Ray: it never passes from our own environment to a training process.
+# Variables of one process, one job or Ray: never passed from our own environment to a training process.
 _FOREIGN_PREFIXES = ("RAY_", "TORCHELASTIC_")
 _FOREIGN = frozenset(
     {
@@ -54,7 +54,7 @@ _RAY_BREAKPOINT_PREFIX = "ray."
 
 
 def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment may pass to a training process, or to the fork server that it is forked from."""
+    """Return the part of an environment that may pass to a training process, or to its fork server."""
     return {
         name: value
         for name, value in base.items()
@@ -86,10 +86,10 @@ def node_environment(
     error_file: str = "",
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What the environments of all of an attempt's ranks on one node have in common.
+    """Return what the environments of all of an attempt's ranks on one node have in common.
 
     `base` is the environment that the daemon was started with, not that of a Ray worker (Ray sets OMP_NUM_THREADS there);
-    `job_env`, the job's `env` and secrets, wins over it, but not over what makes the rank a rank. Groups are what
+    `job_env`, the job's `env` and secrets, takes precedence over it, but not over the rank's own variables. Groups are what
     torchrun calls nodes: `group_rank` counts the job's nodes, 0 to `group_world_size` - 1. `visible_gpus` names, by
     index or UUID, *all* of the job's GPUs on this node in the order of LOCAL_RANK, so that `cuda:{LOCAL_RANK}` is the
     rank's own; empty: the ranks see none. `previous_step` is the highest step that an earlier attempt reached;
@@ -132,9 +132,9 @@ def node_environment(
 def rank_environment(
     node: Mapping[str, str], *, rank: int, local_rank: int, progress_path: str | None, process_tree: str = ""
 ) -> dict[str, str]:
-    """The complete environment of one rank on a node whose ranks have ``node`` in common.
+    """Return the complete environment of one rank on a node whose ranks have ``node`` in common.
 
-    ``process_tree`` marks the rank's processes, and all that they start.
+    ``process_tree`` marks the rank's processes and all their descendants.
     """
     env = {**node, "RANK": str(rank), "LOCAL_RANK": str(local_rank), "ROLE_RANK": str(rank)}
     if progress_path is not None:

@@ -1,4 +1,4 @@
-"""A process's lifeline: the socket that it lives by, what is said over it, and the record left at its end.
+"""A process's lifeline: the socket on which its life depends, the messages on it, and the record left at its end.
 
 Owns the owner's end; the other end is the keeper's (forkserver/keeper.py). Standard library only.
 """
@@ -26,7 +26,7 @@ _READ_BYTES = 65536
 _RECORD_VERSION = 1
 _CLOSED = -1
 MAX_RECORD_BYTES: Final = 4 * 1024 * 1024
-"""An exit record is below a tenth of this: its texts are cut by the process that reports them."""
+"""An exit record is less than a tenth of this: the reporting process cuts its texts."""
 MAX_EXIT_CODE: Final = 255
 MAX_SIGNAL: Final = 64
 
@@ -46,7 +46,7 @@ class ForkServerForeignError(ForkServerError):
 
 
 class ForkServerRefusedError(ForkServerError):
-    """The server understood and said no; the message is its own. Fix the request and ask again."""
+    """The server refused the request; the message is its own. Fix the request and ask again."""
 
 
 class ForkServerVersionError(ForkServerError):
@@ -54,15 +54,15 @@ class ForkServerVersionError(ForkServerError):
 
 
 class ForkServerTimeoutError(ForkServerError):
-    """No answer within the deadline: the server may still be warming (its log says), or the machine is overloaded."""
+    """No answer within the deadline: the server may still be warming up (see its log), or the machine is overloaded."""
 
 
 class ForkServerStartError(ForkServerError):
-    """The server could not be started; the message holds what the interpreter said."""
+    """The server could not be started; the message holds the interpreter's output."""
 
 
 class ExitRecordError(ForkServerError):
-    """What is where an exit record belongs is none: the job's own processes can write there. It counts as absent."""
+    """The file in an exit record's place is invalid: the job's own processes can write there. It counts as absent."""
 
 
 # -- events of a lifeline; times are Unix times in seconds
@@ -92,10 +92,10 @@ class ErrorRaised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What a process left behind about its end beside its status; None where nothing is known."""
+    """What a process left behind about its end besides its status; None where nothing is known."""
 
     stop_seen_at: float | None = None
-    """When it noticed a request to stop, whether its owner's or another: its handler for SIGTERM ran, or its page says so."""
+    """When it noticed a request to stop, from its owner or not: its handler for SIGTERM ran, or its page records it."""
     keeper_terminated_at: float | None = None
     """When its keeper got SIGTERM, which its owner never sends."""
     last_step: int | None = None
@@ -123,9 +123,9 @@ class Exited:
     exit_code: int | None
     signal: int | None
     cause: str | None
-    """The last order that its keeper had: stop, stop_deadline, kill, lifeline; None: it ended by itself."""
+    """The last order to its keeper: stop, stop_deadline, kill, lifeline; None: it ended by itself."""
     record_error: str | None
-    """What kept the exit record from being written; None: it is on disk."""
+    """Why the exit record could not be written; None: it is on disk."""
     at: float
     ending: Ending = Ending()
     memory: MemoryUsed | None = None
@@ -133,14 +133,14 @@ class Exited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """Nothing that the process started is left."""
+    """No process of the tree is left."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperLost:
-    """The keeper died first: the process dies with it, how it would have ended is unknown."""
+    """The keeper died first: the process dies with it; how it would have ended is unknown."""
 
     at: float
 
@@ -153,7 +153,7 @@ class ExitRecord:
     """How a process ended, as its keeper left it on disk."""
 
     record: Mapping[str, Any]
-    """What the request asked to be kept."""
+    """Values that the request asked to be kept."""
     pid: int
     keeper_pid: int
     started_at: float
@@ -167,9 +167,9 @@ class ExitRecord:
 
 
 def read_exit_record(path: Path) -> ExitRecord | None:
-    """The record at `path`; None as long as there is none. Records are whole or absent.
+    """Read the record at `path`; None while there is none. Records are complete or absent.
 
-    The file lies where the job's own processes can write. Raises ExitRecordError for what is no such record, and
+    The job's own processes can write to the file. Raises ExitRecordError for an invalid record, and
     ForkServerVersionError.
     """
     try:
@@ -203,12 +203,12 @@ def _is_an_end(record: ExitRecord) -> bool:
 
 
 def _ending(fields: Mapping[str, Any]) -> Ending:
-    """A keeper of an earlier version says none of it; what is of the wrong type counts as not said."""
+    """Read the ending, which a keeper of an earlier version lacks; a value of the wrong type counts as missing."""
     return repaired(Ending(**{name: fields.get(name) for name in Ending.__slots__}))[0]
 
 
 class Lifeline:
-    """The owner's end of a process: its events, and orders to its keeper. One reader at a time.
+    """The owner's end of a lifeline: the process's events, and orders to its keeper. One reader at a time.
 
     The process lives as long as this is open. Orders return False when the keeper has ended.
     """
@@ -224,19 +224,19 @@ class Lifeline:
         self._memory: MemoryUsed | None = None
 
     def signal(self, number: int) -> bool:
-        """Sends a signal to the process's group."""
+        """Send a signal to the process's group."""
         return self._order({"cmd": "signal", "signal": int(number)})
 
     def stop(self, grace: timedelta) -> bool:
-        """SIGTERM to the group now; SIGKILL to the whole tree after `grace`, whatever becomes of the caller."""
+        """Send SIGTERM to the group now; the keeper sends SIGKILL to the whole tree after `grace`, even if the caller dies."""
         return self._order({"cmd": "stop", "grace_seconds": grace.total_seconds()})
 
     def kill(self) -> bool:
-        """SIGKILL to the whole tree, now."""
+        """Send SIGKILL to the whole tree, now."""
         return self._order({"cmd": "kill"})
 
     def close(self) -> None:
-        """Lets go: whatever is left of the tree is killed. A reader that waits gets what it has, then None."""
+        """Close the lifeline: the rest of the tree is killed. A waiting reader gets what has arrived, then None."""
         self._ended = True
         if self._waiting is not None:
             self._waiting.get_loop().remove_reader(self._socket)
@@ -245,7 +245,7 @@ class Lifeline:
         self._socket.close()
 
     def fileno(self) -> int:
-        """The socket's descriptor, for pollers."""
+        """Return the socket's descriptor, for pollers."""
         return self._socket.fileno()
 
     def _order(self, message: dict[str, Any]) -> bool:
@@ -259,12 +259,12 @@ class Lifeline:
         return self._events()
 
     async def _events(self) -> AsyncIterator[Event]:
-        """Every event until Gone or KeeperLost, which is the last."""
+        """Yield every event until Gone or KeeperLost, which is the last."""
         while (event := await self.next_event()) is not None:
             yield event
 
     async def next_event(self) -> Event | None:
-        """The next event; None after the last one. Cancelling loses nothing."""
+        """Return the next event; None after the last one. Cancelling loses nothing."""
         while not self._pending and not self._ended:
             await self._readable()
             if not self._ended:
@@ -272,7 +272,7 @@ class Lifeline:
         return self._pending.pop(0) if self._pending else None
 
     async def _readable(self) -> None:
-        """Waits without reading: a cancelled sock_recv may already have taken bytes from the socket."""
+        """Wait without reading: a cancelled sock_recv may already have taken bytes from the socket."""
         loop = asyncio.get_running_loop()
         self._waiting = loop.create_future()
         loop.add_reader(self._socket, _resolve, self._waiting)
@@ -293,7 +293,7 @@ class Lifeline:
         self._take(data)
 
     def next_event_sync(self, deadline: timedelta) -> Event | None:
-        """The same, blocking; ForkServerTimeoutError when nothing comes within `deadline`."""
+        """Blocking `next_event`; raises ForkServerTimeoutError when nothing arrives within `deadline`."""
         until = time.monotonic() + deadline.total_seconds()
         while not self._pending and not self._ended:
             poll = select.poll()
@@ -314,16 +314,16 @@ class Lifeline:
             self._pending.append(KeeperLost(at=time.time()))
 
     def _messages(self, data: bytes) -> list[dict[str, Any]] | None:
-        """What has come; None at the end, and of a keeper that sends no messages: it is no keeper any more."""
+        """Return the received messages; None at the end, and for a peer that sends invalid messages."""
         try:
             return self._lines.feed(data) if data else None
         except wire.WireError:
             return None
 
     def _take_message(self, message: dict[str, Any]) -> None:
-        """Add the event of a message; none for one that this version does not know, or that lacks what it must say."""
+        """Add the event of a message; none for one of unknown kind or with missing fields."""
         kind = str(message.get("event"))
-        match kind:  # messages of their own: owners of earlier versions pass over them
+        match kind:  # separate messages: owners of earlier versions ignore them
             case "memory":
                 self._memory = _built(MemoryUsed, message)
                 return
@@ -354,7 +354,7 @@ _EVENTS: dict[str, type[Started | ErrorRaised | Exited | Gone]] = {
 
 
 def _built(cls: type[T], values: Any) -> T | None:
-    """The dataclass of the values that it declares; None where one is missing or of the wrong type."""
+    """Build the dataclass from the values that it declares; None where one is missing or of the wrong type."""
     if not isinstance(values, dict):
         return None
     names: Mapping[str, object] = cls.__dataclass_fields__  # type: ignore[attr-defined]  # a dataclass

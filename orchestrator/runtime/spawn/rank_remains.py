@@ -1,11 +1,12 @@
-"""Ends what is left of a rank's process tree when its keeper cannot: it was killed, or it is stopped.
+"""Ends the rest of a rank's process tree when its keeper cannot, because it was killed or is stopped.
 
-Finds the tree's processes by what its lock file says (the process, its session, its control group), by the mark in their
-environments, and by parentage. Needs no process that survives the keeper: a rank's actor, a new one, or the node's agent can
-each do all of it. A process counts as left as long as the kernel frees its memory. Blocking; call it from a thread.
+Finds the tree's processes by its lock file (the process, its session, its control group), by the mark in their
+environments, and by parentage. Needs no process that survives the keeper: a rank's actor, a new one, or the node's
+agent can each do all of it. A process counts as left while the kernel frees its memory. Blocking; call it from a
+thread.
 
-Not found, where there are no control groups: a process that left its session, was started with an environment of its own, and
-whose parent has ended, when the fork server and the keeper were both killed. While either lives, that finds it by parentage.
+Not found, without control groups: a process that left its session, was started with another environment, and whose
+parent has ended, if both the fork server and the keeper were killed. While either lives, parentage finds it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ KEEPER_SECONDS: Final = 5.0
 """How long a keeper that was told to end its tree may take before it counts as stuck."""
 
 KEEPER_LIMIT_SECONDS: Final = 30.0
-"""How long it may take to free the memory of what it kept."""
+"""How long it may take to free the memory of its tree."""
 
 CONTINUED_SECONDS: Final = 2.0
 _CLEAR_SECONDS: Final = 20.0
@@ -56,9 +57,9 @@ class _Process(NamedTuple):
 
 
 def end_remains(path: Path, seconds: float) -> bool:
-    """End what is left of the tree whose lock file is ``path``; False when some of it is still there after ``seconds``.
+    """End what is left of the tree whose lock file is ``path``; False when some of it is left after ``seconds``.
 
-    Does nothing while the lock is held: the keeper does it then.
+    Does nothing while the lock is held: the keeper then ends the tree.
     """
     with opened(path) as handle:
         if handle is None or holder.is_clear(handle):
@@ -69,7 +70,7 @@ def end_remains(path: Path, seconds: float) -> bool:
 
 
 def end_locked_remains(handle: int, path: Path, seconds: float) -> bool:
-    """The same for a caller that holds the lock."""
+    """Like ``end_remains``, for a caller that holds the lock."""
     return holder.is_clear(handle) or _end_locked(handle, path, seconds)
 
 
@@ -92,7 +93,7 @@ def _until_gone(found: Holder | None, mark: str, seconds: float) -> bool:
 
 
 def _swept(found: Holder | None, mark: str) -> bool:
-    """Kill all that is there; whether nothing was."""
+    """Kill every process found; return whether there was none."""
     group = None if found is None or found.group is None else Group.open(found.group)
     if group is not None:
         group.kill()
@@ -104,7 +105,7 @@ def _swept(found: Holder | None, mark: str) -> bool:
 
 
 def remains(found: Holder | None, mark: str) -> set[int]:
-    """The processes of a tree that live, or whose memory is still being freed."""
+    """Return the processes of a tree that live, or whose memory is still being freed."""
     processes = _processes()
     members = {pid for pid, process in processes.items() if _belongs(pid, process, processes, found, mark)}
     more = members
@@ -121,16 +122,16 @@ def _belongs(pid: int, process: _Process, processes: Mapping[int, _Process], fou
 
 
 def _in_session(pid: int, process: _Process, processes: Mapping[int, _Process], leader: Identity) -> bool:
-    """Whether the process is the tree's first one, or in the session that this one led."""
+    """Whether the process is the tree's first one, or in that one's session."""
     if process.session != leader.pid:
         return False
     now = processes.get(leader.pid)
-    # A session keeps its number from other processes for as long as it has a member.
+    # A session's number is not reused while the session has a member.
     return process.started >= leader.started and (now is None or now.started == leader.started or pid == leader.pid)
 
 
 def _mark(pid: int) -> bytes | None:
-    """The mark of a process; None where there is none, or it is another user's, or its memory is gone already."""
+    """Return the mark of a process; None without one, for another user's process, or once its memory is freed."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -143,11 +144,11 @@ def _mark(pid: int) -> bytes | None:
 
 
 def _processes() -> dict[int, _Process]:
-    """All processes of this user."""
+    """Return all processes of this user."""
     own, found = os.getuid(), {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):  # ended meanwhile
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
                 if entry.stat().st_uid != own:
                     continue
                 fields = linux.stat_fields(int(entry.name))
@@ -156,10 +157,10 @@ def _processes() -> dict[int, _Process]:
 
 
 def end_tree(path: Path, seconds: float, *, patience: float, limit: float) -> bool:
-    """End a tree that no attempt needs any more, kept or not; False when some of it is left after ``seconds``.
+    """End a tree that no attempt needs any more, with or without a keeper; False when some of it is left after ``seconds``.
 
-    A rank's actor that ended has told the keeper to end everything. After ``patience`` seconds the keeper is continued, should
-    it be stopped, and killed if it is stopped all the same; after ``limit`` it is killed in any case.
+    The rank's ended actor has told the keeper to end everything. After ``patience`` seconds a stopped keeper is
+    continued, and killed if it stays stopped; after ``limit`` it is killed in any case.
     """
     began = time.monotonic()
 
@@ -187,7 +188,7 @@ def _until_free(path: Path, seconds: float) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """The process is stopped by a signal or a debugger."""
+    """Whether the process is stopped by a signal or a debugger."""
     try:
         return linux.stat_fields(pid)[0] in _STOPPED
     except OSError:
@@ -201,13 +202,13 @@ def _signal_keeper(path: Path, number: int) -> None:
 
 
 def signal_process(process: Identity, number: int) -> bool:
-    """Send a signal to this very process; False when it is gone."""
+    """Send a signal to exactly this process; False when it has ended."""
     try:
         handle = os.pidfd_open(process.pid)
     except OSError:
         return False
     try:
-        if holder.identity_of(process.pid) != process:  # the number is another's by now
+        if holder.identity_of(process.pid) != process:  # the number belongs to another process by now
             return False
         signal.pidfd_send_signal(handle, number)
     except (ProcessLookupError, PermissionError):
@@ -220,7 +221,7 @@ def signal_process(process: Identity, number: int) -> bool:
 def clear_locks(node_dir: Path, live: Collection[str], young_seconds: float = 60.0) -> None:
     """Remove the lock files of jobs that are not ``live``, and end what is left of their ranks.
 
-    A file that is younger may belong to a job that the asker did not know of when it asked.
+    A younger file may belong to a job that the caller did not know when it asked.
     """
     now = time.time()
     for path in lock_files(node_dir):
@@ -230,7 +231,7 @@ def clear_locks(node_dir: Path, live: Collection[str], young_seconds: float = 60
 
 
 def _remove_lock(path: Path) -> None:
-    """A start that waits for the lock sees that the file is another one, and opens that (``try_lock``)."""
+    """Remove a lock file. A start that waits for the lock notices the new file, and opens that (``try_lock``)."""
     with opened(path) as handle:
         if handle is not None and try_lock(handle, path) and end_locked_remains(handle, path, _CLEAR_SECONDS):
             path.unlink()

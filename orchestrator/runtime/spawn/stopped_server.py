@@ -1,6 +1,6 @@
 """Ends a fork server that is stopped (SIGSTOP, a debugger) while a request waits for its answer.
 
-What it has started runs on, and the connection breaks: the caller starts another server, as for one that died.
+Processes that it has started continue, and the connection breaks: the caller starts another server, as after a death.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 1.0
 LOOKS: Final = 3
-"""Stopped at so many looks in a row; a process may be stopped for a moment by what looks at it."""
+"""Must be seen stopped this many times in a row; a debugger or tracer may stop a process for a moment."""
 
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
 class StoppedServerWatch:
-    """For the duration of one request: nothing is looked at while no request waits."""
+    """Watches during one request: without a waiting request nothing is checked."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -35,7 +35,7 @@ class StoppedServerWatch:
         self._seen = 0
 
     def look_at(self, sock: socket.socket) -> None:
-        """The server is the process that listens at the other end of ``sock``."""
+        """Watch the process that listens at the other end of ``sock``."""
         pid, _uid, _gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         self._server = holder.identity_of(pid) if pid > 1 else None
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)

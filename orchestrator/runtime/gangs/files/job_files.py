@@ -1,7 +1,7 @@
-"""Brings a job's files to its nodes and back: the working copy out, logs, exit records and outputs home.
+"""Copies a job's files to its nodes and back: the working copy out; logs, exit records and outputs home.
 
-The daemon's side of ``runtime/nodes/files.py``. Nodes that share the home need none of it but ``outputs``, which are collected
-on this node then. Follows logs while a gang runs; decides nothing about the job.
+The daemon's side of ``runtime/nodes/files.py``. For nodes that share the home only ``outputs`` are collected, on this
+node. Follows logs while a gang runs; decides nothing about the job.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GOODBYE_SECONDS: Final = 10.0
 
 
 class JobFiles:
-    """What happens to a job's files at its start, while it runs, and at its end."""
+    """Handles a job's files at its start, while it runs, and at its end."""
 
     def __init__(
         self,
@@ -49,25 +49,25 @@ class JobFiles:
         self._outputs = OutputCollection(self._nodes, paths, pool, max_bytes=outputs_max_bytes, chunk_bytes=chunk_bytes)
 
     def apart(self, job: Job) -> list[str]:
-        """The job's nodes that do not share the home, in the order of their ranks."""
+        """Return the job's nodes that do not share the home, in the order of their ranks."""
         return self._nodes.apart(job)
 
     async def blind(self, directory: str, node_ids: Collection[str]) -> list[str]:
-        """Which of the nodes do not see what this one writes into ``directory``. Raises OSError: this one cannot either."""
+        """Return the nodes that do not see what this one writes into ``directory``. Raises OSError: this node cannot either."""
         return await self._copies.blind(directory, node_ids)
 
     async def ship(self, job: Job) -> None:
-        """The working copy is on every node of the gang when this returns."""
+        """Put the working copy on every node of the gang."""
         await asyncio.gather(*(self._copies.ship(job, node_id) for node_id in self.apart(job)))
 
     def follow(self, job: Job) -> None:
-        """Mirror the logs of a running gang; asking again changes nothing."""
+        """Mirror the logs of a running gang. Idempotent."""
         self._logs.follow(job)
 
     async def bring_ends(self, job: Job) -> None:
-        """The rest of the logs, and the exit records, of every node that can still be asked."""
+        """Fetch the rest of the logs, and the exit records, from every node that answers."""
         for node_id in self.apart(job):
-            with contextlib.suppress(Exception):  # a node out of reach keeps them; the others are still asked
+            with contextlib.suppress(Exception):  # a node out of reach keeps them; the others are asked next
                 async with asyncio.timeout(GOODBYE_SECONDS):
                     await self._bring_ends_of(job, node_id)
 
@@ -82,14 +82,14 @@ class JobFiles:
             pass
 
     async def finish(self, job: Job) -> str:
-        """Bring home what a gang leaves behind, once no process of it is left. Returns what a person should know."""
+        """Copy home what a gang leaves behind, once no process of it is left. Returns notes for the user."""
         await self._logs.stop(job)
         await self.bring_ends(job)
         self._logs.forget(job)
         return await self._outputs.bring(job) if job.spec.outputs else ""
 
     async def tidy(self, live: Collection[str]) -> None:
-        """Have every node forget jobs that have ended."""
+        """Have every node remove the files of jobs that have ended."""
         await self._nodes.keep_only(live)
 
     async def close(self) -> None:

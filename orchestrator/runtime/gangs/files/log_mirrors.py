@@ -1,6 +1,6 @@
 """Mirrors ranks' logs from nodes that do not share the home, while a gang runs and at its end.
 
-What was brought is found again by a restarted daemon: the note beside a mirror says how far it goes.
+A restarted daemon continues: the note beside a mirror records how far it goes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLLOW_SECONDS: Final = 0.25
 
 
 class LogMirror:
-    """The daemon's copy of one rank's log. The note beside it says what it holds; bytes beyond are written again."""
+    """The daemon's copy of one rank's log. The note beside it records its length; bytes beyond it are overwritten."""
 
     def __init__(self, path: Path, limits: LogLimits) -> None:
         self._path = path
@@ -41,7 +41,7 @@ class LogMirror:
             self._size = said["size"] if path.exists() else 0  # it had just been rotated
 
     def take(self, part: LogPart) -> None:
-        """Append what a node sent. The note follows the lines: what a daemon wrote and died before it noted goes."""
+        """Append what a node sent. The note is written after the lines: lines without a note are written again."""
         make_private(self._path.parent)
         if self._path.exists():
             with self._opened(os.O_WRONLY) as file:
@@ -56,7 +56,7 @@ class LogMirror:
         self._note_down()
 
     def _opened(self, flags: int) -> BinaryIO:
-        """The mirror; a link in its place is not followed, a rank of this node can have put one there."""
+        """Open the mirror; a link in its place is not followed, because a rank of this node can put one there."""
         return os.fdopen(open_private(self._path, flags), "wb")
 
     def _note_down(self) -> None:
@@ -84,19 +84,19 @@ class LogFollowers:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def follow(self, job: Job) -> None:
-        """Mirror the logs of a running gang; asking again changes nothing."""
+        """Mirror the logs of a running gang. Idempotent."""
         if job.id not in self._tasks and self._nodes.apart(job):
             self._tasks[job.id] = asyncio.create_task(self._follow(job), name=f"logs-{job.id}")
 
     async def _follow(self, job: Job) -> None:
         while True:
             for node_id in self._nodes.apart(job):
-                with contextlib.suppress(Exception):  # out of reach: what it has is fetched when it is back
+                with contextlib.suppress(Exception):  # out of reach: its logs are fetched when it answers again
                     await self.fetch(job, node_id)
             await asyncio.sleep(FOLLOW_SECONDS)
 
     async def fetch(self, job: Job, node_id: str) -> bool:
-        """Fetch what the node has of the job's logs, one part of each; whether there was anything new."""
+        """Fetch the node's next part of each of the job's logs; return whether there was anything new."""
         ranks = [rank for rank, where in enumerate(job.nodes) if where == node_id]
         places = {}
         for attempt in range(1, job.attempt_number + 1):
@@ -115,14 +115,14 @@ class LogFollowers:
         return self._mirrors[path]
 
     async def stop(self, job: Job) -> None:
-        """Follow the job no longer."""
+        """Stop following the job."""
         task = self._tasks.pop(job.id, None)
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     def forget(self, job: Job) -> None:
-        """Drop what is known of the job's mirrors; their notes have it."""
+        """Drop the job's mirrors from memory; their notes keep the positions."""
         logs = self._paths.logs(job.id)
         for path in [path for path in self._mirrors if path.is_relative_to(logs)]:
             del self._mirrors[path]

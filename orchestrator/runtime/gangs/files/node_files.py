@@ -1,4 +1,4 @@
-"""Calls to the agents of nodes about jobs' files: ``runtime/nodes/files.py`` answers them."""
+"""Calls the agents of nodes about jobs' files; ``runtime/nodes/files.py`` answers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ CALL_SECONDS: Final = 60.0
 
 
 class FileNodes:
-    """The nodes that ranks' files lie on."""
+    """The nodes on which ranks' files lie."""
 
     def __init__(self, nodes: NodeRegistry) -> None:
         self._nodes = nodes
 
     def apart(self, job: Job) -> list[str]:
-        """The job's nodes that do not share the home, in the order of their ranks."""
+        """Return the job's nodes that do not share the home, in the order of their ranks."""
         reports = self._nodes.reports
         return [n for n in dict.fromkeys(job.nodes) if n in reports and not reports[n].home_shared]
 
     async def ask(self, node_id: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """What the node's agent answers. Raises NodeGoneError when the node has none any more."""
+        """Return the answer of the node's agent. Raises NodeGoneError when the node has no agent any more."""
         agent = self._nodes.agents.get(node_id)
         if agent is None:
             raise NodeGoneError(node_id)
         return await within(CALL_SECONDS, agent.files.remote(method, *args, **kwargs))
 
     async def reads(self, node_id: str, path: str, text: str) -> bool:
-        """Whether the node reads ``text`` in the file ``path``. False as well where it does not answer."""
+        """Whether the node reads ``text`` in the file ``path``. False also where it does not answer."""
         try:
             agent = self._nodes.agents[node_id]
             return bool(await within(CALL_SECONDS, agent.reads.remote(path, text)))
@@ -46,6 +46,6 @@ class FileNodes:
     async def keep_only(self, live: Collection[str]) -> None:
         """Have every node delete the files of jobs that are not live."""
         for node_id, report in list(self._nodes.reports.items()):
-            with contextlib.suppress(Exception):  # the next round asks again
+            with contextlib.suppress(Exception):  # the next round tries again
                 agent = self._nodes.agents[node_id]
                 await within(CALL_SECONDS, agent.keep_only.remote(list(live), shared=report.home_shared))

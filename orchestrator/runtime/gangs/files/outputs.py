@@ -1,4 +1,4 @@
-"""Collects a job's outputs from its nodes, this one included, below its directory in the home."""
+"""Collects a job's outputs from its nodes, this one included, into its directory in the home."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OutputCollection:
-    """Keeps at most ``max_bytes`` of outputs for each job; what is more stays where it is."""
+    """Collects at most ``max_bytes`` of outputs for each job; the rest stays on the node."""
 
     def __init__(self, nodes: FileNodes, paths: Paths, pool: Pool, *, max_bytes: int, chunk_bytes: int) -> None:
         self._nodes = nodes
@@ -26,7 +26,7 @@ class OutputCollection:
         self._chunk_bytes = chunk_bytes
 
     async def bring(self, job: Job) -> str:
-        """Collect the outputs. Returns what a person should know of those that were not."""
+        """Collect the outputs. Returns notes about those that were not collected."""
         target, left = self._paths.outputs(job.id), self._max_bytes
         said = []
         apart = self._nodes.apart(job)
@@ -58,7 +58,7 @@ class OutputCollection:
         for each in found.files:
             try:
                 keep_output(work, each, target)
-            except (OSError, ValueError) as error:  # of one file; the others are kept all the same
+            except (OSError, ValueError) as error:  # of one file; the others are still kept
                 failures.append(error)
         if failures:
             raise failures[0]

@@ -27,7 +27,7 @@ class WorkingCopies:
         self._chunk_bytes = chunk_bytes
 
     async def blind(self, directory: str, node_ids: Collection[str]) -> list[str]:
-        """Which of the nodes do not see what this one writes into ``directory``. Raises OSError: this one cannot either."""
+        """Return the nodes that do not see what this one writes into ``directory``. Raises OSError: this node cannot either."""
         if "://" in directory:  # the same place from everywhere
             return []
         name, text = f".orch-probe-{secrets.token_hex(8)}", secrets.token_hex(16)
@@ -40,7 +40,7 @@ class WorkingCopies:
         return [node_id for node_id, sees in zip(node_ids, seen, strict=True) if not sees]
 
     async def ship(self, job: Job, node_id: str) -> None:
-        """The working copy is on the node when this returns."""
+        """Put the working copy on the node."""
         if job.submission.snapshot:
             wanted = await asyncio.to_thread(digests, job.submission.snapshot, self._paths.blob)
             for digest in await self._nodes.ask(node_id, "missing_blobs", job.id, wanted):

@@ -1,4 +1,4 @@
-"""What is known of a rank's processes from outside: how they ended, what the kernel says, where they stand.
+"""Evidence about a rank's processes from outside: how they ended, what the kernel reports, where they are.
 
 Must not start or end a process. Begin with ``exit_evidence.py``.
 """

@@ -1,7 +1,7 @@
-"""What a keeper noted about the end of its rank, as the typed fields of an exit.
+"""Reads a keeper's record of its rank's end into the typed fields of an exit.
 
-The keeper's record lies in a directory that ranks can write to, and repeats what a rank wrote on its page: types and
-ranges are checked here, and what does not fit counts as unknown.
+The record lies in a directory that ranks can write to, and repeats values from the rank's page: types and ranges are
+checked here, and invalid values count as unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StopFacts:
 
 
 def stop_facts(ending: Ending, printed: ProgressSnapshot | None = None) -> StopFacts:
-    """The facts of an ending; steps of a rank that reports none are those that were read from its output."""
+    """Return the facts of an ending; for a rank that reports no steps, those read from its output."""
     by_rank, by_keeper = _time(ending.stop_seen_at), _time(ending.keeper_terminated_at)
     step, total = _count(ending.last_step), _count(ending.total_steps)
     if step is None and printed is not None:

@@ -1,4 +1,4 @@
-"""What the kernel says of a rank's end: whether it ran out of memory, and what the kernel's log has about it; and of its processes before."""
+"""Collects the kernel's evidence about a rank's end: memory kills, and records of the kernel's log about its processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIGKILL: Final = 9
 
 
 class ExitEvidence:
-    """Of the current process; what was there before it is marked and does not count."""
+    """Evidence about the current process; older evidence is marked and does not count."""
 
     def __init__(self) -> None:
         self._machine = MachineWatch()
@@ -26,18 +26,18 @@ class ExitEvidence:
         self.processes = ProcessWatch()
 
     def begin(self) -> None:
-        """A new process is about to start."""
+        """Prepare for a new process."""
         self.close()
         self._oom, self._pid = None, 0
         self._kernel = KernelWatch()
         self.processes.begin()
 
     def started(self, pid: int) -> None:
-        """The process has this number."""
+        """Record the number of the started process."""
         self._pid, self._oom = pid, OomWatch(pid)
 
     def mark(self) -> None:
-        """What the kernel has said up to now belongs to no end."""
+        """Exclude the evidence up to now from any end."""
         if self._oom is not None:
             self._oom.mark()
         if self._kernel is not None:
@@ -45,7 +45,7 @@ class ExitEvidence:
         self._machine.mark()
 
     def facts(self) -> tuple[Fact, ...]:
-        """What the kernel has said of the rank's processes since the last mark."""
+        """Return the kernel's facts about the rank's processes since the last mark."""
         killed = self._oom.killed() if self._oom else None
         told = self._kernel.facts(self._pid) if self._kernel and self._pid else ()
         return told if killed is None else (killed, *told)
@@ -53,7 +53,7 @@ class ExitEvidence:
     def killed_by_kernel(self, event: Exited, facts: tuple[Fact, ...]) -> bool:
         """Whether the kernel has killed a process of the rank because the machine had no memory left.
 
-        Its log names the process, where it can be read; else the machine's count has risen in the last moments.
+        The kernel's log names the process, where it is readable; else the machine's count has risen in the last moments.
         """
         if event.cause is not None:
             return False
@@ -62,6 +62,6 @@ class ExitEvidence:
         return self._machine.killed()
 
     def close(self) -> None:
-        """Read the kernel's log no more."""
+        """Stop reading the kernel's log."""
         if self._kernel is not None:
             self._kernel.close()

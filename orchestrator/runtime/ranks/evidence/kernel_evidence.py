@@ -1,7 +1,7 @@
-"""What the kernel says about a rank's death: what memory it used, memory kills, and Xid events of the kernel's log.
+"""Reads the kernel's evidence about a rank's death: memory use, memory kills, and Xid events in the kernel's log.
 
-Reads files and decides nothing: ``core.diagnosis.evidence`` judges whether a fact explains the end. A machine where a file cannot
-be read (kernel.dmesg_restrict, a container without its control group) gives less evidence, never an error.
+Decides nothing: ``core.diagnosis.evidence`` judges whether a fact explains the end. A machine where a file is
+unreadable (kernel.dmesg_restrict, a container without its control group) gives less evidence, never an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 _VMSTAT: Final = Path("/proc/vmstat")
 _AT_LIMIT: Final = 0.98  # the kernel charges memory in batches of pages
 _RECORD_BYTES: Final = 8192
-_MOST_RECORDS: Final = 20_000  # a buffer that is written faster than it is read would never end
+_MOST_RECORDS: Final = 20_000  # a buffer written faster than it is read would never end
 RECENT_SECONDS: Final = 15.0
 _XID: Final = re.compile(r"\bXid(?: \((?:PCI:)?(?P<bus>[\w:.]+)\):)? (?P<number>\d{1,5})\b")
 _OOM: Final = re.compile(r"[Oo]ut of memory: Killed process \d+(?: \((?P<process>[^)]*)\))?")
@@ -33,15 +33,15 @@ _OUR_PID: Final = r"(?:Killed process {pid}\b|\bpid='?{pid}\b)"
 
 
 def memory_use(used: MemoryUsed | None, *, machine: bool) -> MemoryUse | None:
-    """What a rank used. With ``machine``, the kernel has just killed some process of the machine for memory.
+    """Return what a rank used. With ``machine``, the kernel has just killed some process of the machine for memory.
 
-    A group's count of kills includes those of its processes for which the machine, or a group above it, had no memory left.
+    A group's count of kills includes processes for which the machine, or a group above it, had no memory left.
     """
     if used is None:
         return None
     at_limit = used.limit_bytes is not None and (used.peak_bytes or 0) >= used.limit_bytes * _AT_LIMIT
     killed = OutOf.LIMIT if used.kills and at_limit else OutOf.MACHINE if used.kills or machine else None
-    # The limit counts the group's own pages; a process's size also those that it shares with the fork server.
+    # The limit counts the group's own pages; a process's size also includes pages shared with the fork server.
     counted = used.peak_bytes if killed is OutOf.LIMIT else None
     return MemoryUse(
         used_bytes=counted or max(used.peak_bytes or 0, used.max_rss_bytes),
@@ -51,9 +51,9 @@ def memory_use(used: MemoryUsed | None, *, machine: bool) -> MemoryUse | None:
 
 
 class MachineWatch:
-    """Counts the memory kills of the whole machine, which any user may read. ``mark`` now and then.
+    """Counts the memory kills of the whole machine, which any user may read. Call ``mark`` now and then.
 
-    A kill counts when it came since the mark before the last, as with ``OomWatch``.
+    A kill counts when it happened since the mark before the last, as with ``OomWatch``.
     """
 
     def __init__(self, *, source: Path = _VMSTAT) -> None:
@@ -61,11 +61,11 @@ class MachineWatch:
         self._older = self._newer = self._count()
 
     def mark(self) -> None:
-        """Remember the count as it is now."""
+        """Remember the present count."""
         self._older, self._newer = self._newer, self._count()
 
     def killed(self) -> bool:
-        """The kernel has killed a process of this machine for memory since the mark before the last."""
+        """Whether the kernel has killed a process of this machine for memory since the mark before the last."""
         count = self._count()
         return count is not None and self._older is not None and count > self._older
 
@@ -78,9 +78,9 @@ class MachineWatch:
 
 
 class OomWatch:
-    """Counts memory kills in the control group of a process. ``mark`` now and then; ``killed`` asks what came since.
+    """Counts memory kills in the control group of a process. Call ``mark`` now and then; ``killed`` returns the new ones.
 
-    The count belongs to the whole group, so only what came in the last moments counts: since the mark before the last.
+    The count belongs to the whole group, so only the last moments count: since the mark before the last.
     """
 
     def __init__(self, pid: int, *, root: Path = _CGROUPS) -> None:
@@ -90,7 +90,7 @@ class OomWatch:
         self._older = self._newer = self._count()
 
     def mark(self) -> None:
-        """Remember the count as it is now; a process that was moved to another group is followed."""
+        """Remember the present count; follow a process that was moved to another group."""
         file = _counter_file(self._pid, self._root)
         if file is not None and file != self._file:
             self._file = file
@@ -99,7 +99,7 @@ class OomWatch:
         self._older, self._newer = self._newer, self._count()
 
     def killed(self) -> OomCount | None:
-        """How far the count has risen since the mark before the last, when the group lost a process to a memory kill."""
+        """Return how far the count has risen since the mark before the last, when the group lost a process to a memory kill."""
         count = self._count()
         if count is None or self._older is None or count <= self._older:
             return None
@@ -116,7 +116,7 @@ class OomWatch:
 
 
 def _counter_file(pid: int, root: Path) -> Path | None:
-    """The file with the count of memory kills of the process's group: ``memory.events`` (v2) or ``memory.oom_control``."""
+    """Return the file with the memory kills of the process's group: ``memory.events`` (v2) or ``memory.oom_control``."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
@@ -137,20 +137,20 @@ def _counter_file(pid: int, root: Path) -> Path | None:
 
 
 class KernelWatch:
-    """Reads what the kernel has logged about a process in its last moments, and next to nothing else.
+    """Reads what the kernel has logged about a process in its last moments, and little else.
 
-    The log of a machine that has run for long holds thousands of records; a look at all of them would hold up a recovery.
-    So two places in it are kept, the older one at most twice ``RECENT_SECONDS`` back; ``mark`` now and then moves them on.
-    Made before the process is started: one that dies at once is in the log by the time that its start is known.
+    The log of a machine that has run for long holds thousands of records; reading all of them would delay a recovery.
+    So two positions in it are kept, the older at most twice ``RECENT_SECONDS`` back; ``mark`` now and then moves them
+    forward. Create it before the process starts: one that dies at once is in the log before its start is known.
     """
 
     def __init__(self, *, source: Path = _KMSG) -> None:
         self._places = _opened(source)
-        """Two handles of the log: at the older and at the newer place; None where it cannot be read."""
+        """Two handles of the log, at the older and the newer position; None where it is unreadable."""
         self._moved = _now()
 
     def mark(self, now: float | None = None) -> None:
-        """Forget what is old; ``now`` is seconds since the boot."""
+        """Move the positions forward; ``now`` is seconds since the boot."""
         now = _now() if now is None else now
         if now - self._moved >= RECENT_SECONDS and self._places is not None:
             older, newer = self._places
@@ -159,7 +159,7 @@ class KernelWatch:
             self._moved = now
 
     def facts(self, pid: int, now: float | None = None) -> tuple[OomKill | Xid | KernelMessage, ...]:
-        """What the log of the last ``RECENT_SECONDS`` tells of the process."""
+        """Return the facts about the process in the log of the last ``RECENT_SECONDS``."""
         mine = re.compile(_OUR_PID.format(pid=pid))
         since = (_now() if now is None else now) - RECENT_SECONDS
         records = [] if self._places is None else _records(self._places[0])
@@ -167,18 +167,18 @@ class KernelWatch:
 
     @property
     def readable(self) -> bool:
-        """The kernel's log can be read here."""
+        """Whether the kernel's log is readable here."""
         return self._places is not None
 
     def close(self) -> None:
-        """Let go of the log; a second call does nothing."""
+        """Close the log. Idempotent."""
         for handle in self._places or ():
             os.close(handle)
         self._places = None
 
 
 def _fact_of(pid: int, text: str) -> OomKill | Xid | KernelMessage:
-    """What one line of the log says of the process that it names."""
+    """Return the fact in one line of the log about the process that it names."""
     if found := _XID.search(text):
         return Xid(number=int(found["number"]), bus_id=found["bus"] or "", said=text)
     if found := _OOM.search(text):
@@ -191,7 +191,7 @@ def _now() -> float:
 
 
 def _opened(source: Path) -> tuple[int, int] | None:
-    """The log twice, after its last record; None where it cannot be read."""
+    """Open the log twice, after its last record; None where it is unreadable."""
     handles: list[int] = []
     try:
         for _ in range(2):
@@ -209,9 +209,9 @@ def _records(handle: int) -> list[tuple[float, str]]:
     for _ in range(_MOST_RECORDS):
         try:
             data = os.read(handle, _RECORD_BYTES)
-        except BrokenPipeError:  # records were overwritten meanwhile; the next read goes on behind them
+        except BrokenPipeError:  # records were overwritten meanwhile; the next read continues after them
             continue
-        except OSError:  # nothing more
+        except OSError:  # no more records
             break
         if not data:
             break
@@ -220,7 +220,7 @@ def _records(handle: int) -> list[tuple[float, str]]:
 
 
 def _parsed(data: bytes) -> list[tuple[float, str]]:
-    """Records as (seconds since the boot, text); the device gives one a read, a file any number."""
+    """Parse records into (seconds since the boot, text); the device gives one a read, a file any number."""
     found = []
     for line in data.decode(errors="replace").splitlines():
         head, _, text = line.partition(";")

@@ -1,7 +1,7 @@
-"""Looks at a rank's processes from beside them: what the kernel says of each, and the stacks of the training process.
+"""Inspects a rank's processes from outside: the kernel's state of each, and the stacks of the training process.
 
-Reads /proc, and has py-spy read the stacks without stopping anything. Decides nothing (core.health does), and never
-fails: what cannot be read is said in ``problem``. Linux only, like everything that starts ranks.
+Reads /proc, and has py-spy read the stacks without stopping any process. Decides nothing (core.health does), and never
+fails: ``problem`` names what is unreadable. Linux only, like everything that starts ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 STACK_SECONDS: Final = 10.0
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-# The number of the system call in which a lock waits. Everything else that sleeps waits for the world outside.
+# The number of the system call in which a lock waits. Any other sleep waits for something outside of the process.
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 NANOSLEEP: Final = {"x86_64": (35, 230), "aarch64": (101, 115)}.get(platform.machine(), ())
 _PROC: Final = Path("/proc")
@@ -34,9 +34,9 @@ _REFUSED: Final = "the kernel does not permit reading its stacks (sysctl kernel.
 
 
 def look_at(rank: int, root_pid: int, *, training_pid: int | None = None, stacks: bool) -> RankLook:
-    """One look at the rank whose process is ``root_pid``; ``stacks`` costs some 20 ms of a processor.
+    """Inspect the rank whose process is ``root_pid``; ``stacks`` costs some 20 ms of processor time.
 
-    ``training_pid`` is the one below it that reports, where that is known: `bash run.sh` is not what trains.
+    ``training_pid`` is the process below it that reports, if known: with `bash run.sh` the root does not train.
     """
     at = time.monotonic()
     tree = process_tree(root_pid)
@@ -72,7 +72,7 @@ def look_at(rank: int, root_pid: int, *, training_pid: int | None = None, stacks
 
 
 def report_lines(look: RankLook) -> list[str]:
-    """The look as lines for the rank's log, and for people."""
+    """Return the inspection as lines for the rank's log and for users."""
     what = f"process {look.pid}, state {look.state or 'gone'}, {look.cpu_seconds:.2f} s of processor time"
     lines = [f"[orch] stacks of rank {look.rank}: {what}" + (f", in {look.wait_name}" if look.wait_name else "")]
     if look.stopped_pid:
@@ -93,7 +93,7 @@ def _read(path: str) -> str:
 
 
 def _stat(pid: int) -> tuple[str, float]:
-    """The state's letter and the processor seconds of a process and of its children that have ended."""
+    """Return the state's letter and the processor seconds of a process and of its ended children."""
     _, _, rest = _read(f"/proc/{pid}/stat").rpartition(")")
     fields = rest.split()
     if len(fields) < 15:
@@ -107,7 +107,7 @@ def _io_bytes(pid: int) -> int:
 
 
 def process_tree(pid: int, proc: Path = _PROC) -> list[int]:
-    """The process and everything below it."""
+    """Return the process and everything below it."""
     found = [pid]
     for process in found:
         for task in _tasks(proc, process):
@@ -123,7 +123,7 @@ def _tasks(proc: Path, pid: int) -> list[str]:
 
 
 def _wait(pid: int, state: str) -> tuple[Wait, str]:
-    """What the main thread is in, and the kernel's name for it."""
+    """Return the main thread's system call, and the kernel's name for its wait."""
     if state == "R":
         return Wait.RUNNING, ""
     name = _read(f"/proc/{pid}/wchan").strip().strip("0")
@@ -137,7 +137,7 @@ def _wait(pid: int, state: str) -> tuple[Wait, str]:
 
 
 def _stacks(pid: int) -> tuple[tuple[Thread, ...], str]:
-    """The Python threads of a process, its main thread first, or why there are none."""
+    """Return the Python threads of a process, its main thread first, or why there are none."""
     dump, problem = _dump(pid)
     if dump is None:
         return (), problem
@@ -148,7 +148,7 @@ def _stacks(pid: int) -> tuple[tuple[Thread, ...], str]:
 
 
 def _world_size(pid: int) -> int | None:
-    """How many ranks the process group has that the main thread sets up, by the variables of torch's own frames; None where nothing tells."""
+    """Return the size of the process group that the main thread sets up, from torch's own variables; None if unknown."""
     dump, _ = _dump(pid, "--locals")
     try:
         threads = json.loads(dump or "[]")
@@ -166,7 +166,7 @@ def _world_size(pid: int) -> int | None:
 
 
 def _dump(pid: int, *options: str) -> tuple[str | None, str]:
-    """What py-spy says of a process, as JSON text, or why it says nothing."""
+    """Return py-spy's JSON output about a process, or why there is none."""
     tool = find_py_spy()
     if tool is None:
         return None, _NO_PY_SPY
@@ -202,6 +202,6 @@ def _threads(pid: int, dump: Sequence[dict[str, Any]]) -> tuple[Thread, ...]:
 
 
 def find_py_spy() -> str | None:
-    """The py-spy beside this interpreter, else the one in PATH; None where there is none."""
+    """Find the py-spy beside this interpreter, else the one in PATH; None where there is none."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")

@@ -1,6 +1,6 @@
-"""Watches a rank's processes from beside them, a few reads of /proc a second: processor time, memory, what its training thread waits for.
+"""Samples a rank's processes by a few reads of /proc a second: processor time, memory, the training thread's wait.
 
-What scripts that report nothing are judged by. A moment that cannot be read is left out.
+This is the evidence about scripts that report nothing. A failed sample is skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessWatch:
-    """``newest`` is what was told last, and ``number`` counts that. ``clock`` gives seconds that never go backwards."""
+    """The samples. ``newest`` is the last one reported and ``number`` its number. ``clock`` gives monotonic seconds."""
 
     def __init__(self, *, procfs: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
         self._proc = procfs
@@ -35,13 +35,13 @@ class ProcessWatch:
         self.begin()
 
     def begin(self) -> None:
-        """A new process is about to start."""
+        """Prepare for a new process."""
         self.newest = None
         self._seen = ProcessSeen(at=0.0)
         self._looked_at = self._told_at = self._clock() - TELL_SECONDS
 
     def look(self, root_pid: int, training_pid: int | None) -> None:
-        """Look at the training thread, and now and then at all processes of the rank, if it is time to."""
+        """Sample the training thread, and less often all processes of the rank, when due."""
         now = self._clock()
         if not root_pid or now - self._looked_at < LOOK_SECONDS:
             return
@@ -78,7 +78,7 @@ class ProcessWatch:
 
 
 def _stat(proc: Path, pid: int) -> list[str] | None:
-    """The fields of the process from its state on; None when it is gone."""
+    """Return the fields of the process from its state on; None when it has ended."""
     try:
         text = (proc / str(pid) / "stat").read_text(errors="replace")
     except OSError:
@@ -88,7 +88,7 @@ def _stat(proc: Path, pid: int) -> list[str] | None:
 
 
 def _sleeps(pid: int, proc: Path) -> bool:
-    """Whether the main thread sleeps for a time that it has chosen: that is no wait for anything."""
+    """Whether the main thread sleeps for a time of its own choice, which is no wait for anything."""
     try:
         where = (proc / str(pid) / "wchan").read_bytes()
         if where not in (b"", b"0"):

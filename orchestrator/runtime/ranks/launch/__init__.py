@@ -1,4 +1,4 @@
-"""What a rank's start needs: room for its record, the rendezvous of its attempt, its process from the fork server.
+"""Prepares and starts a rank: space for its exit record, the rendezvous of its attempt, its process from the fork server.
 
-Must not know what became of an earlier attempt. Begin with ``start.py``.
+Must not know the outcome of an earlier attempt. Begin with ``start.py``.
 """

@@ -1,10 +1,9 @@
-"""Room for exit records: each rank has that of its current attempt, and of the next one, before the disk may be full.
+"""Preallocates exit records: each rank has space for its current attempt's record, and the next one's, on a full disk.
 
-A record's room is a file of real blocks beside it, ``rank-0.json.room``; the keeper writes it in place and renames it.
-Directories take room too, so an attempt does not make its own where it can have another: the one that was made ahead, or
-that of an attempt which is not needed any more, whose records become the room for new ones. So on a disk that stays
-full the same blocks are used again and again, and a job that restarts thousands of times keeps the records of its last
-two attempts.
+The space is a file of real blocks beside the record, ``rank-0.json.room``; the keeper writes it in place and renames
+it. Directories take space too, so an attempt prefers an existing one to a new one: the one created ahead, or that of an
+attempt whose records are not needed any more and are overwritten. On a disk that stays full the same blocks are thus
+reused, and a job that restarts thousands of times keeps the records of its last two attempts.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _LOCK_POLL_SECONDS: Final = 0.001
 
 
 def make_room(record: Path) -> None:
-    """Have room for the exit record of an attempt that is about to start, and ahead for the next one's.
+    """Preallocate the exit record of an attempt that is about to start, and that of the next one.
 
-    On a full disk what can be had. Raises OSError for other trouble.
+    On a full disk as much as possible. Raises OSError for other errors.
     """
     _make_directory(record.parent.parent)
     with _alone(record.parent.parent):
@@ -46,13 +45,13 @@ def make_room(record: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(exits: Path) -> Iterator[None]:
-    """The only rank that moves directories in here: of two, each could lose what the other takes. Waits for a moment at most.
+    """Hold the lock for moving directories here: of two ranks, each could lose what the other takes. Waits briefly at most.
 
-    The lock is on the directory itself: on a full disk there may be no room for a file.
+    The lock is on the directory itself: on a full disk there may be no space for a file.
     """
     try:
         handle = os.open(exits, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # there was no room for it
+    except OSError:  # no space for it
         yield
         return
     try:
@@ -69,7 +68,7 @@ def _locked(handle: int) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system that locks no directories
+    except OSError:  # the file system cannot lock directories
         return True
     return True
 
@@ -78,17 +77,17 @@ def _make_room(record: Path) -> None:
     folder = record.parent
     number = _number(folder)
     if _make_folder(folder, below=number - 1):
-        make_private(folder)  # a rank may have put a link there
+        make_private(folder)  # a rank may have created a link there
         room = record.with_name(record.name + SUFFIX)
         with contextlib.suppress(FileNotFoundError):
-            record.replace(room)  # of an earlier start of the same attempt
+            record.replace(room)  # from an earlier start of the same attempt
         _ = _allocate(room) or _take_oldest(room, record.name, below=number - 1)
     ahead = folder.with_name(_AHEAD)
     there = ahead.is_dir() and not ahead.is_symlink()
     if there or _move_oldest(ahead, below=number - 1) or _make_directory(ahead):
         room = ahead / (record.name + SUFFIX)
         if not (_allocate(room) or _take_oldest(room, record.name, below=number - 1)):
-            with contextlib.suppress(OSError):  # the rooms of other ranks may be in it
+            with contextlib.suppress(OSError):  # it may hold files of other ranks
                 ahead.rmdir()
 
 
@@ -112,13 +111,13 @@ def _make_directory(folder: Path) -> bool:
 
 
 def _move_oldest(folder: Path, *, below: int) -> bool:
-    """Take the directory of the oldest attempt before ``below``; False where there is none."""
+    """Reuse the directory of the oldest attempt before ``below``; False where there is none."""
     old = _old(folder.parent, below)
     return bool(old) and _move(old[0], folder)
 
 
 def _take_oldest(room: Path, name: str, *, below: int) -> bool:
-    """Make ``room`` of the rank's record of an attempt before ``below``, or of the room that it did not use."""
+    """Reuse the rank's record of an attempt before ``below``, or its unused space, as ``room``."""
     for folder in _old(room.parent.parent, below):
         for path in (folder / name, folder / (name + SUFFIX)):
             with contextlib.suppress(FileNotFoundError):
@@ -128,15 +127,15 @@ def _take_oldest(room: Path, name: str, *, below: int) -> bool:
 
 
 def _old(exits: Path, below: int) -> list[Path]:
-    """Directories of attempts before ``below``, the oldest first."""
+    """Return directories of attempts before ``below``, the oldest first."""
     found = sorted((_number(path), path) for path in exits.glob("attempt-*"))
     return [path for number, path in found if 0 < number < below]
 
 
 def _move(source: Path, folder: Path) -> bool:
-    """Make ``folder`` of another directory, its records room for new ones; False when it is not there any more.
+    """Turn another directory into ``folder``, its records into space for new ones; False when it no longer exists.
 
-    It has a name that is not read until no old record is left in it.
+    Until no old record is left in it, it has a name that is not read.
     """
     draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     if source.is_symlink():
@@ -149,7 +148,7 @@ def _move(source: Path, folder: Path) -> bool:
         path.replace(path.with_name(path.name + SUFFIX))
     try:
         draft.rename(folder)
-    except OSError:  # another rank of the attempt has made it
+    except OSError:  # another rank of the attempt has created it
         shutil.rmtree(draft, ignore_errors=True)
     return folder.is_dir()
 
@@ -160,7 +159,7 @@ def _number(folder: Path) -> int:
 
 
 def _allocate(room: Path) -> bool:
-    """Have as much room as there is, up to ``ROOM_BYTES``; False, and no file, where there is none."""
+    """Allocate as much space as there is, up to ``ROOM_BYTES``; False, and no file, where there is none."""
     try:
         handle = os.open(room, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The rendezvous of an attempt: its socket is bound once, handed to the process that serves it, never let go between."""
+"""The rendezvous of an attempt: its socket is bound once and handed to the process that serves it, never closed between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OLD_STORE_SECONDS: Final = 1.0
 
 
 def bind_rendezvous(address: str) -> socket.socket:
-    """A listening socket on a free port of ``address``; the kernel chooses the port."""
+    """Bind a listening socket to a free port of ``address``; the kernel chooses the port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -29,7 +29,7 @@ def bind_rendezvous(address: str) -> socket.socket:
 
 
 class Rendezvous:
-    """The socket of the current attempt, and the lifeline of the process that serves it. Ranks but 0 have neither."""
+    """The socket of the current attempt, and the lifeline of its server process. Only rank 0 has them."""
 
     def __init__(self) -> None:
         self._listener: socket.socket | None = None
@@ -37,7 +37,7 @@ class Rendezvous:
 
     @property
     def port(self) -> int | None:
-        """The port, where this rank serves one."""
+        """The port, if this rank serves one."""
         return None if self._listener is None else int(self._listener.getsockname()[1])
 
     def bind(self, address: str) -> None:
@@ -45,19 +45,19 @@ class Rendezvous:
         self._listener = bind_rendezvous(address)
 
     async def serve(self, starter: RankStarter) -> None:
-        """Start what serves the socket, once. Ranks that are there before it wait in the socket's backlog."""
+        """Start the process that serves the socket, once. Ranks that connect before it wait in the socket's backlog."""
         if self._listener is not None and self._store is None:
             store = await starter.store(self._listener)
             self._store = None if store is None else store.lifeline
 
     def retire(self) -> None:
-        """Another attempt begins. The store's end takes a core some ten milliseconds, which the new attempt needs more."""
+        """Close the old store a little later: its end takes some ten milliseconds of a core, which the new attempt needs."""
         if self._store is not None:
             asyncio.get_running_loop().call_later(_OLD_STORE_SECONDS, self._store.close)
             self._store = None
 
     def close(self) -> None:
-        """End what serves the socket, and let the socket go."""
+        """End the process that serves the socket, and close the socket."""
         if self._store is not None:
             self._store.close()
             self._store = None

@@ -1,9 +1,8 @@
 """Starts a rank's process, or its attempt's rendezvous store, through the node's fork server.
 
 A process tree holds an advisory lock per job and rank on its node (through its keeper), so a second tree cannot start
-before the first is gone. Where the keeper was killed or is stopped, what it kept is ended first, and its memory
-is free again before the next process starts. A fork server that is not there is started; an attempt that is called off
-meanwhile is not.
+before the first has ended. Where the keeper was killed or is stopped, its tree is ended first, and its memory is free
+again before the next process starts. A missing fork server is started; a cancelled attempt is not.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ if TYPE_CHECKING:
     from orchestrator.runtime.spawn.client import Spawned
 
 _LOCK_SECONDS: Final = 60.0
-_ROUND_SECONDS: Final = 5.0  # between two looks whether the attempt was called off
+_ROUND_SECONDS: Final = 5.0  # between two checks whether the attempt was cancelled
 _FORK_SERVER_SECONDS: Final = 30.0
 _PIPE_BYTES: Final = 1024 * 1024
 
 
 class RankBusyError(Exception):
-    """Processes of an earlier attempt of this rank are still there after the deadline; see the node's process list."""
+    """Processes of an earlier attempt of this rank still exist after the deadline; see the node's process list."""
 
 
 class RankStarter:
-    """The starts of one attempt. Each gives the new process, or None once the attempt was called off."""
+    """Starts the processes of one attempt. Each start returns the new process, or None once the attempt was cancelled."""
 
     def __init__(
         self,
@@ -56,15 +55,15 @@ class RankStarter:
         self._client = ForkServerClient(Path(plan.fork_socket))
 
     async def rank(self, output: RankOutput) -> Spawned | None:
-        """The rank's process, which writes to ``output``. Raises RankBusyError and ForkServerError."""
+        """Start the rank's process, which writes to ``output``. Raises RankBusyError and ForkServerError."""
         return await self._with_fork_server(lambda: self._spawn(output))
 
     async def store(self, listener: socket.socket) -> Spawned | None:
-        """The rendezvous store on ``listener``. Raises ForkServerError."""
+        """Start the rendezvous store on ``listener``. Raises ForkServerError."""
         return await self._with_fork_server(lambda: self._spawn_store(listener))
 
     async def command(self, request: SpawnRequest, stdin: int, stdout: int, stderr: int) -> Spawned | None:
-        """A command beside the rank, with these descriptors. Raises ForkServerError."""
+        """Start a command beside the rank, with these descriptors. Raises ForkServerError."""
         return await self._with_fork_server(
             lambda: self._client.spawn(request, stdin=stdin, stdout=stdout, stderr=stderr)
         )
@@ -94,8 +93,8 @@ class RankStarter:
             os.close(null)
 
     async def _spawn(self, output: RankOutput) -> Spawned | None:
-        # A lock of its own for each request: when its answer is lost, the process may be there, and holds it until
-        # nothing is left of it.
+        # A lock for each request: when its answer is lost, the process may exist, and holds it until no process of the
+        # tree is left.
         lock = await self._lock()
         if lock is None:
             return None
@@ -123,9 +122,9 @@ class RankStarter:
         return spawned
 
     async def _lock(self) -> int | None:
-        """The node's lock for this job and rank: held by the keeper of a live tree, so at most one tree exists.
+        """Take the node's lock for this job and rank: held by the keeper of a live tree, so at most one tree exists.
 
-        None when the attempt was called off. Raises RankBusyError.
+        None when the attempt was cancelled. Raises RankBusyError.
         """
         path = rank_lock_path(self._node_dir, self._plan.job_id, self._plan.rank)
         make_private(path.parent)
@@ -139,7 +138,7 @@ class RankStarter:
         return handle if taken else None
 
     async def _take(self, handle: int, path: Path) -> bool:
-        """Whether the lock is held on ``handle``, and nothing is left of the tree before; False when it was called off."""
+        """Whether the lock is held on ``handle`` and the previous tree has ended; False when the attempt was cancelled."""
         began, delay = time.monotonic(), 0.001
         while not self._is_called_off():
             if try_lock(handle, path) and await self._is_clear(handle, path):
@@ -147,7 +146,7 @@ class RankStarter:
             waited = time.monotonic() - began
             if waited > _LOCK_SECONDS:
                 raise RankBusyError(f"processes of an earlier attempt are still there after {waited:.0f} s; see {path}")
-            fcntl.flock(handle, fcntl.LOCK_UN)  # or nothing else could end what is left
+            fcntl.flock(handle, fcntl.LOCK_UN)  # another process may then end the rest
             if not is_current(handle, path):
                 raise RankBusyError(f"{path} was removed while an attempt waited for it; the next try makes it anew")
             if waited > KEEPER_SECONDS:
@@ -158,7 +157,7 @@ class RankStarter:
         return False
 
     async def _is_clear(self, handle: int, path: Path) -> bool:
-        """Nothing is left of the tree before; ends what is."""
+        """Return whether the previous tree has ended; end what is left of it."""
         if holder.is_clear(handle):
             return True
         return await asyncio.to_thread(end_locked_remains, handle, path, _ROUND_SECONDS)

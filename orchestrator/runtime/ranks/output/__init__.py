@@ -1,4 +1,4 @@
-"""What a rank prints: taken into its log, searched for progress and for the patterns of log policies, read again.
+"""A rank's output: written to its log, searched for progress and for the patterns of log policies, read again.
 
-Must not decide what follows. Begin with ``output.py``.
+Must not decide what follows from it. Begin with ``output.py``.
 """

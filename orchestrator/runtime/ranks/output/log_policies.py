@@ -1,8 +1,8 @@
-"""The log policies of a job: which of its patterns the end of a failed rank's output fits, within a bounded time.
+"""Matches the log policies of a job against the end of a failed rank's output, within a bounded time.
 
-The patterns are the user's, and one regular expression can take longer than the universe has existed. So they are
-searched in a process of their own, which is killed at the deadline; neither the daemon nor the rank's actor ever waits
-for longer, and a job without policies pays nothing.
+The patterns are the user's, and a regular expression can take practically for ever. The search therefore runs in its
+own process, which is killed at the deadline: neither the daemon nor the rank's actor waits longer. Without policies,
+nothing runs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ for number, pattern in enumerate(patterns):
 async def match_policies(
     policies: Sequence[tuple[str, str]], text: str, *, seconds: float = DEADLINE_SECONDS
 ) -> tuple[str, PoliciesLeftOut | None]:
-    """The action of the first of ``policies`` (pattern, action) found in the end of ``text``; empty when none is.
+    """Return the action of the first of ``policies`` (pattern, action) that matches the end of ``text``; empty when none does.
 
-    When the deadline, or an error, came first, the action is empty and the second part says so.
+    After a timeout or an error the action is empty and the second part gives the reason.
     """
     if not policies:
         return "", None
@@ -47,7 +47,7 @@ async def match_policies(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-    except OSError as error:  # no process can be had: the rank's end is told all the same
+    except OSError as error:  # no process can be started: the rank's end is reported anyway
         return "", PoliciesLeftOut(said=error.strerror or "")
     assert process.stdin is not None
     assert process.stdout is not None

@@ -1,7 +1,8 @@
-"""Steps read from what a rank prints (`health.progress`), for scripts that report nothing.
+"""Reads steps from a rank's output (`health.progress`), for scripts that report nothing.
 
-The pattern is the user's, and a regular expression can take for ever. So lines are searched in a process of its own, in
-batches, and one that takes too long ends it: the job then counts as one that reports nothing. Without a pattern, nothing runs.
+The pattern is the user's, and a regular expression can take for ever. Lines are therefore searched in batches in
+another process, which ends at one that takes too long: the job then counts as one without reports. Without a pattern,
+nothing runs.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ for batch in sys.stdin:
 
 
 class LogProgress:
-    """Searches lines for steps: ``feed`` takes lines, ``over`` adds what was found to a snapshot, ``warn`` is told why it ended."""
+    """Searches lines for steps: ``feed`` takes lines, ``over`` adds steps to a progress, ``warn`` reports a failed search."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class LogProgress:
         self._given_up = not pattern
 
     def feed(self, line: str) -> None:
-        """A line was printed. From the event loop's thread."""
+        """Add a printed line. Called in the event loop's thread."""
         if self._given_up:
             return
         self._lines.append(line[:MOST_CHARACTERS])
@@ -77,7 +78,7 @@ class LogProgress:
             self._task = asyncio.create_task(self._search())
 
     def over(self, snapshot: ProgressSnapshot) -> ProgressSnapshot:
-        """The snapshot, with the steps that were found where the script has reported none itself."""
+        """Return the progress, with the steps found in the output where the script has reported none."""
         found = self._found
         if found is None or snapshot.step is not None:
             return snapshot
@@ -90,7 +91,7 @@ class LogProgress:
         )
 
     async def close(self) -> None:
-        """End the search, after the lines that have come."""
+        """End the search after the lines added so far."""
         if self._task is not None:
             await self._task
         self._given_up = True

@@ -1,7 +1,7 @@
-"""Reads a job's logs in pieces: from where a reader left off, or from their ends.
+"""Reads a job's logs in pieces: from a reader's last position, or from their ends.
 
-The files lie where the job's own processes can write, so they are opened as regular files only, a line has a longest
-length, and in memory is one piece of each rank's log. The layout is in ``logs.py``.
+The job's own processes can write to the files, so only regular files are opened, a line has a maximum length, and
+memory holds one piece of each rank's log. The layout is in ``logs.py``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 LARGEST_PIECE_BYTES: Final = 256 * 1024
 SMALLEST_PIECE_BYTES: Final = 8 * 1024
 ALL_PIECES_BYTES: Final = 16 * 1024 * 1024
-"""Of the pieces of all ranks together, as far as the smallest allow it."""
+"""Size of the pieces of all ranks together, as far as the minimum size allows."""
 BATCH_LINES: Final = 1000
 LONGEST_READ_BYTES: Final = 8 * LONGEST_LINE_BYTES
-"""A line, which may come in one read of a pipe with what was kept before, is shorter; what is longer is skipped."""
+"""Longest line: one read of a pipe plus what was kept before is shorter; longer lines are skipped."""
 MOST_SKIPPED_BYTES: Final = 32 * 1024 * 1024
-"""Of a file in which no line of a log is found, no more than this is read in a row: it is no log."""
+"""Most bytes read in a row from a file in which no log line is found: it is not a log."""
 _LONGEST_STAMP: Final = 32
 _ATTEMPT = re.compile(r"attempt-(\d{1,9})")
 _FILE = re.compile(r"rank-(\d{1,9})\.log(?:\.(\d{1,4}))?")
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """One file of a rank's log. It is known by its inode: its name changes when it is rotated."""
+    """One file of a rank's log, identified by its inode: rotation changes its name."""
 
     path: Path
     inode: int
@@ -54,9 +54,9 @@ class _File:
 
 
 class LogReader:
-    """The lines of a job, or of one attempt or rank of it; lines of several ranks come merged by time.
+    """Reads the lines of a job, or of one of its attempts or ranks; lines of several ranks are merged by time.
 
-    Attempts before ``first_attempt`` are not looked at. Not thread-safe: one call after the other.
+    Attempts before ``first_attempt`` are skipped. Not thread-safe.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LogReader:
         self._told: set[tuple[str, int]] = set()
 
     def batches(self, since: float | None = None) -> Iterator[list[LogEntry]]:
-        """Every line that was added since the last call, oldest first; with ``since``, those from that time on."""
+        """Return every line that was added since the last call, oldest first; with ``since``, those from that time on."""
         for streams in self._attempts():
             piece = _piece_bytes(len(streams))
             lines = heapq.merge(*(self._forward(files, since, piece) for files in streams), key=attrgetter("at"))
@@ -78,14 +78,14 @@ class LogReader:
             yield from batched(chosen, BATCH_LINES)
 
     def last(self, count: int, since: float | None = None) -> list[LogEntry]:
-        """The newest ``count`` lines, oldest first. What ``batches`` gives afterwards follows them."""
+        """Return the newest ``count`` lines, oldest first. ``batches`` then returns the lines after them."""
         attempts = self._attempts()
-        # The places first: lines that come while this one reads are for the next call.
+        # Positions first: lines that arrive during this call are for the next one.
         self._offsets |= {file.key: self._end(file) for streams in attempts for files in streams for file in files}
         found: list[LogEntry] = []
         for streams in reversed(attempts):
             piece = _piece_bytes(len(streams))
-            # Of lines with the same time those of the higher rank come last, and so first here.
+            # Of lines with the same time the higher rank's come last, and so first here.
             ranks = [self._backward(files, since, piece) for files in reversed(streams)]
             found += islice(heapq.merge(*ranks, key=attrgetter("at"), reverse=True), count - len(found))
         return found[::-1]
@@ -93,7 +93,7 @@ class LogReader:
     # -- which files there are
 
     def _attempts(self) -> list[list[list[_File]]]:
-        """By attempt, by rank, the files, all oldest first."""
+        """Return the files by attempt and rank, all oldest first."""
         return [streams for number, folder in self._folders() if (streams := self._streams(number, folder))]
 
     def _folders(self) -> list[tuple[int, Path]]:
@@ -127,7 +127,7 @@ class LogReader:
             elif handle is not None:
                 try:
                     if since is not None and (facts := os.fstat(handle)).st_mtime < since:
-                        self._offsets[file.key] = facts.st_size  # nothing in it is as new
+                        self._offsets[file.key] = facts.st_size  # all its lines are older
                         continue
                     yield from self._read_on(handle, file, piece)
                 finally:
@@ -148,7 +148,7 @@ class LogReader:
                     os.close(handle)
 
     def _open(self, file: _File) -> int | LogEntry | None:
-        """The file, under whatever name it has by now; a line that says why it cannot be read, once; None for one that is gone."""
+        """Open the file under its current name; a line gives the reason of a failure, once; None for a removed file."""
         try:
             return _open_inode(file)
         except FileNotFoundError:
@@ -162,7 +162,7 @@ class LogReader:
 
     def _read_on(self, handle: int, file: _File, piece: int) -> Iterator[LogEntry]:
         end = os.fstat(handle).st_size
-        at = found = min(self._offsets.get(file.key, 0), end)  # less: the file was cut short
+        at = found = min(self._offsets.get(file.key, 0), end)  # less: the file was truncated
         while at < end and at - found <= MOST_SKIPPED_BYTES:
             data = os.pread(handle, min(piece, end - at), at)
             whole = data.rfind(b"\n") + 1
@@ -173,7 +173,7 @@ class LogReader:
                 at += whole
             elif len(data) == LONGEST_READ_BYTES:
                 at = _after_newline(handle, at, min(end, at + MOST_SKIPPED_BYTES))
-            else:  # the line that is being written
+            else:  # the unfinished last line
                 return
             self._offsets[file.key] = at
             for entry in _entries(data[:whole], file):
@@ -183,7 +183,7 @@ class LogReader:
             self._offsets[file.key] = end
 
     def _end(self, file: _File) -> int:
-        """The place after the file's last whole line."""
+        """Return the position after the file's last whole line."""
         try:
             handle = _open_inode(file)
         except OSError:
@@ -198,7 +198,7 @@ class LogReader:
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The items in lists of at most ``size``; as ``itertools.batched`` of Python 3.12."""
+    """Yield the items in lists of at most ``size``; as ``itertools.batched`` of Python 3.12."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
@@ -213,7 +213,7 @@ def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _open_inode(file: _File) -> int:
-    """Open the file by its inode. Raises FileNotFoundError when no name of the rank's log leads to it any more."""
+    """Open the file by its inode. Raises FileNotFoundError when no name of the rank's log refers to it any more."""
     stem = file.path.name.partition(".log")[0]
     for path in (file.path, *sorted(file.path.parent.glob(f"{stem}.log*"))):
         try:
@@ -231,7 +231,7 @@ def _open_inode(file: _File) -> int:
 
 
 def _after_newline(handle: int, at: int, end: int) -> int:
-    """The place after the next line break, or the end."""
+    """Return the position after the next line break, or the end."""
     while at < end:
         data = os.pread(handle, min(LARGEST_PIECE_BYTES, end - at), at)
         found = data.find(b"\n")
@@ -244,14 +244,14 @@ def _after_newline(handle: int, at: int, end: int) -> int:
 
 
 def _read_back(handle: int, end: int, file: _File, piece: int) -> Iterator[LogEntry]:
-    """The lines before ``end``, the newest first."""
+    """Yield the lines before ``end``, the newest first."""
     at = found = end
     rest = b""
     while at > 0 and found - at <= MOST_SKIPPED_BYTES:
         size = min(piece, at)
         at -= size
         data = os.pread(handle, size, at) + rest
-        first = data.find(b"\n") + 1 if at else 0  # what is before it began in the piece before
+        first = data.find(b"\n") + 1 if at else 0  # the first line began in the previous piece
         rest = data[:first] if first <= LONGEST_READ_BYTES else b""
         for entry in reversed(list(_entries(data[first:], file))):
             found = at

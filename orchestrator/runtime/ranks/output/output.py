@@ -1,6 +1,6 @@
-"""What one attempt of a rank prints: the read ends of its two pipes, its log, and the steps that are read from its lines.
+"""The output of one attempt of a rank: the read ends of its two pipes, its log, and the steps found in its lines.
 
-Owned by the rank's host, in its event loop's thread. Nothing here waits for a reader or a disk but ``close``.
+Owned by the rank's actor, in its event loop's thread. Only ``close`` waits for a reader or a disk.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _READ_BYTES: Final = 256 * 1024
 
 
 class RankOutput:
-    """Takes a rank's lines into its log, and finds steps in them.
+    """Writes a rank's output to its log, and finds steps in it.
 
-    What ``masker`` replaces never reaches the log; ``progress_pattern`` is the job's `health.progress`, or empty.
+    ``masker`` keeps secrets out of the log; ``progress_pattern`` is the job's `health.progress`, or empty.
     """
 
     def __init__(
@@ -39,48 +39,48 @@ class RankOutput:
 
     @property
     def lost(self) -> str | None:
-        """Why lines are missing from the log, if any are; None once it is closed."""
+        """Return why lines are missing from the log, if any are; None once it is closed."""
         return self._log.lost if self._log else None
 
     @property
     def lines(self) -> int:
-        """How many lines were printed; 0 once the log is closed."""
+        """Return how many lines were printed; 0 once the log is closed."""
         return self._log.lines if self._log else 0
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines."""
+        """Return the last lines."""
         return self._log.tail if self._log else ()
 
     def note(self, lines: Sequence[str]) -> None:
-        """Write ``lines`` of orch's own into the log."""
+        """Write ``lines`` from orch into the log."""
         if self._log is not None:
             self._log.note(lines, time.time())
 
     def over(self, snapshot: ProgressSnapshot) -> ProgressSnapshot:
-        """The snapshot, with the steps that were read from what was printed where the script reports none itself."""
+        """Return the progress, with steps found in the output where the script reports none."""
         return self._progress.over(snapshot)
 
     async def last_progress(self) -> ProgressSnapshot:
-        """The last step that was printed, once all lines have been searched; later ones are not."""
+        """Return the last printed step, once all lines have been searched; later lines are not searched."""
         await self._progress.close()
         return self._progress.over(ProgressSnapshot())
 
     def listen(self, stdout: int, stderr: int) -> None:
-        """Take what comes from these pipes, which do not block, until their ends."""
+        """Read from these non-blocking pipes until their ends."""
         loop = asyncio.get_running_loop()
         for read_end, stream in ((stdout, "o"), (stderr, "e")):
             self._pipes[read_end] = stream
             loop.add_reader(read_end, self._read, read_end)
 
     def drain(self) -> None:
-        """What a process wrote before it died is in the pipes: take all of it."""
+        """Read all that a process wrote to the pipes before it died."""
         for pipe in list(self._pipes):
             while self._take(pipe):
                 pass
 
     async def close(self) -> None:
-        """Let go of the pipes, then of the log, once its lines have been searched."""
+        """Close the pipes, then the log, once its lines have been searched."""
         for pipe in list(self._pipes):
             self._forget(pipe)
         await self._progress.close()
@@ -93,7 +93,7 @@ class RankOutput:
             self._forget(pipe)
 
     def _take(self, pipe: int) -> bool | None:
-        """Whether there was something; None at the end of the file."""
+        """Return whether there was something; None at the end of the file."""
         try:
             data = os.read(pipe, _READ_BYTES)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Tells the exit of a rank's process with what is known of its cause; without what could not be found out."""
+"""Reports the exit of a rank's process with the evidence of its cause; missing evidence is left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ExitTeller:
-    """Of one process. ``error`` is the exception that its script raised, as far as it was told."""
+    """Reports the exit of one process. ``error`` is the exception that its script raised, if it was reported."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ExitTeller:
         self.error: ErrorRaised | None = None
 
     async def tell(self, event: Exited) -> None:
-        """The process has ended so."""
+        """Report the exit."""
         await self._checkpoints.ended(event.at, well=event.exit_code == 0)
         try:
             self._output.drain()
@@ -86,7 +86,7 @@ class ExitTeller:
         self._log.add(kind="exited", at=event.at, exit=end)
 
     async def _stop_facts(self, event: Exited) -> StopFacts:
-        """Whether the rank was asked to stop, and how far it was; by its output where it reported nothing."""
+        """Return whether the rank was asked to stop and its last steps; from its output where it reported none."""
         stop = stop_facts(event.ending)
         if event.cause is not None or stop.stop_seen_at is None or stop.last_step is not None:
             return stop
@@ -98,5 +98,5 @@ class ExitTeller:
 
 
 def report_fault(what: str, error: Exception) -> None:
-    """Into the actor's own log, with where it happened."""
+    """Log the fault in the actor's own log, with its traceback."""
     sys.stderr.write(f"{what}: {''.join(traceback.format_exception(error))}\n")

@@ -1,7 +1,7 @@
-"""Sees to it that a keeper ends what it keeps: one that is stopped is continued, and killed if that does not help.
+"""Makes sure that a keeper ends its tree: a stopped keeper is continued, and killed if that does not help.
 
-A keeper tells its end by itself, at once. This looks at it only when an end is due and does not come: after an order to
-stop and its grace, after an order to kill, and after the death of the process that it keeps.
+A keeper reports its end at once. This watches it only when an end is due and does not come: after an order to stop and
+its grace, after an order to kill, and after the death of its process.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from orchestrator.runtime.forkserver.holder import Identity
 
 LATE_SECONDS: Final = 2.0
-"""How long after it is due an end may come before the keeper is continued."""
+"""How long after its due time an end may come before the keeper is continued."""
 
 _LOOK_SECONDS: Final = 1.0
 _LOOKS_WHEN_STOPPED: Final = 3
-_LOOKS_WHEN_SILENT: Final = 60  # it writes the exit record first, and a busy disk may take long over that
+_LOOKS_WHEN_SILENT: Final = 60  # it writes the exit record first, which may take long on a busy disk
 
 
 class KeeperWatch:
-    """Of one keeper, from its start to its end. Works in the running loop."""
+    """Watches one keeper, from its start to its end, in the running loop."""
 
     def __init__(self, pid: int) -> None:
         self._keeper = holder.identity_of(pid)
@@ -36,11 +36,11 @@ class KeeperWatch:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, pid: int) -> None:
-        """The process that is kept has this number: its death makes the end due."""
+        """Watch the keeper's process with this number: its death makes the end due."""
         self._process = holder.identity_of(pid)
         try:
             self._handle = os.pidfd_open(pid)
-        except OSError:  # dead already
+        except OSError:  # already dead
             self.expect_end(0.0)
             return
         asyncio.get_running_loop().add_reader(self._handle, self._process_ended)
@@ -50,7 +50,7 @@ class KeeperWatch:
         self.expect_end(0.0)
 
     def expect_end(self, seconds: float) -> None:
-        """The keeper has been told to end everything within ``seconds``; an earlier end that is due stays so."""
+        """Set the due time of the end to ``seconds`` from now; an earlier due time stays."""
         loop = asyncio.get_running_loop()
         at = loop.time() + seconds + LATE_SECONDS
         if self._keeper is None or self._task is not None or (self._due is not None and self._due.when() <= at):
@@ -63,7 +63,7 @@ class KeeperWatch:
         self._task = asyncio.get_running_loop().create_task(self._hasten(), name="hasten-keeper")
 
     async def _hasten(self) -> None:
-        """Continue the keeper, and kill it when it stays stopped, or tells nothing of a process that is dead."""
+        """Continue the keeper; kill it when it stays stopped, or reports nothing of a dead process."""
         assert self._keeper is not None
         stopped = silent = 0
         while signal_process(self._keeper, signal.SIGCONT):
@@ -81,7 +81,7 @@ class KeeperWatch:
             self._handle = -1
 
     def close(self) -> None:
-        """The end has come. A second call does nothing."""
+        """Stop watching. Idempotent."""
         self._forget_process()
         if self._due is not None:
             self._due.cancel()

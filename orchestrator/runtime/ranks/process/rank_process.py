@@ -1,7 +1,7 @@
-"""One process of a rank, from its start to the end of its tree: its lifeline, its keeper, and what they tell.
+"""One process of a rank, from its start to the end of its tree: its lifeline, its keeper, and their messages.
 
-When the actor's own process dies, the lifeline closes and the keeper kills everything below it. A keeper that is killed or
-stopped keeps nothing from ending: this object ends what it kept (``rank_remains``).
+When the actor's own process dies, the lifeline closes and the keeper kills everything below it. When a keeper is killed
+or stopped, this object ends its tree (``rank_remains``).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _SIGKILL: Final = 9
 
 
 class RankProcess:
-    """``lock`` is the path of the rank's lock, by which what a lost keeper kept is found.
+    """One process. ``lock`` is the path of the rank's lock, by which a lost keeper's tree is found.
 
-    ``before_gone`` ends what was started beside the rank, before it counts as gone.
+    ``before_gone`` ends what was started beside the rank, before the rank counts as ended.
     """
 
     def __init__(
@@ -61,27 +61,27 @@ class RankProcess:
         self._following = asyncio.create_task(self._follow())
 
     def stop(self, grace_seconds: float) -> None:
-        """SIGTERM now, SIGKILL of the whole tree after the grace, whatever is alive then."""
+        """Send SIGTERM now, and SIGKILL to the whole tree after the grace."""
         self._lifeline.stop(timedelta(seconds=grace_seconds))
         self._keeper.expect_end(grace_seconds)
 
     def kill(self) -> None:
-        """SIGKILL of the whole tree, ordered before this returns."""
+        """Send SIGKILL to the whole tree, ordered before this returns."""
         self._lifeline.kill()
         self._keeper.expect_end(0.0)
 
     async def end(self) -> None:
-        """Kill the tree; nothing of it is left when this returns."""
+        """Kill the tree; return when no process of it is left."""
         self.kill()
         await self._following
 
     async def _follow(self) -> None:
-        """Follow the process to its end, which is told whatever goes wrong on the way."""
+        """Follow the process until its end, which is reported whatever fails before."""
         faults = 0
         while True:
             try:
                 event = await self._lifeline.next_event()
-            except Exception as error:  # a message that is not one: the next may be
+            except Exception as error:  # an invalid message: the next may be valid
                 faults += 1
                 report_fault("a message of the keeper was left out", error)
                 if faults < _MOST_FAULTS:
@@ -96,7 +96,7 @@ class RankProcess:
         self._lifeline.close()
 
     async def _take(self, event: Event) -> bool:
-        """Tell one event of the keeper; whether it was the last."""
+        """Process one event of the keeper; return whether it was the last."""
         try:
             return await self._tell(event)
         except Exception as error:
@@ -128,9 +128,9 @@ class RankProcess:
         return False
 
     async def _end_remains(self) -> None:
-        """What a keeper that was killed kept is gone, and its memory free, when this returns."""
+        """End the tree of a killed keeper; return when its memory is free."""
         self._keeper.close()
         while True:
             if await asyncio.to_thread(end_remains, self._lock, _REMAINS_SECONDS):
                 return
-            await asyncio.sleep(_REMAINS_AGAIN_SECONDS)  # another process looks after it, and holds the lock
+            await asyncio.sleep(_REMAINS_AGAIN_SECONDS)  # another process holds the lock and ends it

@@ -1,6 +1,6 @@
-"""A command beside a running rank: in its directory and environment, with a terminal of its own or with pipes.
+"""A command beside a running rank: in its directory and environment, with its own terminal or with pipes.
 
-It runs under a keeper, as ranks do: whatever ends this object's process ends the command's whole tree.
+It runs under a keeper, like a rank: when this object's process ends, the command's whole tree ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_THE_RANK: Final = ("ORCH_PROGRESS_PATH", "ORCH_SNAPSHOT_DIR", "TORCHELASTIC_
 
 
 def session_environment(plan: RankPlan, request: CommandRequest) -> dict[str, str]:
-    """The rank's environment for a command beside it; without ``request.secrets``, no variable that holds one. Pure."""
+    """Return the rank's environment for a command; without ``request.secrets``, no variable that holds one. Pure."""
     env = {name: value for name, value in plan.env.items() if name not in _OF_THE_RANK}
     if not request.secrets:
         hidden = [secret for secret in plan.secrets if secret]
@@ -53,7 +53,7 @@ def session_environment(plan: RankPlan, request: CommandRequest) -> dict[str, st
 
 
 class CommandSession:
-    """``ends`` are the descriptors of this side: input, then one output (a terminal) or two."""
+    """A running command. ``ends`` are this side's descriptors: input, then one output (a terminal) or two."""
 
     def __init__(self, lifeline: Lifeline, ends: tuple[int, ...], *, terminal: bool) -> None:
         self._lifeline = lifeline
@@ -93,7 +93,7 @@ class CommandSession:
         return cls(spawned.lifeline, ours, terminal=request.terminal is not None)
 
     async def read(self, seconds: float) -> SessionOutput:
-        """What has come out; waits for something for at most ``seconds``."""
+        """Return the output; wait for some for at most ``seconds``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not any(self._outputs) and not self._over:
@@ -107,27 +107,27 @@ class CommandSession:
         )
 
     async def write(self, data: bytes) -> None:
-        """Input for the command; returns when it was taken."""
+        """Write input to the command; return when it was taken."""
         await self._input.write(data)
 
     async def end_input(self) -> None:
-        """No more input follows."""
+        """End the input."""
         if self._terminal:
             await self._input.write(_END_OF_INPUT)
         else:
             self._input.close()
 
     def resize(self, rows: int, columns: int) -> None:
-        """The client's terminal has another size; the kernel tells the command (SIGWINCH)."""
+        """Set the terminal's size; the kernel notifies the command (SIGWINCH)."""
         if self._terminal and self._input.descriptor is not None:
             _set_size(self._input.descriptor, rows, columns)
 
     def signal(self, number: int) -> None:
-        """A signal for the command's process group."""
+        """Send a signal to the command's process group."""
         self._lifeline.signal(number)
 
     async def close(self, reason: EndReason) -> None:
-        """End the command: at once when its rank has ended, else as a terminal that is hung up. Nothing of it is left."""
+        """End the command: at once when its rank has ended, else by hanging up its terminal. No process of it is left."""
         if self._exit is None and not self._gone:
             self._reason = reason
             if reason is EndReason.RANK_ENDED:
@@ -135,12 +135,12 @@ class CommandSession:
             else:
                 self._lifeline.signal(signal.SIGHUP)
                 self._lifeline.stop(_GRACE)
-        if not self._terminal:  # a terminal's input is its output
+        if not self._terminal:  # a terminal has one descriptor for both
             self._input.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
                 await asyncio.shield(self._following)
-        self._lifeline.close()  # kills what a keeper that does not answer has left
+        self._lifeline.close()  # a keeper that does not answer then kills the rest
 
     @property
     def _over(self) -> bool:
@@ -150,7 +150,7 @@ class CommandSession:
     def _end(self) -> SessionEnd:
         if self._reason is not EndReason.EXITED:
             return SessionEnd(reason=self._reason)
-        if self._exit is None:  # its keeper was killed, and the command with it
+        if self._exit is None:  # its keeper was killed, and the command too
             return SessionEnd(reason=EndReason.EXITED, signal=int(signal.SIGKILL))
         return SessionEnd(reason=EndReason.EXITED, exit_code=self._exit.exit_code, signal=self._exit.signal)
 
@@ -167,7 +167,7 @@ class CommandSession:
 
 
 def _terminal_ends(terminal: Terminal) -> tuple[tuple[int, ...], tuple[int, int, int]]:
-    """A new terminal: this side's input and output, and the command's three."""
+    """Open a new terminal: this side's input and output, and the command's three descriptors."""
     ours, theirs = os.openpty()
     _set_size(ours, terminal.rows, terminal.columns)
     return (ours, os.dup(ours)), (theirs, theirs, theirs)

@@ -1,4 +1,4 @@
-"""Reading and writing a session's descriptors without blocking: bounded on both sides, so that a slow reader holds up the writer alone."""
+"""Reads and writes a session's descriptors without blocking, with bounded buffers: a slow reader delays only its writer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHUNK = 64 * 1024
 
 
 class OutputEnd:
-    """Collects what comes out of ``descriptor``, which it owns; ``woken`` is called for news."""
+    """Collects the output of ``descriptor``, which it owns; ``woken`` is called for news."""
 
     def __init__(self, descriptor: int, woken: Callable[[], None]) -> None:
         os.set_blocking(descriptor, False)
@@ -28,21 +28,21 @@ class OutputEnd:
 
     @property
     def over(self) -> bool:
-        """Everything that will ever come is here."""
+        """Whether all output has arrived."""
         return self._descriptor is None
 
     def __bool__(self) -> bool:
         return bool(self._data)
 
     def take(self) -> bytes:
-        """What has come, once; the writer goes on."""
+        """Return the collected output once; the writer may continue."""
         data = bytes(self._data)
         self._data.clear()
         self._resume()
         return data
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._pause()
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -65,7 +65,7 @@ class OutputEnd:
             data = os.read(self._descriptor, _CHUNK)
         except BlockingIOError:
             return
-        except OSError:  # a terminal whose programs are gone
+        except OSError:  # a terminal whose programs have ended
             data = b""
         if not data:
             self.close()
@@ -86,11 +86,11 @@ class InputEnd:
 
     @property
     def descriptor(self) -> int | None:
-        """What is written to; None once it is closed."""
+        """The descriptor; None once it is closed."""
         return self._descriptor
 
     async def write(self, data: bytes) -> None:
-        """Write all of ``data``; what a reader that is gone does not take is dropped."""
+        """Write all of ``data``; drop what a closed reader does not take."""
         rest = memoryview(data)
         while rest and self._descriptor is not None:
             try:
@@ -101,7 +101,7 @@ class InputEnd:
                 self.close()
 
     def close(self) -> None:
-        """End of file for the reader."""
+        """Send end of file to the reader."""
         if self._descriptor is None:
             return
         if self._waiting is not None:

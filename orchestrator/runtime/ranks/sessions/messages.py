@@ -1,4 +1,4 @@
-"""What is asked of a session and what comes out of it, as the daemon and a rank's actor exchange it."""
+"""Messages of a session between the daemon and a rank's actor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 READ_BYTES: Final = 256 * 1024
-"""The most that one answer holds, and that a session keeps for its reader before it lets the writer wait."""
+"""Maximum size of one answer, and of a session's buffer before its writer must wait."""
 
 SIGNALS: Final = frozenset(
     int(number)
@@ -17,7 +17,7 @@ SIGNALS: Final = frozenset(
         *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP),
     )
 )
-"""What may be sent to a session's command."""
+"""The signals that a client may send to a session's command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,12 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndOfInput:
-    """No more input follows."""
+    """The input ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The client's terminal has another size."""
+    """The client's terminal changed its size."""
 
     rows: int
     columns: int
@@ -77,28 +77,28 @@ class Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """The client is gone: the session ends."""
+    """The client has left: the session ends."""
 
 
 SessionMessage = Input | EndOfInput | Size | Signal | Leave
 
 
 class EndReason(StrEnum):
-    """Why a session is over."""
+    """Why a session ended."""
 
     EXITED = "exited"
     """Its command ended, or the other side closed the connection."""
 
     RANK_ENDED = "rank_ended"
-    """The rank did."""
+    """The rank ended."""
 
     ABANDONED = "abandoned"
-    """Its client is gone."""
+    """Its client left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnd:
-    """The end of a session; a command that ended has one of ``exit_code`` and ``signal``."""
+    """The end of a session; for a command that ended, one of ``exit_code`` and ``signal`` is set."""
 
     reason: EndReason
     exit_code: int | None = None
@@ -107,7 +107,7 @@ class SessionEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOutput:
-    """What a session has put out since the last answer; with ``end`` it is the last one."""
+    """A session's output since the last answer; the answer with ``end`` is the last one."""
 
     stdout: bytes = b""
     stderr: bytes = b""
@@ -115,7 +115,7 @@ class SessionOutput:
 
 
 class SessionRefusedError(Exception):
-    """A session that cannot be opened or used; ``what`` and ``remedy`` are for people."""
+    """A session that cannot be opened or used; ``what`` and ``remedy`` are shown to users."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what, remedy)

@@ -1,4 +1,4 @@
-"""A connection to a TCP port of a running rank's node: TensorBoard, Jupyter, and what else a job serves there."""
+"""A connection to a TCP port of a running rank's node, such as TensorBoard or Jupyter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PortSession:
         return cls(reader, writer)
 
     async def read(self, seconds: float) -> SessionOutput:
-        """What has come; waits for something for at most ``seconds``."""
+        """Return received bytes; wait for some for at most ``seconds``."""
         reading = asyncio.ensure_future(self._reader.read(READ_BYTES))
         closing = asyncio.ensure_future(self._closing.wait())
         try:
@@ -48,7 +48,7 @@ class PortSession:
             if self._reason is not None:
                 return SessionOutput(end=SessionEnd(reason=self._reason))
             if not reading.done():
-                return SessionOutput()  # StreamReader.read takes nothing before it returns
+                return SessionOutput()  # a cancelled StreamReader.read loses nothing
             data = b"" if reading.exception() else reading.result()
             return SessionOutput(stdout=data, end=None if data else SessionEnd(reason=EndReason.EXITED))
         finally:
@@ -57,21 +57,21 @@ class PortSession:
             await asyncio.gather(reading, closing, return_exceptions=True)
 
     async def write(self, data: bytes) -> None:
-        """Send; returns when the other side takes it."""
-        with contextlib.suppress(OSError):  # the reader is told of the end
+        """Send bytes; return when the other side takes them."""
+        with contextlib.suppress(OSError):  # the reader gets the end
             self._writer.write(data)
             await self._writer.drain()
 
     async def end_input(self) -> None:
-        """Nothing more is sent; the other side may still answer."""
+        """End this side's stream; the other side may still answer."""
         with contextlib.suppress(OSError):
             self._writer.write_eof()
 
     def resize(self, rows: int, columns: int) -> None:
-        """No terminal."""
+        """Do nothing: there is no terminal."""
 
     def signal(self, number: int) -> None:
-        """No process."""
+        """Do nothing: there is no process."""
 
     async def close(self, reason: EndReason) -> None:
         """Close the connection."""

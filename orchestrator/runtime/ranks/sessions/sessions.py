@@ -1,4 +1,4 @@
-"""The sessions beside one rank: opened while it runs, ended with it, and when nothing asks for them any more."""
+"""The sessions beside one rank: opened while it runs, ended with it, and when no client polls any more."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 MOST_COMMANDS: Final = 16
 MOST_CONNECTIONS: Final = 128
-"""At once, beside one rank."""
+"""Most sessions at once beside one rank."""
 
 LEASE_SECONDS: Final = 30.0
-"""The daemon asks for output all the time; a session for which nothing was asked for so long ends."""
+"""The daemon polls for output all the time; a session that is not polled for this long ends."""
 
 Session = CommandSession | PortSession
 
 
 class RankSessions:
-    """Of the rank that ``fence`` and ``log`` are of. ``begin`` is called with the plan of each start."""
+    """Sessions of one rank, with its ``fence`` and ``log``. ``begin`` is called with the plan of each start."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class RankSessions:
         self._ending: set[asyncio.Task[None]] = set()
 
     def begin(self, plan: RankPlan) -> None:
-        """Sessions from now on are beside the process of ``plan``."""
+        """Open sessions beside the process of ``plan`` from now on."""
         self._plan = plan
 
     async def open(self, attempt: int, request: SessionRequest) -> int:
-        """A new session's number. Raises SessionRefusedError."""
+        """Open a session and return its number. Raises SessionRefusedError."""
         self._fence.refuse_older(attempt)
         plan = self._plan
         if plan is None or plan.attempt != attempt or attempt != self._fence.attempt or not self._log.running:
@@ -90,7 +90,7 @@ class RankSessions:
         return number
 
     async def read(self, number: int, seconds: float) -> SessionOutput:
-        """What has come out of a session; waits for something for at most ``seconds``. The last answer has an end."""
+        """Return a session's output; wait for some for at most ``seconds``. The last answer has an end."""
         session = self._sessions.get(number)
         if session is None:
             return SessionOutput(end=SessionEnd(reason=EndReason.ABANDONED))
@@ -104,7 +104,7 @@ class RankSessions:
         return output
 
     async def tell(self, number: int, message: SessionMessage) -> None:
-        """Hand a client's message to a session; one that has ended takes none. Returns when it was taken."""
+        """Send a client's message to a session; an ended one drops it. Return when it was taken."""
         session = self._sessions.get(number)
         if session is None:
             return
@@ -121,14 +121,14 @@ class RankSessions:
                 await self.close(number)
 
     async def close(self, number: int, reason: EndReason = EndReason.ABANDONED) -> None:
-        """End a session; nothing of it is left when this returns."""
+        """End a session; no process of it is left on return."""
         session = self._sessions.pop(number, None)
         self._stop_lease(number)
         if session is not None:
             await session.close(reason)
 
     async def rank_ended(self) -> None:
-        """End every session: what they hold of GPUs and memory is free when this returns. Readers are told why."""
+        """End every session; on return their GPU and other memory is free. Readers get the reason."""
         sessions = list(self._sessions.values())
         await asyncio.gather(*(session.close(EndReason.RANK_ENDED) for session in sessions), return_exceptions=True)
 
