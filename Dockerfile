@@ -35,7 +35,7 @@ COPY deploy/kubernetes/ deploy/kubernetes/
 COPY deploy/prometheus/ deploy/prometheus/
 COPY deploy/systemd/ deploy/systemd/
 # pip compiles what it installs: the container's user could not, and would compile anew at every start.
-RUN /opt/orch/bin/pip install --no-cache-dir --constraint constraints.txt '.[demo,runtime-env,stacks]'
+RUN /opt/orch/bin/pip install --no-cache-dir --constraint constraints.txt '.[daemon,runtime-env,stacks]'
 
 # --------------------------------------------------------------------------------------------------------------- run
 FROM ${BASE} AS run

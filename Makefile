@@ -18,8 +18,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON): install Python 3.11, or name another: make PYTHON=python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt torch
+	if $(BIN)/python -m pip --disable-pip-version-check show --quiet orch 2>/dev/null; then $(BIN)/python -m pip uninstall --quiet --yes orch; fi  # the distribution's old name
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[demo,dashboards,runtime-env,plots,top,stacks,s3,huggingface,wandb,trackio,tensorboard,mlflow,lightning,bench,dev]'
+		--editable '.[all,huggingface,lightning,bench,dev]'
 	touch $(STAMP)
 
 demo: $(STAMP)

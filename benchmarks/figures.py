@@ -84,6 +84,18 @@ ROWS: Final = (
     Row(label="`orch status`, the whole process", measure="cli"),
     Row(label="`orch submit`, the whole process", measure="cli", ours=("submit",)),
     Row(label="`orch up` until ready", measure="cli", ours=("up",)),
+    *(
+        row
+        for name, label, ours in (
+            ("client", "the plain wheel", ("ours",)),
+            ("daemon", "`[daemon]`, with torch for processors", ("daemon",)),
+            ("all", "`[all]`, likewise", ("all",)),
+        )
+        for row in (
+            Row(label=f"installation of {label}", measure="install", ours=ours, digits=0),
+            Row(label="its size", measure="install", ours=("size", name), unit="MB", scale=1e-6, digits=0),
+        )
+    ),
     Row(label="the idle daemon", measure="idle", unit="% of a core"),
     Row(label="SIGSTOP of a rank to its detection", measure="hang"),
     Row(

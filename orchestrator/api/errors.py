@@ -230,6 +230,14 @@ class RefusedError(OrchError):
     exit_code = EXIT_REFUSED
 
 
+class MissingPartError(OrchError):
+    """A part of orch that the command needs is not installed here. Type the line that the hint gives."""
+
+    code = "missing_part"
+    http_status = 500
+    exit_code = EXIT_REFUSED
+
+
 class ForeignOriginError(OrchError):
     """The request's Host or Origin is not this daemon's: a web page of another site asks. Use the daemon's own address."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.bench.errors import BenchError
+from orchestrator.parts import install_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,7 @@ def write_plots(results: Sequence[CellResult], model: str, directory: Path) -> t
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise BenchError("graphs need matplotlib", hint="pip install matplotlib") from error
+        raise BenchError("graphs need matplotlib", hint=install_line("plots")) from error
     done = [one for one in results if one.runs]
     if not done:
         raise BenchError("no run ended: there is nothing to draw", hint="the log of each rank says why")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.api.launch import ServeOptions
+from orchestrator.cli.outcome import require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +40,7 @@ def start_daemon(session: Session) -> UpReply:
 
 def up(session: Session, options: ServeOptions) -> UpReply:
     """Start the daemon detached. Raises OrchError with the end of its log where it does not come up."""
+    require("daemon", "a daemon on this machine")
     from orchestrator.daemon.process.up import up as start
 
     return start(_settings(session), options)
@@ -46,6 +48,7 @@ def up(session: Session, options: ServeOptions) -> UpReply:
 
 def serve(session: Session, options: ServeOptions) -> int:
     """Run the daemon in this process until it is told to stop."""
+    require("daemon", "`orch serve`")
     from orchestrator.daemon.process.serve import serve as run
 
     return run(_settings(session), options)
@@ -60,6 +63,7 @@ def examine(session: Session) -> Sequence[Finding]:
 
 def run_demo(options: DemoOptions) -> int:
     """Run the demo."""
+    require("daemon", "`orch demo`")
     from orchestrator.daemon.process.demo import run_demo as run
 
     return run(options)

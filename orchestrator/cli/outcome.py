@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from orchestrator.api.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, DiskFullError, OrchError
+from orchestrator.api.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, DiskFullError, MissingPartError, OrchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,8 @@ def guarded(run: Callable[[], int], console: Console, *, as_json: bool) -> int:
     except OrchError as error:
         tell(error, console, as_json=as_json)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        return _missing(error, console, as_json=as_json)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -49,6 +51,15 @@ def guarded(run: Callable[[], int], console: Console, *, as_json: bool) -> int:
             raise  # click's own way to end: help that was shown, a line that it refuses
         return _bug(console)
     return code
+
+
+def _missing(error: ModuleNotFoundError, console: Console, *, as_json: bool) -> int:
+    """A part that is not installed is named with the line to type; any other failed import is a bug."""
+    missing = _from_import(error)
+    if missing is None:
+        return _bug(console)
+    tell(missing, console, as_json=as_json)
+    return missing.exit_code
 
 
 def _bug(console: Console) -> int:
@@ -80,3 +91,29 @@ def tell(error: OrchError, console: Console, *, as_json: bool) -> None:
         console.complain(f"  and {len(error.problems) - MAX_PROBLEMS} more")
     if error.hint:
         console.complain(f"  {console.err_style('next:', 'bold')} {error.hint}")
+
+
+def require(part: str, what: str) -> None:
+    """Return when the part is installed; ``what`` needs it. Raises MissingPartError with the line to type."""
+    from orchestrator import parts
+
+    missing = parts.missing_modules(part)
+    if missing:
+        raise _missing_part(part, what, missing)
+
+
+def _missing_part(part: str, what: str, missing: tuple[str, ...]) -> MissingPartError:
+    """The error for a part whose modules ``missing`` are not there."""
+    from orchestrator import parts
+
+    message = f"{what} needs the part '{part}', which is not installed here (no {', '.join(missing)})"
+    return MissingPartError(message, hint=parts.install_line(part))
+
+
+def _from_import(error: ModuleNotFoundError) -> MissingPartError | None:
+    """The error that a failed import means; None where the module belongs to no part of orch."""
+    from orchestrator import parts
+
+    module = (error.name or "").partition(".")[0]
+    part = parts.part_of(module)
+    return None if part is None else _missing_part(part, "this command", (module,))

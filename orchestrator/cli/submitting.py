@@ -157,7 +157,9 @@ def with_daemon(session: Session, send: Callable[[], dict[str, Any]]) -> dict[st
         if type(error) is not DaemonUnreachableError or not session.endpoint.socket_path:
             raise
     from orchestrator.cli import local
+    from orchestrator.cli.outcome import require
 
+    require("daemon", "a daemon on this machine")
     session.console.note("no daemon is running; starting one (`orch down` stops it)")
     local.start_daemon(session)
     return send()

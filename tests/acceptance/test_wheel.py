@@ -89,7 +89,7 @@ def test_boards_and_rules_come_with_it(installed: Path, tmp_path: Path) -> None:
 
 def test_what_an_administrator_copies_comes_with_it(installed: Path) -> None:
     """The page of operations names these files below the installation's prefix, where pip puts a wheel's data."""
-    (data,) = installed.glob("orch-*.data/data")
+    (data,) = installed.glob("orchd-*.data/data")
     shared = data / "share" / "orch"
     page = (ROOT / "docs/operations.md").read_text()
     (block,) = re.findall(r"^cd /opt/orch/share/orch .*?^```", page, re.MULTILINE | re.DOTALL)
@@ -115,7 +115,7 @@ def units(shared: Path) -> str:
 
 
 def test_the_backup_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
-    (program,) = installed.glob("orch-*.data/data/share/orch/backup.py")
+    (program,) = installed.glob("orchd-*.data/data/share/orch/backup.py")
     done = _run(installed, str(program), "check", str(tmp_path / "none.sqlite3"), cwd=tmp_path)
     assert done.returncode == 1
     assert "backup.py:" in done.stderr

@@ -26,7 +26,7 @@ def test_the_pattern_finds_such_lines() -> None:
     ):
         assert BARE.search(line), line
     for line in (
-        "pip install dist/orch-*.whl",
+        "pip install dist/orchd-*.whl",
         "pip install torch",
         "install -m644 systemd/orch.sysusers /usr",
         "pip install ./orch",

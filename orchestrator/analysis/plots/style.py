@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from orchestrator.analysis.measure.statistics import longest_gap
+from orchestrator.parts import install_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +36,7 @@ def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlotError("pictures need matplotlib: pip install matplotlib") from error
+        raise PlotError(f"pictures need matplotlib: {install_line('plots')}") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -9,6 +9,7 @@ import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json, ended_in_order
+from orchestrator.cli.outcome import require
 from orchestrator.cli.session import Session
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def bench(
     Writes benchmark_MODEL_single_gpu.json, benchmark_MODEL_multi_gpu.json, comparison_report_MODEL.md, graphs, and a log per
     run. Without GPUs, ranks are processes that compute on processors.
     """
+    require("train", "`orch bench`")
     from orchestrator.bench.benchmark import run_benchmark
     from orchestrator.bench.errors import BenchError
     from orchestrator.bench.plan import BenchRequest, parse_numbers, parse_size
@@ -131,6 +133,7 @@ def advise(
     Batch sizes are global: of all ranks together. `orch bench` measures what this command predicts. With a JOB.yaml its
     script runs unchanged for a few optimizer steps on one rank, in a copy of its directory; each rank keeps the script's own batch.
     """
+    require("train", "`orch advise`")
     from orchestrator.bench.errors import BenchError
     from orchestrator.bench.plan import BenchRequest, parse_numbers
 

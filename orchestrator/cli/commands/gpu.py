@@ -9,6 +9,7 @@ import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json
+from orchestrator.cli.outcome import require
 from orchestrator.cli.render.units import parse_span, parse_span_within, span
 from orchestrator.cli.session import Session
 
@@ -83,7 +84,7 @@ def top(
 ) -> int:
     """Watch GPUs, jobs and processes live. q leaves, ? shows the keys."""
     seconds = parse_span_within(interval, "--interval", least=0.2, most=60.0)
-    _needs_textual("top")
+    require("top", "`orch top`")
     from orchestrator.cli.top.app import TopApp
     from orchestrator.cli.top.source import TopSource
 
@@ -111,7 +112,7 @@ def replay(
     if not 0.1 <= speed <= 1000.0:
         raise BadRequestError(f"--speed {speed:g} is out of range", hint="write a number from 0.1 to 1000")
     begin = 0.0 if start is None else parse_span(start, "--from")
-    _needs_textual("replay")
+    require("top", "`orch replay`")
     from orchestrator.cli.top.player import Player
     from orchestrator.cli.top.replay import ReplayApp
 
@@ -126,13 +127,6 @@ def replay(
         raise BadRequestError("`orch replay` needs a terminal", hint=f"`orch report {recording}` writes a summary")
     ReplayApp(player).run()
     return EXIT_OK
-
-
-def _needs_textual(command: str) -> None:
-    try:
-        import textual  # noqa: F401 - only whether it is there
-    except ModuleNotFoundError as error:
-        raise BadRequestError(f"`orch {command}` needs Textual", hint="pip install textual") from error
 
 
 def record(

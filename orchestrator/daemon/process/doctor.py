@@ -13,6 +13,7 @@ from orchestrator.api.errors import DaemonUnreachableError, OrchError
 from orchestrator.api.launch import Finding, Level
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.daemon.process.home import OTHERS, PASS_THROUGH, exposed_entries
+from orchestrator.parts import install_line, part_of
 from orchestrator.runtime.forkserver.cgroups import find_place
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import SHARED_MEMORY, page_directory, user_directory
@@ -48,6 +49,10 @@ def examine(settings: Settings) -> list[Finding]:
     for check in checks:
         try:
             findings.extend(check(settings))
+        except ModuleNotFoundError as error:
+            if part_of(error.name or "") is None:
+                raise
+            continue  # the check of packages names it
         except Exception as error:
             name = check.__name__.removeprefix("_")
             findings.append(
@@ -68,15 +73,11 @@ def _packages(_: Settings) -> list[Finding]:
     from importlib.metadata import PackageNotFoundError, version
 
     findings = []
-    for name, remedy in (
-        ("ray", "pip install ray"),
-        ("torch", "pip install torch"),
-        ("safetensors", "pip install safetensors"),
-    ):
+    for name in ("ray", "torch", "safetensors"):
         try:
             findings.append(_ok(f"{name} {version(name)}"))
         except PackageNotFoundError:
-            findings.append(Finding(level=Level.ERROR, what=f"{name} is not installed", remedy=remedy))
+            findings.append(Finding(level=Level.ERROR, what=f"{name} is not installed", remedy=install_line("daemon")))
     return findings
 
 
@@ -185,7 +186,7 @@ def _stacks(_: Settings) -> list[Finding]:
         what = (
             "py-spy is not installed: deadlocked ranks are not told from slow ones, and `orch stacks` shows no stacks"
         )
-        return [Finding(level=Level.WARNING, what=what, remedy="pip install py-spy")]
+        return [Finding(level=Level.WARNING, what=what, remedy=install_line("stacks"))]
     return [_ok(f"py-spy: {tool}")]
 
 

@@ -17,6 +17,7 @@ from orchestrator.core.events import MatrixCell
 from orchestrator.core.ids import job_id
 from orchestrator.daemon.jobs.interpreter import interpreter_of
 from orchestrator.daemon.jobs.prerequisites import with_after
+from orchestrator.parts import install_line
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import JobSpec, parse_jobs
 from orchestrator.spec.plain_files import NotPlainFileError, open_plain
@@ -162,7 +163,7 @@ def _check_pip(request: SubmitRequest, spec: JobSpec, python: str) -> None:
     if not spec.runtime_env.pip:
         return
     if find_spec("virtualenv") is None:
-        raise _one(request, "runtime_env.pip", "virtualenv is not installed here", "pip install virtualenv")
+        raise _one(request, "runtime_env.pip", "virtualenv is not installed here", install_line("runtime-env"))
     if Path(python).parent.resolve() != Path(sys.executable).parent.resolve():
         hint = "install the packages into that interpreter instead, or write python without a path"
         raise _one(request, "runtime_env.pip", f"packages are added to {sys.executable}, not to {python}", hint)

@@ -1,4 +1,4 @@
-"""Train LeNet-5 on scikit-learn's handwritten digits: what a training script for orch looks like.
+"""Train LeNet-5 on handwritten digits: what a training script for orch looks like.
 
 Plain PyTorch and four calls: load() at the start, report() after each step, save() now and then, should_stop() to leave
 in time. Killed at any moment, it goes on from its last checkpoint, in the middle of the epoch, with the same samples
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gzip
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -48,15 +47,8 @@ class LeNet5(nn.Module):
 
 
 def read_digits() -> tuple[Tensor, Tensor]:
-    """Images (n, 1, 28, 28) of 0 to 1 and their labels (n), shuffled, read from the file that scikit-learn installs.
-
-    Importing scikit-learn for this would take a second; the file takes 20 ms.
-    """
-    package = find_spec("sklearn")
-    if package is None or not package.submodule_search_locations:
-        raise SystemExit("the digits come with scikit-learn: pip install scikit-learn")
-    path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
-    with gzip.open(path) as file:
+    """Images (n, 1, 28, 28) of 0 to 1 and their labels (n), shuffled, from the file beside this script."""
+    with gzip.open(Path(__file__).parent / "digits.csv.gz") as file:
         table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.float32))
     table = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(0))]
     images = functional.interpolate(table[:, :64].reshape(-1, 1, 8, 8) / 16, size=28, mode="bilinear")

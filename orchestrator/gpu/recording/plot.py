@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.parts import install_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -37,7 +39,7 @@ def write_plot(recording: Recording, target: Path) -> Path:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlotError("graphs need matplotlib: pip install matplotlib") from error
+        raise PlotError(f"graphs need matplotlib: {install_line('plots')}") from error
     panels = [(label, lines) for label, value in _PANELS if (lines := _lines(recording, value))]
     if not panels:
         raise PlotError(f"{recording.source} holds no values to draw")

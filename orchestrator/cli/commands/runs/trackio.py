@@ -11,6 +11,7 @@ from orchestrator.analysis.trackers.names import TRACKERS
 from orchestrator.api.errors import EXIT_OK, BadRequestError, RefusedError
 from orchestrator.cli.commands.shared import Job
 from orchestrator.cli.session import Session
+from orchestrator.parts import install_line
 
 
 def show_trackio(
@@ -29,8 +30,8 @@ def show_trackio(
             f"{view.id} has nothing in Trackio yet" + (f": {found.problem}" if found.problem else ""),
             hint=f"see the trackers of `orch status {view.id}`",
         )
-    if missing := TRACKERS["trackio"].missing():
-        raise RefusedError("trackio is not installed here", hint=f"pip install {' '.join(missing)}")
+    if TRACKERS["trackio"].missing():
+        raise RefusedError("trackio is not installed here", hint=install_line("trackio"))
     os.environ["TRACKIO_DIR"] = folder  # read when it is imported
     return _serve(session, project, browser=not url)
 

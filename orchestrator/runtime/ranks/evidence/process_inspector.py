@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.diagnosis.health import TIMER, Frame, RankLook, Thread, Wait
 from orchestrator.core.diagnosis.rendezvous import in_set_up
+from orchestrator.parts import install_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 NANOSLEEP: Final = {"x86_64": (35, 230), "aarch64": (101, 115)}.get(platform.machine(), ())
 _PROC: Final = Path("/proc")
 _LONGEST_SIZE: Final = 8
-_NO_PY_SPY: Final = "py-spy is not installed on its node (pip install py-spy), so there are no stacks"
+_NO_PY_SPY: Final = f"py-spy is not installed on its node ({install_line('stacks')}), so there are no stacks"
 _REFUSED: Final = "the kernel does not permit reading its stacks (sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE for the daemon)"
 
 

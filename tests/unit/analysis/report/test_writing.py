@@ -15,6 +15,7 @@ from orchestrator.analysis.reading.series import Quantity
 from orchestrator.analysis.reading.sources import read_run
 from orchestrator.analysis.report.text import relation_text, summary_text
 from orchestrator.analysis.report.writing import write_report
+from orchestrator.parts import install_line
 from tests.unit.analysis.runs import gpu, run, write_job
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def test_without_matplotlib_there_are_text_and_page_and_the_remedy(
 
     monkeypatch.setattr(builtins, "__import__", without)
     report = write_report([run(gpu(0, 20, memory=5.0))], tmp_path)
-    assert report.missing == ["pictures need matplotlib: pip install matplotlib"]
+    assert report.missing == [f"pictures need matplotlib: {install_line('plots')}"]
     assert {path.name for path in report.files} == {"run_summary.txt", "report.html", "report.json"}
 
 

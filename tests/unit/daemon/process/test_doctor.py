@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.api.launch import Finding, Level
 from orchestrator.daemon.process import doctor
+from orchestrator.parts import install_line
 from orchestrator.spec.settings import Settings
 
 
@@ -20,4 +21,4 @@ def test_whether_stacks_can_be_read_is_told_with_the_remedy(tmp_path: Path, monk
     assert about_py_spy(tmp_path).level is Level.OK
     monkeypatch.setattr(doctor, "find_py_spy", lambda: None)
     missing = about_py_spy(tmp_path)
-    assert (missing.level, missing.remedy) == (Level.WARNING, "pip install py-spy")
+    assert (missing.level, missing.remedy) == (Level.WARNING, install_line("stacks"))

@@ -60,5 +60,5 @@ def test_without_matplotlib_the_remedy_is_said(tmp_path: Path, monkeypatch: pyte
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(PlotError, match="pip install matplotlib"):
+    with pytest.raises(PlotError, match=r"install.*'orchd\[plots\]'"):
         write_plot(recording(sample(0, power_watts=1.0)), tmp_path / "x.png")

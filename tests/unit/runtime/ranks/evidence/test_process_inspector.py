@@ -113,7 +113,7 @@ def test_without_py_spy_the_rest_is_still_seen(doer: Doer, monkeypatch: pytest.M
     monkeypatch.setattr(looking, "find_py_spy", lambda: None)
     look = look_at(3, pid, stacks=True)
     assert (look.state, look.wait, look.threads) == ("S", Wait.LOCK, ())
-    assert "pip install py-spy" in look.problem
+    assert "'orchd[stacks]'" in look.problem
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""The wheel in an environment of its own, with what the client needs and nothing else, without a download."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from orchestrator import parts
+
+ROOT = Path(__file__).parents[2]
+
+
+def build_wheel(directory: Path) -> Path:
+    """The wheel of this repository."""
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(directory), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = directory.glob("*.whl")
+    return wheel
+
+
+def install(wheel: Path, directory: Path) -> Path:
+    """The `orch` of a fresh environment that has the wheel and its plain dependencies, linked from here."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
+    python = directory / "bin" / "python"
+    line = ["pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    done = subprocess.run([sys.executable, "-m", *line], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (site,) = (directory / "lib").glob("python*/site-packages")
+    for name in needed(requirements_of(site)):
+        _link(distribution(name), site)
+    return directory / "bin" / "orch"
+
+
+def requirements_of(site: Path) -> list[str]:
+    """What the installed wheel requires."""
+    (metadata,) = site.glob(f"{parts.DISTRIBUTION}-*.dist-info")
+    return Distribution.at(metadata).requires or []
+
+
+def needed(requirements: list[str]) -> set[str]:
+    """The distributions that these requirements bring, without extras, each with what it needs itself."""
+    found: set[str] = set()
+    rest = list(requirements)
+    while rest:
+        requirement = Requirement(rest.pop())
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        if name not in found:
+            found.add(name)
+            rest += distribution(name).requires or []
+    return found
+
+
+def _link(package: Distribution, site: Path) -> None:
+    for file in package.files or ():
+        source = Path(str(package.locate_file(file)))
+        target = site / str(file)
+        if ".." in file.parts or not source.is_file():
+            continue  # programs, which lie outside
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            os.link(source, target) if source.stat().st_dev == site.stat().st_dev else target.write_bytes(
+                source.read_bytes()
+            )
